@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from device import DEVICE, DTYPES, TOLERANCES, Tolerance
 
+# Libraries read these when they are imported: long before a test calls a command, which sets them as well.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Python looks for no garbage among what is imported and collected: to do so is a fifth of that time.
 gc.disable()
 if DEVICE == "cpu":

@@ -99,28 +99,17 @@ def measured(c: float, n: int) -> dict[str, Any]:
     by_kind = {kind: shares(n, 0.9 / c) for kind in KINDS}
     chains = {}
     for name in ("written", "own", "reference"):
-        by_position = [shares(n, 0.9 - 0.1 * k) for k in range(5)]
+        by_position = [0.9 - 0.1 * k for k in range(5)]
         chains[name] = {
             "tokens": shares(n, 0.8),
             "by_kind": by_kind,
             "by_position": by_position,
             "thoughts": [],
         }
-    effects = []
-    for change in ("none", "swap", "drop"):
-        for position in ("first", "middle", "last"):
-            for then in ("rethought", "kept"):
-                none = change == "none"
-                effects.append({
-                    "change": change, "position": position, "then": then, "n": 8,
-                    "changed": 0.0 if none else 0.5, "accuracy_before": 0.75,
-                    "accuracy_after": 0.75 if none else 0.25,
-                })  # fmt: skip
     return {
         "n": n,
         "retrieval": chains,
         "diagnosis": {"n": n, "read": 0.9, "write": 0.8, "whole_chain": 0.6, "stop": 1.0},
-        "causal": {"n": 8, "effects": effects},
     }  # fmt: skip
 
 
@@ -170,7 +159,7 @@ def inside(
                 "difference": 0.05, "interval": [-0.02, 0.12],
             })  # fmt: skip
     whole = {
-        "asked": {"data": "sums", "split": "test", "limit": n, "changed": 8},
+        "asked": {"data": "sums", "split": "test", "limit": n},
         "provenance": {"command": "colar inspect ...", "versions": {"colar": "0"}},
         "systems": systems,
         "comparisons": comparisons,

@@ -20,7 +20,7 @@ from colar.methods.base import Method, ThinkState, Thought
 from colar.methods.cot import Cot, CotConfig
 from colar.model.latent_lm import LatentLM
 from colar.serve import app, server
-from colar.serve.served import Served
+from colar.serve.served_model import ServedModel
 
 DECODING = Decoding(max_latents=8, max_completion_length=8)
 QUESTION = EXAMPLES[3].question
@@ -66,16 +66,16 @@ def serve_model(
     slots: int = 4,
     waiting: int = 64,
     **engine: Any,
-) -> Served:
+) -> ServedModel:
     lm, method = model
-    return Served(name, lm, method, Engine(lm, method, slots, max_waiting=waiting, **engine), decoding)
+    return ServedModel(name, lm, method, Engine(lm, method, slots, max_waiting=waiting, **engine), decoding)
 
 
 class Running:
     """A server that has started."""
 
     def __init__(
-        self, served: list[Served], url: str, address: tuple[str, int], uvicorn: uvicorn.Server
+        self, served: list[ServedModel], url: str, address: tuple[str, int], uvicorn: uvicorn.Server
     ) -> None:
         self.served = {each.name: each for each in served}
         self.url = url
@@ -92,7 +92,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*served: Served, keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ()) -> Iterator[Running]:
+def running(
+    *served: ServedModel, keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
+) -> Iterator[Running]:
     """A server for the block. It drains at the end."""
     bound = server.bind("127.0.0.1", 0)
     started = server.make(app.build(served, keys, hosts))

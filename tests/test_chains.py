@@ -13,7 +13,7 @@ from sequential import made
 import colar
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request
-from colar.look import chains, effects
+from colar.look import chains, cost
 from colar.look import inspect as inspection
 from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
@@ -88,7 +88,7 @@ def test_a_variant_by_hand():
     examples = [colar.Example(str(i), "q", (), answer) for i, answer in enumerate("7791")]
     completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
     completions[3] = completion("no idea", 6, 0.6)
-    found = effects.outcome_of(examples, completions)
+    found = cost.outcome_of(examples, completions)
     assert found.right == [True, True, True, False]
     assert (found.n, found.accuracy.mean, found.length.mean) == (4, 0.75, 3.0)
     # sd of 1, 2, 3, 6 is sqrt(14 / 3).
@@ -102,7 +102,7 @@ def test_a_variant_by_hand():
 
 def test_a_difference_is_paired():
     examples = [colar.Example(str(i), "q", (), "1") for i in range(4)]
-    found = effects.difference(examples, [True, True, True, False], [False, False, True, False])
+    found = cost.difference(examples, [True, True, True, False], [False, False, True, False])
     # Differences 1, 1, 0, 0: their standard error is sqrt(1 / 3) / 2.
     half = 1.959964 * math.sqrt(1 / 3) / 2
     assert (found.mean, found.interval) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
@@ -173,21 +173,21 @@ def test_controls_of_a_system(model):
     lm, method = model
     requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
-    found = effects.control_results(lm, method, EXAMPLES, requests, completions)
+    found = cost.control_results(lm, method, EXAMPLES, requests, completions)
     assert list(found.outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
     assert found.outcomes["none"].length.mean == 0
     for kind, variant in found.outcomes.items():
-        if kind in effects.REPLACED:
+        if kind in cost.REPLACED:
             assert variant.length == found.outcomes["own"].length
         if kind != "own":
             own = found.outcomes["own"].accuracy.mean
             assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
-    alone = effects.control_results(lm, method, EXAMPLES, requests, completions, kinds=())
+    alone = cost.control_results(lm, method, EXAMPLES, requests, completions, kinds=())
     assert list(alone.outcomes) == ["own"]
     # One question has no other to take thoughts from.
-    one = effects.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    one = cost.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
     assert "shuffled" not in one.outcomes
 
 
@@ -196,7 +196,7 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     method = registry.build("coconut", {})
     pretrained.attach(lm, method, seed=0)
     key = inspection.key_of("coconut", method.Params())
-    system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS, causal=False)
+    system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
     assert system.numbers["retrieval"] is None
     assert system.numbers["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain.cause for chain in system.chains} <= set(chains.PLAIN_CAUSES)

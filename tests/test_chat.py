@@ -360,11 +360,6 @@ def test_the_server_takes_several_turns(saved):
             made = client.chat.completions.create(model="chat", messages=turns, extra_body=extra)
             answers.append(made.choices[0].message.content)
         assert answers == texts(lm, method, contexts)
-        made = client.responses.create(
-            model="chat", input="How many?", instructions="Be brief; use digits.", extra_body=extra
-        )
-        assert made.output_text == answers[list(CONTEXTS).index("system")]
-        assert made.instructions == "Be brief; use digits."
         # OpenAI's newer name of a system message, and a tool's turn.
         turns = [
             {"role": "developer", "content": "Be brief; use digits."},

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import main
+from colar.cli.checkpoints import name_and_path, say_trained_on
 from colar.cli.options import source_options
-from colar.cli.shared import name_and_path, say_trained_on
 from colar.data.example import Example
 from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
@@ -59,6 +60,7 @@ MISTAKES = [
     # arguments, exit code, words on stderr
     (["train", "missing.yaml"], 2, "no recipe at missing.yaml"),
     (["train", "tiny/collar"], 2, "did you mean 'tiny/colar'? (`colar recipes list` shows them all"),
+    (["train", "autto", "--model", "tiny"], 2, "did you mean 'auto'?"),
     (["recipes", "copy", "tiny/collar", "{out}"], 2, "no shipped recipe is called tiny/collar, did you mean 'tiny/colar'?"),
     (["train", "{recipe}", "--training.learning_rat", "1"], 2, "'training.learning_rat', did you mean 'training.learning_rate'?"),
     (["train", "{recipe}", "--method.alhpa", "1"], 2, "unknown key 'method.alhpa', did you mean 'method.alpha'?"),
@@ -168,19 +170,31 @@ def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "words"),
     [
-        ["generate", "x", "q", "--compression_factor", "two"],
-        ["nothing"],
-        ["report", "--outptu", "x"],
-        ["evaluate", "x", "--control", "mixed", "--output", "x"],
+        (["generate", "x", "q", "--compression_factor", "two"], "colar generate: error: "),
+        (["nothing"], "colar: error: "),
+        (["recipes", "lits"], "usage: colar recipes"),
+        (["report", "x", "--output", "x", "--nearst", "x"], "did you mean '--nearest'?"),
+        (["evaluate", "x", "--control", "mixed", "--output", "x"], "colar evaluate: error: "),
+        (["export", "a", "b", "--d", "float16"], "unknown --d float16 (options are spelt in full: --dtype)"),
+        (["export", "a", "b", "c"], "usage: colar export"),
     ],
 )
-def test_argparse_mistakes_exit_with_2(args, capsys):
+def test_argparse_mistakes_exit_with_2(args, words, capsys):
     with pytest.raises(SystemExit) as error:
         main(args)
     assert error.value.code == 2
-    assert "error" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_says_that_it_resumes(number, code, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("colar.cli.train.run", lambda args: os.kill(os.getpid(), number))
+    assert main(["train", "tiny/cot"]) == code
+    assert capsys.readouterr().err == "stopped; the same command resumes from here\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_generate_prints_the_answer_on_stdout_and_reads_latents(checkpoints, capsys):

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns on the device are looked up in the requests, what is sent is another tensor, all places are computed."""
 
-    def known(state: ThinkState, name: str) -> Tensor:
+    def on_cpu(state: ThinkState, name: str) -> Tensor:
         assert state.requests is not None
         if name in state.params:
             return param_columns([request.params for request in state.requests])[name]
@@ -63,7 +63,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         sent._known = False
         return sent
 
-    monkeypatch.setattr(ThinkState, "known", known)
+    monkeypatch.setattr(ThinkState, "on_cpu", on_cpu)
     monkeypatch.setattr(devices, "send", send)
     monkeypatch.setattr(group_choice, "choose", functools.partial(group_choice.choose, compact=False))
 
@@ -168,13 +168,13 @@ def test_what_is_known_of_temperatures_changes_no_token(top_p: float) -> None:
     temperature = torch.tensor([0.0, 1.0, 0.5]).repeat(4).double()
     column = torch.full((12,), top_p, dtype=torch.float64)
     uniform = torch.rand(12, generator=generator, dtype=torch.float64)
-    known = (temperature.clone(), column.clone())
+    on_cpu = (temperature.clone(), column.clone())
     wanted = sample_tokens(logits, temperature, column, uniform)
-    assert torch.equal(sample_tokens(logits, temperature, column, uniform, known), wanted)
+    assert torch.equal(sample_tokens(logits, temperature, column, uniform, on_cpu), wanted)
     drawn = temperature + 1
     for token in wanted.unique().tolist():
         assert torch.equal(
-            is_drawn(token, logits, drawn, column, uniform, known),
+            is_drawn(token, logits, drawn, column, uniform, on_cpu),
             is_drawn(token, logits, drawn, column, uniform),
         )
 

@@ -9,7 +9,7 @@ import pytest
 from inside_data import HOSTILE, data_of, inside
 
 from colar.look import page as inside_page
-from colar.look.page import figures, opening, sections
+from colar.look import tables
 
 WHOLE, QUESTIONS, CHAINS = inside()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
@@ -47,27 +47,27 @@ def test_the_data_are_those_that_were_given_and_cannot_end_the_script():
 def test_names_are_as_short_as_they_can_be():
     row = {"model": "a", "params": {"compression_factor": 2}}
     other = {"model": "a", "params": {"compression_factor": 1.5, "confidence_threshold": 0.8}}
-    assert figures.names_of([row, other]) == [
+    assert tables.names_of([row, other]) == [
         "c = 2",
         "c = 1.5 (confidence_threshold=0.8)",
     ]
     other = {"model": "cot", "params": {}}
-    assert figures.names_of([row, other]) == ["a, c = 2", "cot"]
+    assert tables.names_of([row, other]) == ["a, c = 2", "cot"]
 
 
 def test_verdicts_say_what_the_control_says_and_no_more():
     system = copy.deepcopy(WHOLE["systems"][1])
-    (said,) = opening.verdicts([system], ["c = 2"])
+    (said,) = inside_page.verdicts([system])
     own = system["cost"]["outcomes"]["own"]["accuracy"]["mean"]
     assert f"c = 2: {100 * own:.1f}% of 40 questions right" in said
     assert "says that its answers depend on what it thinks" in said
     system["cost"]["differences"]["shuffled"] = {"mean": 0.02, "interval": [-0.01, 0.05]}
-    (said,) = opening.verdicts([system], ["c = 2"])
-    assert "2.0 points [-1.0, 5.0], does not show that it uses its thoughts" in said
+    (said,) = inside_page.verdicts([system])
+    assert "2.0 [-1.0, 5.0] points, does not show that it uses its thoughts" in said
     # A chain of tokens has no latents to shuffle: its thoughts are left out.
     del system["cost"]["differences"]["shuffled"]
     system["cost"]["outcomes"]["own"]["n"] = 29
-    said, few = opening.verdicts([system], ["c = 2"])
+    said, few = inside_page.verdicts([system])
     assert "With its thoughts left out" in said
     assert "Fewer than 30" in few
 
@@ -75,7 +75,7 @@ def test_verdicts_say_what_the_control_says_and_no_more():
 def test_what_a_system_does_not_have_is_left_out():
     whole = copy.deepcopy(WHOLE)
     for system in whole["systems"]:
-        for name in ("retrieval", "diagnosis", "causal", "cost"):
+        for name in ("retrieval", "diagnosis", "cost"):
             system[name] = None
     page = inside_page.render(whole, QUESTIONS, CHAINS)
     assert re.findall(r'<section id="(\w+)"', page) == ["questions", "causes", "made"]
@@ -84,26 +84,31 @@ def test_what_a_system_does_not_have_is_left_out():
 def test_shares_of_causes_by_hand():
     system = {"model": "m", "params": {"compression_factor": 2}}
     system["answers"] = [{"cause": cause} for cause in ("right", "right", "misread", "wrong plan")]
-    (chart,) = sections.causes_section([system]).charts
-    assert chart.numbers.head == ["system", "right", "misread", "wrong plan"]
-    assert chart.numbers.rows == [["c = 2", "50.0%", "25.0%", "25.0%"]]
+    found = tables.cause_table([system])
+    assert found.head == ["system", "right", "misread", "wrong plan"]
+    assert found.rows == [["c = 2", "50.0", "25.0", "25.0"]]
 
 
-def test_a_run_without_controls_shows_no_empty_columns():
+def test_a_run_without_controls_shows_no_table_of_them():
     whole = copy.deepcopy(WHOLE)
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = opening.cost_section(whole).tables
-    assert table.head == ["system", "questions", "accuracy", "#L", "forward passes", "time"]
-    assert table.rows[1][:4] == ["c = 2", "40", "65.0% [55.0, 75.0]", "10.0 [9.6, 10.4]"]
+    (table,) = inside_page.cost_section(whole).tables
+    assert table.head == ["system", "questions", "accuracy %", "#L", "passes", "ms"]
+    assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
 
 
-def test_a_changed_thought_is_a_cell_and_fewer_questions_are_named():
+def test_kinds_of_tokens_that_no_chain_has_are_no_rows():
     system = copy.deepcopy(WHOLE["systems"][1])
-    system["causal"]["effects"][-1] |= {"n": 5}
-    system["causal"]["effects"] = [each for each in system["causal"]["effects"] if each["change"] != "swap"]
-    (table,) = sections.causal_section([system]).tables
-    assert table.rows[0] == ["nothing (a check)", *["0% / 75%"] * 6]
-    assert table.rows[1] == ["another question's thought", *["–"] * 6]
-    assert table.rows[2] == ["left out", "50% / 25%", "50% / 25%", "50% / 25% (of 5)", *["50% / 25%"] * 3]
+    for chain in system["retrieval"].values():
+        chain["by_kind"]["bracket"] = {"n": 0, "top1": None, "top5": None, "in_set": None, "chosen": None}
+    (table,) = tables.retrieval_tables([system])
+    assert [row[0] for row in table.rows] == ["operator", "operand", "result"]
+
+
+def test_the_terminal_has_accuracy_and_cost_first():
+    found = tables.all_tables(WHOLE)
+    assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
+    assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
+    assert len(found) == 7

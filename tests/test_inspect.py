@@ -14,7 +14,7 @@ from colar.model.latent_lm import LatentLM
 TABLE_KINDS = ("bracket", "sign", "operand", "result")
 TABLE_MEASURES = ("top1", "top5", "in_set")
 HEADS = ("gaussian", "sequential")
-SHORT = ["--limit", "22", "--changed", "4", "--max_latents", "6", "--max_completion_length", "3"]
+SHORT = ["--limit", "22", "--max_latents", "6", "--max_completion_length", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +40,18 @@ def test_every_system_is_there(inside):
     assert [(s["model"], s["params"]) for s in inside["systems"]] == [
         ("gaussian", {"compression_factor": 2}), ("sequential", {"compression_factor": 2}),
     ]  # fmt: skip
-    assert inside["asked"] == {"data": "arithmetic", "split": "test", "limit": 22, "changed": 4}
+    assert inside["asked"] == {"data": "arithmetic", "split": "test", "limit": 22}
     assert "torch" in json.dumps(inside["provenance"])
     for system in inside["systems"]:
         assert system["n"] == 22
-        assert system["causal"]["n"] <= 4
 
 
 def test_a_page_that_fails_leaves_the_numbers(inside, tmp_path, capsys):
     (tmp_path / "a.html").mkdir()
     output = ["--output", str(tmp_path / "a.html")]
-    assert main(["inspect", inside["checkpoint"], *output, *SHORT, "--limit", "2", "--changed", "1"]) == 2
+    assert main(["inspect", inside["checkpoint"], *output, *SHORT, "--limit", "2"]) == 2
     said = capsys.readouterr()
-    assert "Can thoughts be read as tokens?" in said.out
+    assert "Accuracy and cost" in said.out
     assert "inspect: error: [Errno 21] Is a directory" in said.err
     assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 
@@ -104,7 +103,7 @@ def test_the_page_has_every_chain(inside):
             assert (chain["answer"], chain["cause"], len(chain["thoughts"])) == (
                 answer["answer"], answer["cause"], answer["length"],
             )  # fmt: skip
-    for section in ("cost", "causes", "retrieval", "causal"):
+    for section in ("cost", "causes", "retrieval"):
         assert f'<section id="{section}">' in inside["page"]
 
 
@@ -121,9 +120,6 @@ def test_what_a_head_does_not_have_is_null(inside):
     for system in inside["systems"]:
         gaussian = system["model"] == "gaussian"
         assert (system["retrieval"]["written"]["tokens"]["chosen"] is None) == gaussian
-        for effect in system["causal"]["effects"]:
-            if effect["change"] == "none":
-                assert not effect["changed"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +129,6 @@ def test_what_a_head_does_not_have_is_null(inside):
             ["--output", "inside.txt"],
             "--output must be a file that ends in .html or a file that ends in .json, got 'inside.txt'",
         ),
-        (["--output", "inside.json", "--changed", "0"], "--changed must be 1 or more, got 0"),
     ],
 )
 def test_mistakes_are_said(arguments, words, capsys):

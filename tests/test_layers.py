@@ -131,7 +131,7 @@ def test_a_fault_is_found(name, text, part):
     [
         (
             "colar.cli.train",
-            "from colar.cli import shared\nfrom colar import recipe, __version__\nimport torch",
+            "from colar.cli import options\nfrom colar import recipe, __version__\nimport torch",
         ),
         ("colar.engine.engine", "from . import cache\nfrom .request import fold\nfrom ..methods import base"),
         (

@@ -22,7 +22,6 @@ from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 
 from colar import files
-from colar.cli import lm_eval as command
 from colar.cli import main
 from colar.data import sources
 from colar.engine import reference
@@ -426,8 +425,6 @@ def test_the_words_themselves_stay_as_they_are(words):
     given = lm_eval.with_ours(words)
     assert [word for word in given if word in words] == words
     assert ("-h" in words or "--help" in words or not words) == (given == words)
-    assert command.arguments(["lm-eval", *words]) == ["lm-eval", "--", *words]
-    assert command.arguments(["generate", *words]) == ["generate", *words]
 
 
 @pytest.mark.parametrize(("given", "expected"), [((None, None), 32), (("auto", None), 32), (("auto:4", 8), 8), (("16", None), 16), ((4, 64), 4)])  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
     """ALiBi (MPT): a row's own columns are its positions, those of a branch are not."""
     lm = model_of("mpt").causal_lm
     cache.check(lm)
-    assert "does not follow" in masks.trees_differ(lm)
+    assert "does not follow" in masks.why_no_trees(lm)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,7 +83,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
 def test_the_families_pass(family, dtype):
     lm = tiny_lm(family).causal_lm.to(dtype)
     cache.check(lm)
-    assert masks.trees_differ(lm) is None
+    assert masks.why_no_trees(lm) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_window_is_probed_however_long_it_is(name, window, refused):
             cache.check(lm)
     else:
         cache.check(lm)
-    assert (masks.trees_differ(lm) is not None) == refused
+    assert (masks.why_no_trees(lm) is not None) == refused
     assert lm.config.sliding_window == window
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from colar.methods import grouping
 from colar.methods.colar.method import pick_one
-from colar.methods.grouping import compress, members, merge_divisor
+from colar.methods.grouping import compress, merge_divisor, tokens_of_groups
 from colar.ops import noise, ragged
 from colar.ops.sampling import sample_tokens
 
@@ -81,13 +81,13 @@ def test_empty_chain_has_no_latents():
     sizes = grouping.sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
     assert compress(torch.ones(2, 0, 3), sizes).shape == (2, 0, 3)
     assert grouping.counts(sizes).tolist() == [0, 0]
-    assert members(torch.zeros(2, 0, dtype=torch.int64), sizes)[0].shape == (2, 0, 0)
+    assert tokens_of_groups(torch.zeros(2, 0, dtype=torch.int64), sizes)[0].shape == (2, 0, 0)
 
 
 def test_pick_one_takes_each_member_equally_often_and_nothing_else():
     ids = torch.tensor([[10, 11, 12, 13, 14, 99, 99]]).repeat(6000, 1)
     uniform = noise.uniform(noise.keys(torch.arange(6000)), 2)
-    found, real = members(ids, torch.tensor([[3, 2]]).repeat(6000, 1))
+    found, real = tokens_of_groups(ids, torch.tensor([[3, 2]]).repeat(6000, 1))
     one = pick_one(real, uniform)
     assert (one.sum(-1) == 1).all()
     picked = (found * one).sum(-1)
@@ -109,7 +109,7 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
     c_B = torch.tensor(factors[: len(lengths)], dtype=torch.float64)
     sizes = grouping.sizes(torch.tensor(lengths), c_B)
     K = sizes.shape[1] + more
-    found, real = members(ids, torch.nn.functional.pad(sizes, (0, more)))
+    found, real = tokens_of_groups(ids, torch.nn.functional.pad(sizes, (0, more)))
     for b, n in enumerate(lengths):
         for k in range(K):
             want = [
@@ -145,7 +145,7 @@ def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
     assert (sizes > 0).all()
     full = set(sizes[:-1].tolist())
     assert full <= {math.floor(c), math.ceil(c)}
-    most = grouping.most(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
+    most = grouping.nominal_size(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
     assert (sizes[:-1] == most[:-1]).all()
     assert len(sizes) == 0 or 0 < sizes[-1] <= most[-1]
 
@@ -156,12 +156,12 @@ def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing
     assert phase.max() < 1
     c = torch.full((4000,), 2.3, dtype=torch.float64)
     for step in (0, 1, 7):
-        most = grouping.most(torch.full((4000,), step), c, phase)
+        most = grouping.nominal_size(torch.full((4000,), step), c, phase)
         assert abs(most.double().mean().item() - 2.3) < 0.03
         assert set(most.tolist()) == {2, 3}
     # The phase nearest to 1 that there is, and a long chain: nothing is rounded up to the next token.
     last = torch.tensor([1 - 1 / grouping.PHASES], dtype=torch.float64)
-    assert (grouping.most(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
+    assert (grouping.nominal_size(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
 
 
 def loop_cut(n, c, phase, bounds):

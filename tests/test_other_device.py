@@ -112,7 +112,7 @@ def test_the_page_of_inspect_is_that_of_the_cpu(case: str, elsewhere: str, tmp_p
 
     def numbers(device: str) -> list[dict[str, Any]]:
         key = {"model": "m", "method": method.name, "params": values}
-        system = inspect_system(key, lm.to(device), method, ASKED, params, GREEDY, n_changed=1)
+        system = inspect_system(key, lm.to(device), method, ASKED, params, GREEDY)
         Inspection(ASKED, [system], {"asked": {}}).save(tmp_path / f"{device}.html")
         return _without_times(system.numbers)
 

@@ -274,7 +274,9 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):
             ids = ids_of(info)
-            most = grouping.most(torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()).item()
+            most = grouping.nominal_size(
+                torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()
+            ).item()
             assert most == most_of(k, c, phase)
             stopped = ids[-1] == separator
             assert ids[0] != separator
@@ -735,8 +737,6 @@ def test_inspect_tells_thresholds_apart(
         f"m={checkpoint}",
         "--limit",
         "3",
-        "--changed",
-        "1",
         *GRID,
         "--output",
         str(out),

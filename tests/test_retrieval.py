@@ -100,14 +100,13 @@ def test_shares_by_hand():
     assert found.by_kind["result"] == Shares(2, 1.0, 1.0, 1.0, None)
     assert found.by_kind["sign"] == Shares(0, None, None, None, None)
     assert found.tokens == Shares(6, 1 / 2, 5 / 6, 4 / 6, None)
-    assert found.by_position == [Shares(2, 1 / 2, 1 / 2, 1 / 2, None), Shares(1, 1.0, 1.0, 1.0, None)]
+    assert found.by_position == [1 / 2, 1.0]
     chosen = retrieval.retrieval_accuracy(
         [ThoughtRanks("a", 0, (7, 8), ("sign", "text"), (0, 1), (True, False))]
     )
     assert chosen.tokens.chosen == 1 / 2
     assert chosen.by_kind["sign"].chosen == 1.0
     assert chosen.by_kind["text"].chosen == 0.0
-    assert chosen.by_position[0].chosen == 0.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -36,7 +36,6 @@ def test_a_run_leaves_a_page(tiny, tmp_path):
     assert system["model"] == "run"
     assert system["retrieval"]["written"]["tokens"]["n"] > 0
     assert list(system["cost"]["outcomes"]) == ["own"]
-    assert system["causal"] is None
 
 
 def test_without_a_size_there_is_none_and_the_run_is_the_same(tiny, tmp_path):

@@ -25,8 +25,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import pretrained, registry
-from colar.serve.schema import ChatRequest
-from colar.template.token_text import TokenText
+from colar.serve.chat_request import ChatRequest
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
 
@@ -336,13 +335,11 @@ def test_efforts_are_trained_factors(live, client):
     assert none.choices[0].message.reasoning == ""
 
 
-def test_exact_values_go_before_an_effort_and_may_lie_in_template_kwargs(live, client):
+def test_exact_values_go_before_an_effort(live, client):
     want = expected(live, "colar", compression_factor=5)
-    top = chat(client, reasoning_effort="xhigh", compression_factor=5, return_thoughts=True)
-    inner = chat(client, chat_template_kwargs={"compression_factor": 5, "return_thoughts": True})
-    for got in (top, inner):
-        assert got.choices[0].message.content == want.text
-        assert got.choices[0].message.colar["params"]["compression_factor"] == 5
+    got = chat(client, reasoning_effort="xhigh", compression_factor=5, return_thoughts=True)
+    assert got.choices[0].message.content == want.text
+    assert got.choices[0].message.colar["params"]["compression_factor"] == 5
 
 
 def test_models_are_described(client):
@@ -440,113 +437,6 @@ def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
         assert (token.top_logprobs[0].token, logprobs[0]) == (token.token, token.logprob)
 
 
-# The other endpoints
-
-
-def test_no_prompt_at_all_is_refused(client):
-    with pytest.raises(openai.BadRequestError, match="prompt: .* at least 1 item"):
-        client.completions.create(model="colar", prompt=[])
-
-
-def test_completions(live, client):
-    prompts = [EXAMPLES[0].question, EXAMPLES[4].question]
-    got = client.completions.create(
-        model="colar", prompt=prompts, n=2, seed=4, temperature=0.8, top_p=0.9, logprobs=0, max_tokens=8
-    )
-    want = [expected(live, "colar", prompt, sample, SAMPLED, 4) for prompt in prompts for sample in range(2)]
-    assert [choice.text for choice in got.choices] == [each.text for each in want]
-    assert got.object == "text_completion"
-    tokens = got.choices[0].logprobs
-    assert (
-        len(tokens.tokens) == len(tokens.token_logprobs) == len(tokens.text_offset) == len(want[0].token_ids)
-    )
-    assert tokens.top_logprobs is None
-    likeliest = client.completions.create(model="colar", prompt=QUESTION, logprobs=2).choices[0].logprobs
-    for token, logprob, others in zip(
-        likeliest.tokens, likeliest.token_logprobs, likeliest.top_logprobs, strict=True
-    ):
-        assert 1 <= len(others) <= 2
-        assert others[token] == max(others.values()) == logprob
-    offsets = []
-    for chunk in client.completions.create(model="colar", prompt=QUESTION, logprobs=2, stream=True):
-        offsets += chunk.choices[0].logprobs.text_offset if chunk.choices[0].logprobs else []
-    assert offsets == likeliest.text_offset
-    ids = expected(live, "colar").token_ids
-    decode = live.served["colar"].lm.tokenizer.decode
-    assert offsets == [len(decode(ids[:i]).rstrip("\ufffd").lstrip()) for i in range(len(ids))]
-    stream = client.completions.create(model="colar", prompt=prompts[0], stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == expected(live, "colar", prompts[0]).text
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_responses(live, client, model):
-    want = expected(live, model)
-    got = client.responses.create(model=model, input=QUESTION, extra_body={"return_thoughts": True})
-    assert got.output_text == want.text
-    assert got.status == ("completed" if want.reason == "stop" else "incomplete")
-    assert got.usage.output_tokens_details.reasoning_tokens == want.length
-    kinds = [item.type for item in got.output]
-    assert kinds == (["reasoning"] if want.length else []) + ["message"]
-    assert len(got.colar["thoughts"]) == want.length
-
-    events = list(
-        client.responses.create(model=model, input=[{"role": "user", "content": QUESTION}], stream=True)
-    )
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    said = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
-    for event in events:
-        if event.type in said:
-            said[event.type] += event.delta
-    assert said["response.output_text.delta"] == want.text
-    if want.length:
-        assert said["response.reasoning_text.delta"] == got.output[0].content[0].text
-    assert events[0].type == "response.created"
-    assert events[-1].type == f"response.{got.status}"
-    assert events[-1].response.output_text == want.text
-    assert events[-1].response.usage == got.usage
-    opened = [event.item.id for event in events if event.type == "response.output_item.added"]
-    assert opened == [event.item.id for event in events if event.type == "response.output_item.done"]
-
-
-def test_responses_take_an_effort(live, client):
-    got = client.responses.create(model="colar", input=QUESTION, reasoning={"effort": "minimal"})
-    assert got.output_text == expected(live, "colar", compression_factor=5).text
-
-
-def test_responses_show_what_they_were_asked(client):
-    text = {"format": {"type": "text"}, "verbosity": "medium"}
-    reasoning = {"effort": "low", "summary": "auto"}
-    fields = {
-        "model": "colar",
-        "input": QUESTION,
-        "reasoning": reasoning,
-        "metadata": {"a": "b"},
-        "text": text,
-    }
-    whole = client.responses.create(**fields)
-    events = list(client.responses.create(stream=True, **fields))
-    for got in (whole, events[0].response, events[-1].response):
-        assert got.reasoning.model_dump(include={"effort", "summary"}) == reasoning
-        assert got.text.model_dump() == text
-    plain = client.responses.create(model="colar", input=QUESTION, extra_body={"reasoning_effort": "high"})
-    assert plain.reasoning.effort == "high"
-
-
-def test_a_stream_of_thoughts_without_text_has_the_outputs_items(monkeypatch):
-    """Special tokens have no text."""
-    monkeypatch.setattr(TokenText, "add", lambda self, ids: "")
-    monkeypatch.setattr(TokenText, "end", lambda self: "")
-    with running(serve_model("cot", cot_model())) as live:
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
-        question, _ = thinker(live, "cot")
-        events = list(client.responses.create(model="cot", input=question, stream=True))
-    done = {
-        event.output_index: event.item.type for event in events if event.type == "response.output_item.done"
-    }
-    output = events[-1].response.output
-    assert done == {place: item.type for place, item in enumerate(output)} == {0: "reasoning", 1: "message"}
-
-
 def test_the_manuals_python_runs(capsys):
     """Against a model of that name; what it answers is noise."""
     text = (Path(__file__).parent.parent / "docs" / "serve.md").read_text()
@@ -564,10 +454,6 @@ def test_the_manuals_python_runs(capsys):
 REFUSED = [
     # fields in place of the usual ones, status, param, words
     ({"compresion_factor": 2}, 400, "compresion_factor", "unknown field 'compresion_factor', did you mean 'compression_factor'?"),
-    ({"chat_template_kwargs": {"ratioo": 2}}, 400, "chat_template_kwargs.ratioo", "did you mean 'ratio'?"),
-    ({"chat_template_kwargs": []}, 400, "chat_template_kwargs", "must be an object"),
-    ({"chat_template_kwargs": False}, 400, "chat_template_kwargs", "must be an object"),
-    ({"chat_template_kwargs": {"compression_factor": 2}, "compression_factor": 3}, 400, "chat_template_kwargs.compression_factor", "given twice"),
     ({"compression_factor": 0.5}, 400, "compression_factor", "compression_factor must be a number, 1 or more, got 0.5"),
     ({"compression_factor": "2"}, 400, "compression_factor", "compression_factor must be a number, got '2'"),
     ({"compression_factor": 1.5}, 400, "compression_factor", "is not whole and was not trained"),
@@ -637,16 +523,11 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(client):
     assert error["message"].startswith("the token ")
 
 
-@pytest.mark.parametrize(
-    ("path", "field"), [("chat/completions", "messages"), ("completions", "prompt"), ("responses", "input")]
-)
-def test_a_question_beyond_the_context_is_named_as_openai_does(client, path, field):
-    question = "word " * 100
-    body = {"model": "colar", field: user(question) if field == "messages" else question}
+def test_a_question_beyond_the_context_is_named_as_openai_does(client):
     with pytest.raises(openai.BadRequestError) as raised:
-        client.post(f"/{path}", body=body, cast_to=object)
+        chat(client, question="word " * 100)
     error = raised.value.response.json()["error"]
-    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
     assert error["message"].startswith("the question has ")
 
 
@@ -654,7 +535,7 @@ def test_what_asks_for_nothing_is_accepted(client):
     fields = {
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "store": False, "user": "me", "metadata": {"a": "b"}, "stop": None,
-        "seed": None, "top_logprobs": None, "verbosity": "medium", "chat_template_kwargs": {"compression_factor": None},
+        "seed": None, "top_logprobs": None, "verbosity": "medium", "latent_temperature": None,
         "compression_factor": 1,
     }  # fmt: skip
     body = {"model": "colar", "messages": user(), **fields}

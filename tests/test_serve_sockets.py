@@ -86,7 +86,7 @@ def test_half_a_body_and_gone(live):
     [
         (b"\xff\xfe{}", "must be JSON"), (b"{" * 3000, "must be JSON"), (b"", "the body is missing"), (b"[" * 4000, "pars"),
         (b"\x00" * 100, "must be JSON"), (b"[1]", "must be a JSON object"), (b'"text"', "must be a JSON object"),
-        (b'{"temperature": NaN}', "finite"), (b'{"a": "\xff"}', "pars"), (b'{"\\ud800": 1}', "unknown field"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "finite"), (b'{"a": "\xff"}', "pars"), (b'{"\\ud800": 1}', "unknown field"),
         (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "surrogate"), (b'{"a": ' + b"9" * 5000 + b"}", "pars"),
         (b"[" * 100_000, "pars"),
     ],

@@ -16,11 +16,11 @@ from serving import QUESTION, colar_model, serve_model
 from colar.look import thought
 from colar.methods import registry
 from colar.methods.base import EFFORTS, efforts_over
-from colar.serve.answer import Sample, pieces
 from colar.serve.app import read_keys
+from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import first_mistake
-from colar.serve.schema import ChatRequest, CompletionRequest, ResponseRequest
-from colar.serve.served import ask
+from colar.serve.samples import Sample, pieces
+from colar.serve.served_model import check_request
 from colar.serve.thought_text import Nearest
 from colar.template.token_text import BROKEN, AnswerText, TokenText, token_bytes
 
@@ -204,25 +204,20 @@ PART = {"type": "text", "text": "x", "colour": 1}
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "param", "words"),
+    ("fields", "param", "words"),
     [
-        (ChatRequest, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content", "only text parts are supported"),
-        (ChatRequest, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be a text, or a list of text parts"),
-        (ChatRequest, {"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0", "Input should be"),
-        (ChatRequest, {"messages": [{"role": "user", "content": [PART]}]}, "messages.0.content.0.colour", "unknown field"),
-        (ChatRequest, {"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type", "missing"),
-        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "stop": 3}, "stop", "must be a text, or a list of texts"),
-        (CompletionRequest, {"prompt": [1, 2, 3]}, "prompt", "must be a text, or a list of texts"),
-        (CompletionRequest, {"prompt": [[1, 2]]}, "prompt", "must be a text, or a list of texts"),
-        (ResponseRequest, {"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content", "only text parts are supported"),
-        (ResponseRequest, {"input": 3}, "input", "must be a text, or a list of messages"),
-        (ResponseRequest, {"input": "x", "text": {"verbosity": "low"}}, "text.verbosity", "Input should be 'medium'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content", "only text parts are supported"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be a text, or a list of text parts"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0", "Input should be"),
+        ({"messages": [{"role": "user", "content": [PART]}]}, "messages.0.content.0.colour", "unknown field"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type", "missing"),
+        ({"messages": [{"role": "user", "content": "x"}], "stop": 3}, "stop", "must be a text, or a list of texts"),
     ],
 )  # fmt: skip
-def test_mistakes_inside_a_field_have_its_place(kind, fields, param, words):
+def test_mistakes_inside_a_field_have_its_place(fields, param, words):
     """And no names of what the fields are checked with."""
     with pytest.raises(pydantic.ValidationError) as raised:
-        kind.model_validate(fields)
+        ChatRequest.model_validate(fields)
     # FastAPI puts the place of the body in front.
     mistakes = [{**each, "loc": ("body", *each["loc"])} for each in raised.value.errors()]
     found = first_mistake(mistakes)
@@ -254,7 +249,7 @@ def test_times_are_the_engines_not_the_readers():
     """A reader that is late by more than a whole answer changes neither time."""
     served = serve_model("colar", colar_model())
     body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    made = ask(served, ChatRequest.model_validate(body), "id")
+    made = check_request(served, ChatRequest.model_validate(body), "id")
 
     async def late():
         async for piece in pieces(made, [Sample(0)]):

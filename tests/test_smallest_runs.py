@@ -172,8 +172,6 @@ def world(tmp_path_factory):
         str(run / "best"),
         "--limit",
         "2",
-        "--changed",
-        "1",
         "--max_latents",
         "4",
         "--output",

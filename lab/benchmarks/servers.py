@@ -244,10 +244,10 @@ def serve(system: str, args: argparse.Namespace) -> None:
         return
     from colar.engine.async_engine import run_in_temporary_thread
     from colar.serve import app, server
-    from colar.serve.served import Served
+    from colar.serve.served_model import ServedModel
 
     made, method, decoding = run_in_temporary_thread(partial(engine, system, args))
-    served = Served("model", made.lm, Fixed(method), made, decoding)
+    served = ServedModel("model", made.lm, Fixed(method), made, decoding)
     bound = server.bind("127.0.0.1", args.port)
     server.run(server.make(app.build([served])), bound)
 

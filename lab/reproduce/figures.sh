@@ -11,12 +11,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seeds=(${SEEDS:-0 1 2}) out=runs/figures arena=${ARENA:-runs/arena} results=${RESULTS:-results/figures}
-sizes=(${SIZES:-0.1m 0.4m 1.8m 6m}) less=() questions=500 problems=100 changed=16
+sizes=(${SIZES:-0.1m 0.4m 1.8m 6m}) less=() questions=500 problems=100
 if [[ ${1:-} == --smoke ]]; then
   shift
   seeds=(${SEEDS:-0}) out=runs/figures-smoke results=${RESULTS:-runs/figures-smoke/results}
   less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
-  questions=8 problems=4 changed=2
+  questions=8 problems=4
 fi
 out=${1:-$out}
 source lab/reproduce/jobs.sh
@@ -33,7 +33,7 @@ cot_of() { # SEED: CoT weights of table1.sh, or those made here
 # Thoughts of the toy of table1.sh (the paper's head, c from 1 to 5) and of the SmolLM2 that comes with this repository.
 inside() {
   local seed toys=() problem=$out/inside/problem data=(--options 'arithmetic.steps=[2,4]')
-  local measured=("${data[@]}" --changed "$changed" --compression_factor 1 2 3 4 5)
+  local measured=("${data[@]}" --compression_factor 1 2 3 4 5)
   for seed in "${seeds[@]}"; do
     if [[ ! -e $arena/seed$seed/cot-init.done ]]; then train "seed$seed/cot-init" arena/cot-init "$seed"; fi
   done
@@ -48,7 +48,7 @@ inside() {
   add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --limit "$problems" \
     "${short[@]}" --output "$out/inside/toy.html"
   add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
-    --limit $((problems * 3 / 10)) --changed $((changed / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
+    --limit $((problems * 3 / 10)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
   # The case study's question is the first of the test split.
   add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"

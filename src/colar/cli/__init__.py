@@ -1,50 +1,66 @@
 """`colar`: train, evaluate, generate, serve, inspect, report, export, import, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands parse, call the library and print. Options are spelt with
-underscores or hyphens.
+underscores or hyphens. Only the module of the command that was given is imported: most need torch.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import logging
 import os
+import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import FrameType
+from typing import Any
 
 from colar import __version__, checks, progress
-from colar.cli import (
-    data,
-    evaluate,
-    export,
-    generate,
-    import_,
-    inspect,
-    lm_eval,
-    recipes,
-    serve,
-    train,
-)
 from colar.cli.options import Parser
-from colar.cli.shared import collector_off
+
+COMMANDS = {
+    "train": ("train", "train a recipe; the same command resumes"),
+    "evaluate": ("evaluate", "answer test questions, keep a record of each, and report"),
+    "generate": ("generate", "answer a question, or a file of questions"),
+    "serve": ("serve", "serve checkpoints behind the OpenAI API"),
+    "inspect": (
+        "inspect",
+        "a page that shows what checkpoints think and where they fail, and the numbers behind it",
+    ),
+    "report": ("evaluate", "fold records into a report again, or several into one"),
+    "export": ("convert", "copy a checkpoint in half precision or with its adapter merged"),
+    "import": (
+        "convert",
+        "make a checkpoint of one that CoLaR's, Coconut's, CODI's or SIM-CoT's authors published",
+    ),
+    "data": ("data", "list, show or prepare data sources"),
+    "recipes": ("train", "list or copy the recipes that ship with colar"),
+    "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),
+}
+"""Every command, the module here whose `add_COMMAND` gives it options, and its help."""
+HARMLESS = (
+    # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
+    ("`is_gradient_checkpointing` is deprecated", FutureWarning),
+    # peft's remark on GPT-2, whose linears are stored transposed: it has seen that and does the right thing.
+    ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
+)
+"""Warnings of libraries that a user can do nothing about: how each begins, and its category."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted.
+    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted, 143 terminated.
 
     1: another process of the run, started by torchrun, has failed or does not answer.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Before any library is imported: the Hub's client says each of its retries, and then our error says what it was.
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    # Both warn of kernels for other machines when they are imported, and torch warns of the first.
-    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
-    os.environ["MPLBACKEND"] = "agg"
+    _quiet_libraries()
     # A console that cannot show "±" shows "?": an error would come after an hour's work. stderr never raises one.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -52,19 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     # second. What is frozen is not looked at.
     atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
-    words = lm_eval.arguments([underscored(word) for word in given])
+    words = [underscored(word) for word in given]
+    # Behind "--" argparse takes no word for an option of its own: --help is lm-eval's.
+    if words[:1] == ["lm-eval"]:
+        words.insert(1, "--")
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # A command that takes a recipe accepts unknown options as its keys, which the recipe's parser checks.
-    if rest and not getattr(args, "takes_keys", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    # Of a command that takes a recipe: keys of it, which the recipe's parser checks.
     args.overrides = rest
     try:
         # Bytes that are no UTF-8 come as such halves: no tokenizer reads them, and no file can hold the command.
         for word in given:
             checks.check_text(f"the command line's {word!r}", word)
-        args.run(args)
+        # A server has its own answer to SIGTERM.
+        with contextlib.nullcontext() if args.command == "serve" else _terminated_as_interrupted():
+            args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
         # Who reads our output (`head`, say) has seen enough. Python flushes stdout once more when it ends.
@@ -72,11 +91,66 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         return _failed(args.command, error)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         resumes = getattr(args, "resumes", False)
         progress.say("stopped; the same command resumes from here" if resumes else "stopped")
-        return 130
+        return 143 if isinstance(stop, _Terminated) else 130
     return 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: the way in which a job queue or `kill` ends a process."""
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """End the block at SIGTERM as at Ctrl-C; not under torchrun, whose processes would wait for each other."""
+    if threading.current_thread() is not threading.main_thread() or "WORLD_SIZE" in os.environ:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' own bars, advice and known harmless warnings off the terminal.
+
+    For commands alone: who uses colar as a library sees everything. The variables are read when a library is imported.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The Hub's client says each of its retries, and then our error says what it was.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
+    os.environ["MPLBACKEND"] = "agg"
+    # Both warn of kernels for other machines when they are imported, and torch warns of the first.
+    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    for beginning, category in HARMLESS:
+        warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Leave Python's garbage collector off inside the block, which imports libraries or loads a model.
+
+    Both make a million objects that stay: looking for garbage among them takes a fifth of an import's time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _failed(command: str, error: Exception) -> int:
@@ -118,26 +192,16 @@ def underscored(word: str) -> str:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """The parser of all commands; `command` is the one that was asked for, None for all commands in full.
-
-    The options for methods' per-request values come from the methods, whose import takes seconds. Only the command
-    that was asked for gets them.
-    """
+    """The parser of all commands, with the options of `command`; of all commands where that is None."""
     parser = Parser(
         prog="colar",
         description="Fine-tune a causal language model to think in compressed latents, at any speed.",
     )
     parser.add_argument("--version", action="version", version=f"colar {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    train.add_parser(commands)
-    evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
-    generate.add_parser(commands, method_options=command in (None, "generate"))
-    serve.add_parser(commands)
-    inspect.add_parser(commands, method_options=command in (None, "inspect"))
-    evaluate.add_report_parser(commands)
-    export.add_parser(commands)
-    import_.add_parser(commands)
-    data.add_parser(commands)
-    recipes.add_parser(commands)
-    lm_eval.add_parser(commands)
+    for name, (module, text) in COMMANDS.items():
+        own = commands.add_parser(name, help=text, add_help=name != "lm-eval")
+        if command in (None, name):
+            add_options: Any = getattr(import_module(f"colar.cli.{module}"), f"add_{name.replace('-', '_')}")
+            add_options(own)
     return parser

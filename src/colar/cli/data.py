@@ -6,14 +6,21 @@ import argparse
 import json
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from colar import files
-from colar.cli.options import columns_of, data_options, judge_option, single_source_options
-from colar.cli.shared import examples_of, quiet_libraries
-
-if TYPE_CHECKING:
-    from colar.data.example import Example
+from colar.cli.options import (
+    Parser,
+    columns_of,
+    data_options,
+    examples_of,
+    judge_option,
+    single_source_options,
+)
+from colar.data import catalogue, own, sources
+from colar.data.example import Example
+from colar.data.renumber import renumber
+from colar.data.renumber.equations import CannotRenumber
 
 BARS = 10
 """Most bars of the histogram of lengths."""
@@ -22,8 +29,7 @@ SOURCE_HELP = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    data = commands.add_parser("data", help="list, show or prepare data sources")
+def add_data(data: Parser) -> None:
     actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
     _add_list(actions)
     _add_show(actions)
@@ -61,20 +67,14 @@ def _add_prepare(actions: Any) -> None:
 
 
 def data_list(args: argparse.Namespace) -> None:
-    # Here and below the library is imported by the command that runs, so that `colar --help` stays fast.
-    from colar.data import catalogue
-
     for name, source in catalogue.SOURCES.items():
-        found = catalogue.found(source, args.data_dir)
+        found = sources.found(source, args.data_dir)
         print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:
-    from colar.data import sources
-    from colar.data.renumber import renumber
-
-    if args.source not in sources.SOURCES and not args.renumber:
+    if args.source not in catalogue.SOURCES and not args.renumber:
         _show_own(args)
         return
     split = args.split or sources.splits_of(args.source)[0]
@@ -88,8 +88,6 @@ def data_show(args: argparse.Namespace) -> None:
 
 def _show_own(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
-    from colar.data import own
-
     rows = own.read(args.source, columns_of(args.columns), args.split or "train", args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
@@ -112,9 +110,9 @@ def _show_own(args: argparse.Namespace) -> None:
 
 def _print_lengths(model: str, examples: list[Example]) -> None:
     """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
+    # It needs torch, and the other commands do not.
     from colar.recipe import facts
 
-    quiet_libraries()
     reader = facts.Reader.of(model)
     lengths = [reader.tokens(example)[1] for example in examples]
     lowest, highest = min(lengths), max(lengths)
@@ -135,9 +133,6 @@ def _print_lengths(model: str, examples: list[Example]) -> None:
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:
     """Print a row, and below it up to `versions` new ones with other numbers."""
-    from colar.data.renumber import renumber
-    from colar.data.renumber.equations import CannotRenumber
-
     print(example.id)
     shown = [example]
     try:
@@ -152,8 +147,6 @@ def _print_versions(example: Example, versions: int, seed: int) -> None:
 
 
 def data_prepare(args: argparse.Namespace) -> None:
-    from colar.data import sources
-
     written = sources.prepare(
         args.source,
         args.splits or sources.splits_of(args.source),

@@ -1,4 +1,4 @@
-"""`colar evaluate` and `colar report`, which folds its records again."""
+"""`colar evaluate`, `colar report`, which folds its records again, and `colar lm-eval`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
-from colar.cli.options import (
-    DECODING_HELP,
-    batching_options,
-    checkpoint_options,
-    data_options,
-    dtype_of,
-    judge_option,
-    limit_options,
-    limits_of,
-    model_options,
-    params_options,
-    source_options,
-)
-from colar.cli.shared import (
+from accelerate import PartialState
+from rich.console import Console
+
+from colar import files, processes, progress
+from colar.cli import collector_off
+from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
-    examples_of,
     fill_limits,
     load,
     name_and_path,
@@ -33,76 +23,88 @@ from colar.cli.shared import (
     say_judged_by,
     say_trained_on,
 )
+from colar.cli.options import (
+    DECODING_HELP,
+    Parser,
+    batching_options,
+    checkpoint_options,
+    data_options,
+    dtype_of,
+    examples_of,
+    judge_option,
+    limit_options,
+    limits_of,
+    model_options,
+    params_options,
+    source_options,
+)
+from colar.evaluation import controls, evaluate, report, tables
+from colar.evaluation.folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.records import RecordFiles, find_records
+from colar.model import checkpoint
 
 
-def add_parser(commands: Any, method_options: bool) -> None:
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="answer test questions, keep a record of each, and report",
-        description="Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
+def add_evaluate(parser: Parser) -> None:
+    parser.description = (
+        "Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
         "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes. "
-        "Under torchrun the processes divide the questions.",
+        "Under torchrun the processes divide the questions."
     )
-    checkpoint_options(evaluate)
-    data_options(evaluate)
-    judge_option(evaluate)
-    evaluate.add_argument(
+    checkpoint_options(parser)
+    data_options(parser)
+    judge_option(parser)
+    parser.add_argument(
         "--data",
         nargs="+",
         metavar="[NAME=]DATA",
         help="sources, or files; one source may stand under several names, with options each (default: the questions "
         "that a run of `colar train auto` held out, or else arithmetic)",
     )
-    evaluate.add_argument("--split", default="test", help="split of the sources")
-    evaluate.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
-    if method_options:
-        params_options(evaluate)
-    evaluate.add_argument(
+    parser.add_argument("--split", default="test", help="split of the sources")
+    parser.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
+    params_options(parser)
+    parser.add_argument(
         "--decoding", nargs="+", default=["greedy"], choices=["greedy", "sampled"], help=DECODING_HELP
     )
-    evaluate.add_argument(
+    parser.add_argument(
         "--seeds",
         nargs="+",
         type=int,
         default=[0],
         help="decoding seeds (greedy decoding draws nothing: its records have seed 0)",
     )
-    evaluate.add_argument(
+    parser.add_argument(
         "--control",
         nargs="+",
-        choices=["own", "zeroed", "shuffled", "random", "halved"],
+        choices=tuple(controls.KINDS),
         help="answer with the latents replaced or halved (docs/methods.md), in rows labelled control-...",
     )
-    evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
-    evaluate.add_argument("--output", required=True, help="folder for records and report")
-    limit_options(evaluate, max_completion_length=64)
-    batching_options(evaluate)
-    model_options(evaluate)
-    evaluate.add_argument(
+    parser.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
+    parser.add_argument("--output", required=True, help="folder for records and report")
+    limit_options(parser, max_completion_length=64)
+    batching_options(parser)
+    model_options(parser)
+    parser.add_argument(
         "--timeout",
         type=float,
         default=6 * 3600,
         metavar="SECONDS",
         help="under torchrun: end when one process has waited this long for another",
     )
-    evaluate.set_defaults(run=run, resumes=True)
+    parser.set_defaults(run=run, resumes=True)
 
 
-def add_report_parser(commands: Any) -> None:
-    report = commands.add_parser(
-        "report",
-        help="fold records into a report again, or several into one",
-        description="Fold records into a report: records.jsonl files, or folders that hold one.",
-    )
-    report.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
-    report.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
-    report.add_argument("--title", help="heading of the report")
-    report.add_argument(
+def add_report(parser: Parser) -> None:
+    parser.description = "Fold records into a report: records.jsonl files, or folders that hold one."
+    parser.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
+    parser.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
+    parser.add_argument("--title", help="heading of the report")
+    parser.add_argument(
         "--nearest",
         metavar="METHOD",
         help="compare each system also with the one of this method whose #L is nearest, e.g. colar",
     )
-    report.add_argument(
+    parser.add_argument(
         "--pair",
         nargs=2,
         action="append",
@@ -111,13 +113,10 @@ def add_report_parser(commands: Any) -> None:
         help='add the paired difference between these two, named as in the tables: "colar c=5" coconut; may be '
         "given several times",
     )
-    report.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report)
 
 
 def run(args: argparse.Namespace) -> None:
-    # Imported here, because it loads torch: `colar --help` must not wait for it.
-    from colar import processes
-
     output = files.require_writable(args.output)
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
@@ -128,13 +127,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace, output: Path) -> None:
-    from accelerate import PartialState
-
-    from colar import processes
-    from colar.evaluation import controls, evaluate
-    from colar.evaluation.folder import claim_evaluation, name_checkpoints
-    from colar.model import checkpoint
-
     paths = [name_and_path(text)[1] for text in args.checkpoints]
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
@@ -185,8 +177,6 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     """The examples of each data set under the name that its rows have."""
-    from colar.evaluation.folder import name_sources
-
     named_sources = name_sources(args.data)
     # An option may name the data set or its source.
     known = {*named_sources.keys(), *named_sources.values()}
@@ -201,8 +191,6 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_report(args: argparse.Namespace) -> None:
-    from colar.evaluation.records import find_records
-
     records = find_records(args.records)
     output = files.require_writable(args.output)
     _write_report(
@@ -222,11 +210,6 @@ def _write_report(
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
-    from rich.console import Console
-
-    from colar.evaluation import report, tables
-    from colar.evaluation.records import RecordFiles
-
     made = report.write(
         output,
         RecordFiles(records),
@@ -239,3 +222,19 @@ def _write_report(
     console.print(tables.render_console(made, console.width))
     written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
     progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")
+
+
+def add_lm_eval(harness: Parser) -> None:
+    harness.description = (
+        "Run lm-evaluation-harness's own command line, with the model colar and our tasks known to it. "
+        "All words go to lm-eval; `colar lm-eval run --help` has its options."
+    )
+    harness.add_argument("words", nargs=argparse.REMAINDER, help="lm-eval's arguments, as they are")
+    harness.set_defaults(run=run_lm_eval)
+
+
+def run_lm_eval(args: argparse.Namespace) -> None:
+    # An extra, which need not be installed.
+    with collector_off():
+        from colar.integrations import lm_eval
+    lm_eval.run(args.words[1:] if args.words[:1] == ["--"] else args.words)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
+from colar.cli.checkpoints import check_backbone, fill_limits, load, param_grids
 from colar.cli.options import (
     DECODING_HELP,
+    Parser,
     batching_options,
     dtype_of,
     limit_options,
@@ -19,7 +21,12 @@ from colar.cli.options import (
     model_options,
     params_options,
 )
-from colar.cli.shared import check_backbone, collector_off, fill_limits, load, param_grids, quiet_libraries
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Completion, Decoding, Request, answer_key, fold
+from colar.evaluation import answer_files
+from colar.look.thought import read_thoughts
+from colar.model import checkpoint
+from colar.model.latent_lm import LatentLM
 
 STANDS_OUT = 0.6
 WIDTH = 80
@@ -30,11 +37,9 @@ LOW_CONFIDENCE = "?"
 """Behind the tokens of a group that ended because the next one had low confidence."""
 
 
-def add_parser(commands: Any, method_options: bool) -> None:
-    generate = commands.add_parser(
-        "generate",
-        help="answer a question, or a file of questions",
-        description="Answer one question, or the questions of a JSONL file. With --output, the same command resumes.",
+def add_generate(generate: Parser) -> None:
+    generate.description = (
+        "Answer one question, or the questions of a JSONL file. With --output, the same command resumes."
     )
     generate.add_argument("checkpoint", help="folder or Hub id")
     generate.add_argument("question", nargs="?", help="the question; or use --input")
@@ -44,8 +49,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")
-    if method_options:
-        params_options(generate)
+    params_options(generate)
     generate.add_argument(
         "--show_latents",
         action="store_true",
@@ -79,11 +83,6 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--output goes with --input")
     if args.neighbours < 1:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
-    with collector_off():
-        from colar.engine.engine import Engine
-        from colar.evaluation import answer_files
-        from colar.model import checkpoint
-
     folder = checkpoint.resolve(args.checkpoint)
     # The plain format is written without the key.
     if args.system is not None and "format" not in files.read_json(folder / "template.json"):
@@ -98,7 +97,6 @@ def run(args: argparse.Namespace) -> None:
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
-    quiet_libraries()
     check_backbone([folder], args)
     [grid] = param_grids({args.checkpoint: folder}, args).values()
     lm, method = load(str(folder), args)
@@ -120,12 +118,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _write_answers(
-    lm: Any, engine: Any, requests: list[Any], expected: Mapping[str, str], args: argparse.Namespace
+    lm: LatentLM,
+    engine: Engine,
+    requests: list[Request],
+    expected: Mapping[str, str],
+    args: argparse.Namespace,
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
-    from colar.engine.request import answer_key, fold
-    from colar.evaluation import answer_files
-
     # A run that was stopped left some of the answers.
     asked = _asked(args)
     found = answer_files.find_answers(args.output, asked)
@@ -146,10 +145,8 @@ def _write_answers(
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
 
 
-def _decoding(args: argparse.Namespace) -> Any:
+def _decoding(args: argparse.Namespace) -> Decoding:
     """The decoding of --decoding, with the values that were given one by one in place of its own."""
-    from colar.engine.request import DECODINGS
-
     changes: dict[str, Any] = dict(limits_of(args))
     for name in ("temperature", "top_p", "latent_temperature"):
         value = getattr(args, name)
@@ -160,8 +157,6 @@ def _decoding(args: argparse.Namespace) -> Any:
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
-    from colar.model import checkpoint
-
     return {
         "checkpoint": args.checkpoint,
         # A checkpoint that is trained again in the same folder is another one.
@@ -175,10 +170,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _texts(lm: Any, completion: Any, neighbours: int) -> list[Any]:
+def _texts(lm: LatentLM, completion: Completion, neighbours: int) -> list[Any]:
     """A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it."""
-    from colar.look.thought import read_thoughts
-
     found: list[Any] = []
     for thought in read_thoughts(lm, completion, neighbours):
         shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:neighbours]
@@ -187,10 +180,10 @@ def _texts(lm: Any, completion: Any, neighbours: int) -> list[Any]:
     return found
 
 
-def _print_completion(lm: Any, completion: Any, expected: str | None, args: argparse.Namespace) -> None:
+def _print_completion(
+    lm: LatentLM, completion: Completion, expected: str | None, args: argparse.Namespace
+) -> None:
     """One question in full, one thought per line; each question of a file in a few lines."""
-    from colar.look.thought import read_thoughts
-
     thoughts = read_thoughts(lm, completion, args.neighbours)
     for thought in thoughts:
         del thought["neighbours"][args.neighbours :]

@@ -8,21 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from colar import checks, files, progress
-from colar.cli.options import (
-    checkpoint_options,
-    data_options,
-    judge_option,
-    limit_options,
-    limits_of,
-    model_options,
-    params_options,
-    single_source_options,
-)
-from colar.cli.shared import (
+from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
-    examples_of,
     fill_limits,
     load,
     named_all,
@@ -30,18 +21,32 @@ from colar.cli.shared import (
     say_judged_by,
     say_trained_on,
 )
+from colar.cli.options import (
+    Parser,
+    checkpoint_options,
+    data_options,
+    examples_of,
+    judge_option,
+    limit_options,
+    limits_of,
+    model_options,
+    params_options,
+    single_source_options,
+)
+from colar.engine.request import Decoding
+from colar.evaluation.text_table import rich_table
+from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.look.tables import all_tables
+from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")
 
 
-def add_parser(commands: Any, method_options: bool) -> None:
-    inspect = commands.add_parser(
-        "inspect",
-        help="a page that shows what checkpoints think and where they fail, and the numbers behind it",
-        description="Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
+def add_inspect(inspect: Parser) -> None:
+    inspect.description = (
+        "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
         "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
-        "tokens that they stand for; what one changed thought does to the answer. A page shows this, and each "
-        "question's chains beside the reference's.",
+        "tokens that they stand for. A page shows this, and each question's chains beside the reference's."
     )
     checkpoint_options(inspect)
     data_options(inspect)
@@ -53,15 +58,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")
-    if method_options:
-        params_options(inspect)
+    params_options(inspect)
     limit_options(inspect, max_completion_length=16)
-    inspect.add_argument(
-        "--changed",
-        type=int,
-        default=32,
-        help="first N problems whose thoughts are changed, which takes long",
-    )
     inspect.add_argument(
         "--output",
         required=True,
@@ -73,17 +71,9 @@ def add_parser(commands: Any, method_options: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from colar.engine.request import Decoding
-    from colar.evaluation.text_table import TextTable, rich_table
-    from colar.look.inspect import Inspection, inspect_system
-    from colar.look.page.sections import causes_section, retrieval_section
-
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
-    checks.check_holds("--changed", args.changed >= 1, args.changed, "1 or more")
     files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
@@ -95,28 +85,20 @@ def run(args: argparse.Namespace) -> None:
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
-        system = inspect_system(key, lm, method, examples, params, limits, n_changed=args.changed)
+        system = inspect_system(key, lm, method, examples, params, limits)
         if system.numbers["retrieval"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
-    asked = {"data": args.data, "split": args.split, "limit": args.limit, "changed": args.changed}
+    asked = {"data": args.data, "split": args.split, "limit": args.limit}
     inspection = Inspection(examples, systems, {"asked": asked})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
+    numbers = inspection.to_json()
     # On one line: most of it are ranks of tokens, which are for programs.
-    numbers = json.dumps(inspection.to_json(), ensure_ascii=False, allow_nan=False)
-    files.write_text(written[0], numbers + "\n")
-    found = [system.numbers for system in systems]
-    causes, retrieval = causes_section(found), retrieval_section(found)
-    for title, tables in (
-        (causes.title, [chart.numbers for chart in causes.charts]),
-        ("", causes.tables),
-        (retrieval.title, retrieval.tables),
-    ):
-        for table in tables:
-            shown = TextTable(f"{title} {table.caption}".strip(), table.head, table.rows)
-            Console().print(rich_table(shown))
+    files.write_text(written[0], json.dumps(numbers, ensure_ascii=False, allow_nan=False) + "\n")
+    for table in all_tables(numbers):
+        Console().print(rich_table(table))
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
@@ -127,9 +109,6 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
-    from colar.look.inspect import key_of
-    from colar.model import checkpoint
-
     folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
     check_backbone(folders.values(), args)
     grids = param_grids(folders, args)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from colar import yaml_files
+from colar.checks import did_you_mean
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
 
@@ -23,11 +25,27 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that accepts full option names only."""
+    """argparse that accepts full option names only, and shows the usage of the command that was given."""
 
     # An abbreviation that is understood today means two things when another option comes.
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reject what is left, unless the command `takes_keys` of a recipe. argparse asks the inner parser first."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest and not getattr(known, "takes_keys", False):
+            self.error(f"unknown {' '.join(rest)}{nearest_options(rest[0], self._option_string_actions)}")
+        return known, rest
+
+
+def nearest_options(word: str, options: Iterable[str]) -> str:
+    """The options that a word begins, or the one that it is close to, for the end of an error; "" without any."""
+    name = word.partition("=")[0]
+    begun = [option for option in options if name.startswith("--") and option.startswith(name)]
+    if begun:
+        return f" (options are spelt in full: {', '.join(begun)})"
+    return did_you_mean(name, options)
 
 
 def checkpoint_options(parser: Parser) -> None:
@@ -181,3 +199,22 @@ def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
         if owner not in ("", source):
             raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
     return source_options(pairs, source)
+
+
+def examples_of(args: argparse.Namespace, source: str, split: str, options: dict[str, Any]) -> list[Any]:
+    """The examples of a source as the data options say, with the judge of the command line."""
+    # `colar --help` does without.
+    from colar.data import sources
+    from colar.data.judge import custom
+
+    examples = sources.load(
+        source,
+        split,
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=options,
+        columns=columns_of(args.columns),
+    )
+    return custom.applied(examples, args.judge)

@@ -9,23 +9,23 @@ from functools import partial
 from typing import Any
 
 from colar import checks, progress
+from colar.cli import collector_off
+from colar.cli.checkpoints import check_backbone, fill_limits, load, named_all
 from colar.cli.options import (
     DECODING_HELP,
+    Parser,
     batching_options,
     checkpoint_options,
     limit_options,
     limits_of,
     model_options,
 )
-from colar.cli.shared import check_backbone, collector_off, fill_limits, load, named_all
 
 
-def add_parser(commands: Any) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="serve checkpoints behind the OpenAI API",
-        description="Serve one or more checkpoints: /v1/chat/completions, /v1/completions, /v1/responses, a page to "
-        "watch thoughts, /metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md).",
+def add_serve(serve: Parser) -> None:
+    serve.description = (
+        "Serve one or more checkpoints: /v1/chat/completions, a page to watch thoughts, "
+        "/metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md)."
     )
     checkpoint_options(serve)
     serve.add_argument(
@@ -92,7 +92,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     """Load a checkpoint and start its engine."""
     from colar.engine.engine import Engine
     from colar.engine.request import DECODINGS
-    from colar.serve.served import Served
+    from colar.serve.served_model import ServedModel
 
     lm, method = load(path, args)
     # Of each model its own.
@@ -108,4 +108,4 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         compile=args.compile,
         cuda_graphs=False if args.eager else None,
     )
-    return Served(name, lm, method, engine, decoding)
+    return ServedModel(name, lm, method, engine, decoding)

@@ -1,4 +1,4 @@
-"""`colar train`."""
+"""`colar train`, and `colar recipes list | copy`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, settings
-from colar.cli.options import columns_of, columns_option, judge_option
-from colar.cli.shared import collector_off, quiet_libraries
+from colar.cli import collector_off
+from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
+PADDING = 4
+"""Columns that rich leaves free around those of a table."""
 
 
-def add_parser(commands: Any) -> None:
-    train = commands.add_parser(
-        "train",
-        help="train a recipe; the same command resumes",
-        description="Train a recipe. Any key can be overridden by its full name: --training.learning_rate 1e-4. "
-        "The same command resumes a run that was stopped, and skips stages that are finished.",
+def add_train(train: Parser) -> None:
+    train.description = (
+        "Train a recipe. Any key can be overridden by its full name: --training.learning_rate 1e-4. "
+        "The same command resumes a run that was stopped, and skips stages that are finished."
     )
     train.add_argument(
         "recipe",
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> None:
     with collector_off():
         from colar import processes, recipe
 
-    quiet_libraries()
     if args.keys:
         _print_keys(settings.keys(recipe.Recipe))
         return
@@ -175,3 +174,43 @@ def _check(stages: Any) -> None:
         found = check(stage.recipe)
         if progress.is_main():
             Console().print(found)
+
+
+def add_recipes(parser: Parser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list | copy")
+    listed = actions.add_parser("list", help="every shipped recipe, by the name that `colar train` takes")
+    listed.set_defaults(run=recipes_list)
+    copied = actions.add_parser("copy", help="copy a shipped recipe, and those it is based on, to change it")
+    copied.add_argument("name", help="name of a shipped recipe, e.g. tiny/colar")
+    copied.add_argument("target", nargs="?", default="recipes", help="folder to copy into (default: recipes)")
+    copied.set_defaults(run=recipes_copy)
+
+
+def recipes_list(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # A program that reads the list gets one plain line each, with nothing cut off.
+    console = Console()
+    if not console.is_terminal:
+        for name in recipes.names():
+            print(f"{name:<28} {recipes.describe(name)}")
+        return
+    shipped = recipes.names()
+    # The name is what a user types: where there is no room, the description is cut.
+    longest = max(len(name) for name in shipped)
+    room = max(console.width - longest - PADDING, 20)
+    table = Table(box=None)
+    table.add_column("recipe", min_width=longest)
+    table.add_column("description", no_wrap=True, overflow="ellipsis", max_width=room)
+    for name in shipped:
+        table.add_row(name, recipes.describe(name))
+    console.print(table)
+
+
+def recipes_copy(args: argparse.Namespace) -> None:
+    written = recipes.copy(args.name, args.target)
+    # Its own file first, then its bases.
+    for path in written:
+        print(path)
+    progress.say(f"train it: colar train {written[0]}")

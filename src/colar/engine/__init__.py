@@ -1,4 +1,4 @@
-"""Requests in, completions out. Read `reference` first: it is the same in sixty lines, without cache or batch.
+"""Requests in, completions out. Read `reference` first: it is the same in a hundred lines, without cache or batch.
 
 request        Request, Decoding, events, Completion
 engine         the loop: admit, prefill, step, report;  async_engine runs it in a thread, for servers

@@ -54,7 +54,8 @@ class Engine:
     questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
     minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
     layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights).
+    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights); they
+    serve as long as the engine does, and its cache stays allocated while it is idle.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -139,8 +140,8 @@ class Engine:
         self.running.keep([])
 
     def _rest(self) -> None:
-        """Give memory back if there is nothing left to do."""
-        if not self.busy:
+        """Give memory back if there is nothing left to do, unless graphs were recorded with it."""
+        if not self.busy and self.runner.graphs is None:
             self.cache.release()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
@@ -265,7 +266,7 @@ class Engine:
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
             started = [*self.running.entries, *self.prefill.entries]
-            if len(started) == 1 and started[0].alone + 1 >= FAILURES_ALONE:
+            if len(started) == 1 and started[0].failures_alone + 1 >= FAILURES_ALONE:
                 self._fail(started[0], error)
             else:
                 self._preempt()
@@ -290,7 +291,7 @@ class Engine:
             stopped = [rows.preempted(i) for i in newest]
             self._release(newest)
         if n_started == 1:
-            stopped = [dataclasses.replace(stopped[0], alone=stopped[0].alone + 1)]
+            stopped = [dataclasses.replace(stopped[0], failures_alone=stopped[0].failures_alone + 1)]
         self.scheduler.put_back(stopped)
         try:
             self.cache.reserve(

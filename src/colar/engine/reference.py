@@ -87,7 +87,7 @@ def think_state(
     device = fed_1TD.device
 
     def real(value: float) -> Tensor:
-        return torch.tensor([value], device=device, dtype=devices.widest(device))
+        return torch.tensor([value], device=device, dtype=devices.widest_dtype(device))
 
     def whole(value: int) -> Tensor:
         return torch.tensor([value], device=device)

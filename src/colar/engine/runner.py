@@ -111,7 +111,7 @@ class Runner:
         if self.graphs is not None:
             forward = self.graphs
             total = rows_of(n, self.max_batch)
-            span = columns_of(span, self.cache.size.columns)
+            span = columns_of(span)
         copies = total - n
         if copies:
             embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])

@@ -82,7 +82,7 @@ class Rows:
             return torch.tensor(values, device=device, dtype=torch.int64)
 
         def real(values: list[float]) -> Tensor:
-            return torch.tensor(values, device=device, dtype=devices.widest(device))
+            return torch.tensor(values, device=device, dtype=devices.widest_dtype(device))
 
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)

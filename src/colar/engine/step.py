@@ -114,8 +114,8 @@ def _answer(
     keys_B = noise.keys(rows.seed_N[rows_B], rows.sample_N[rows_B], rows.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
     requests = [rows.entries[i].request for i in answering]
-    known = decoding_columns(requests)
-    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, known)
+    on_cpu = decoding_columns(requests)
+    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, on_cpu)
     embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
     # Over the whole vocabulary: only where they are requested.
     if not any(request.keep_latents for request in requests):

@@ -1,9 +1,9 @@
 """Thoughts read as tokens, compared with the reference chain, replaced by others: `colar inspect`.
 
 thought          a thought as tokens, for the terminal, the pages and the server
-inspect          the measurements of systems;  page/ makes the HTML of them
+inspect          the measurements of systems;  tables of them, and page/, the HTML
 reference_chain  what a model should think
 chains           its own chain beside that, and the first thing that goes wrong
 retrieval        the tokens of a group, ranked by their cosine with the thought
-effects          answers with other thoughts, or with one thought changed
+cost             accuracy and cost, with its own thoughts and with others
 """

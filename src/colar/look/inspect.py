@@ -5,12 +5,11 @@ A system is a model at one value of its params. Its part of the JSON holds
     model params              its name
     n                         questions with a reference chain
     retrieval diagnosis       of all of them
-    causal                    of the first `n_changed`
     cost                      accuracy and cost, with controls
     answers                   of each question: the answer, and what went wrong
 
-What compares thoughts with the reference chain (n ... causal) is null for a method whose thoughts stand for no tokens
-of it. The chains themselves are for the page alone: they are longer than all numbers together.
+Comparisons with the reference chain (n, retrieval, diagnosis) are null for a method whose thoughts stand for none of
+its tokens. The chains themselves are for the page alone: they are longer than all numbers together.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
 from colar.evaluation.report_rows import given
 from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
-from colar.look.effects import CONTROLS, causal_tests, control_results, difference
-from colar.look.reference_chain import reference_passes, require_groups
+from colar.look.cost import CONTROLS, control_results, difference
+from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
 from colar.look.thought import directions
 from colar.methods import registry
@@ -36,7 +35,7 @@ from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
-REFERENCE_KEYS = ("n", "retrieval", "diagnosis", "causal")
+REFERENCE_KEYS = ("n", "retrieval", "diagnosis")
 """The keys that need a reference chain to compare with."""
 
 
@@ -61,44 +60,28 @@ def inspect_system(
     params: Any,
     decoding: Decoding = GREEDY,
     *,
-    n_changed: int = 32,
     numbers: bool = True,
     controls: bool = True,
-    causal: bool = True,
 ) -> Findings:
     """Let one system answer, and measure it. The model thinks once for all of it but the controls.
 
-    Without `numbers` only the chains are read; without `controls` its own cost is measured alone; without `causal` no
-    thoughts are changed, which takes longest.
+    Without `numbers` only the chains are read; without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
     answer_all(lm, method, requests[:1], "warm up")
     completions = answer_all(lm, method, requests)
-    compared = has_reference_groups(lm, method, examples, params)
+    compared = can_be_compared(lm, method, examples, params)
     chains = chains_of(lm, method, examples, params, completions, compared)
     found: dict[str, Any] = dict.fromkeys(REFERENCE_KEYS)
     if compared and numbers:
-        found |= measure_against_reference(
-            lm, method, examples, params, decoding, completions, n_changed, causal
-        )
+        found |= measure_against_reference(lm, method, examples, params, decoding, completions)
     cost = None
     if numbers:
         kinds = CONTROLS if controls else ()
         cost = asdict(control_results(lm, method, examples, requests, completions, kinds))
     answers = [chain.summary() for chain in chains]
     return Findings({**key, **found, "cost": cost, "answers": answers}, chains)
-
-
-def has_reference_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
-    """True if thoughts can be compared with reference chains."""
-    # `require_groups` raises for an empty list too: without a reference chain nothing is compared.
-    with_steps = [example for example in examples if example.steps]
-    try:
-        require_groups(lm, method, with_steps, params)
-    except ValueError:
-        return False
-    return True
 
 
 def measure_against_reference(
@@ -108,8 +91,6 @@ def measure_against_reference(
     params: Any,
     decoding: Decoding,
     completions: Sequence[Completion],
-    n_changed: int = 32,
-    causal: bool = True,
 ) -> dict[str, Any]:
     """The numbers of `REFERENCE_KEYS`, of the examples that have a reference chain.
 
@@ -126,12 +107,10 @@ def measure_against_reference(
         ranks["written"] += written_ranks(each, directions_VD)
         ranks["own"] += own_ranks(lm, each, completion, directions_VD)
         ranks["reference"] += reference_ranks(each, directions_VD)
-    changed = causal_tests(lm, method, with_steps[:n_changed], own[:n_changed]) if causal else None
     return {
         "n": n,
         "retrieval": {chain: asdict(retrieval_accuracy(found)) for chain, found in ranks.items()},
         "diagnosis": asdict(diagnose(lm, method, passes, params, decoding)),
-        "causal": None if changed is None else asdict(changed),
     }
 
 

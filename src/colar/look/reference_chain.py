@@ -113,22 +113,17 @@ def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]
     return groups
 
 
-def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> None:
-    """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
-    if not examples:
-        raise ValueError("none of these rows has a reference chain")
-    refused = f"method {method.name} does not think in the reference chain's tokens"
-    if not method.thinks_whole_chain(params):
-        raise ValueError(f"{refused} with {params}: there is nothing to compare")
+def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
+    """True if thoughts stand for the reference chain's tokens, and there is a chain to compare them with."""
     # One example tells: a method either thinks in groups of tokens or it does not.
-    row = reference_rows(lm, method, examples[:1], params)[0]
+    example = next((example for example in examples if example.steps), None)
+    if example is None or not method.thinks_whole_chain(params):
+        return False
+    (row,) = reference_rows(lm, method, [example], params)
     n_groups = len(reference_groups(lm, method, row))
-    n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
+    n_thoughts = int(reference_thoughts(lm, method, [example], params).counts_R[0])
     # Thoughts of the model's own may happen to be as many as the chain has tokens.
-    if row.n_latents or n_groups == 0 or n_thoughts != n_groups:
-        raise ValueError(
-            f"{refused} ({n_thoughts} thoughts for {n_groups} groups of {examples[0].id}): there is nothing to compare"
-        )
+    return not row.n_latents and n_groups > 0 and n_thoughts == n_groups
 
 
 def groups_thought(
@@ -190,7 +185,7 @@ class ReferencePass:
 def reference_passes(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
 ) -> Iterator[ReferencePass]:
-    """The passes of examples whose thoughts stand for the chain's tokens (`require_groups` says whether they do).
+    """The passes of examples whose thoughts stand for the chain's tokens (`can_be_compared` tells).
 
     NonFiniteError where the model's numbers are NaN or infinite: nothing could be said of such thoughts.
     """
@@ -217,7 +212,7 @@ def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor
     n = hidden_KD.shape[0]
     device = hidden_KD.device
     # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
-    zeros_K = torch.zeros(n, dtype=devices.widest(device), device=device)
+    zeros_K = torch.zeros(n, dtype=devices.widest_dtype(device), device=device)
     params_K = base.param_columns([row.params] * n)
     return ThinkState(
         hidden=hidden_KD,

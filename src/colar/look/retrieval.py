@@ -8,7 +8,7 @@ A token is
     chosen    among the tokens that the head chose, as often as it chose it; None for a head that chooses none
 
 Shares by kind are of tokens. A thought has one nearest token, so of c different tokens top1 finds one at most. Shares
-by position are of thoughts: top1 where the nearest token is one of the group's, the others where all of them are found.
+by position are of thoughts whose whole group is found, in_set.
 
 Shape suffixes: K latents, V vocabulary, D width, G tokens of a group.
 """
@@ -53,7 +53,7 @@ class ThoughtRanks:
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares between 0 and 1 of `n` tokens, or of `n` thoughts; None without any."""
+    """Shares between 0 and 1 of `n` tokens; None without any."""
 
     n: int
     top1: float | None
@@ -68,7 +68,7 @@ class RetrievalAccuracy:
 
     tokens: Shares
     by_kind: dict[str, Shares]
-    by_position: list[Shares]
+    by_position: list[float | None]
     thoughts: list[ThoughtRanks]
 
 
@@ -76,9 +76,11 @@ def retrieval_accuracy(thoughts: Sequence[ThoughtRanks]) -> RetrievalAccuracy:
     """Fold ranks into shares."""
     by_kind: dict[str, Shares] = {kind: _of_tokens(thoughts, kind) for kind in KINDS}
     n_positions = max((each.position + 1 for each in thoughts), default=0)
-    by_position = []
-    for position in range(n_positions):
-        by_position.append(_of_thoughts([each for each in thoughts if each.position == position]))
+    # A whole group is found by its worst token.
+    by_position = [
+        _share(max(each.ranks) < each.size for each in thoughts if each.position == position)
+        for position in range(n_positions)
+    ]
     return RetrievalAccuracy(_of_tokens(thoughts), by_kind, by_position, list(thoughts))
 
 
@@ -179,17 +181,6 @@ def _of_tokens(thoughts: Sequence[ThoughtRanks], kind: str | None = None) -> Sha
         top5=_share(rank < FIVE for rank in ranks),
         in_set=_share(rank < size for rank, size in zip(ranks, sizes, strict=True)),
         chosen=_share(chosen),
-    )
-
-
-def _of_thoughts(thoughts: Sequence[ThoughtRanks]) -> Shares:
-    return Shares(
-        n=len(thoughts),
-        # A thought has one nearest token, so the best rank decides; a whole group is found by its worst.
-        top1=_share(min(each.ranks) == 0 for each in thoughts),
-        top5=_share(max(each.ranks) < FIVE for each in thoughts),
-        in_set=_share(max(each.ranks) < each.size for each in thoughts),
-        chosen=_share(all(each.chosen) for each in thoughts if each.chosen is not None),
     )
 
 

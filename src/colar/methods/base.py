@@ -177,7 +177,7 @@ class ThinkState:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
 
-    def known(self, name: str) -> Tensor:
+    def on_cpu(self, name: str) -> Tensor:
         """A request's temperature, top_p, latent_temperature or one of its params, on the CPU, float64 (B,).
 
         A method that branches by such a column asks here: reading a GPU's tensor waits for the GPU.
@@ -190,9 +190,9 @@ class ThinkState:
         values = [getattr(request.decoding, name) for request in self.requests]
         return torch.tensor(values, dtype=torch.float64)
 
-    def known_decoding(self) -> tuple[Tensor, Tensor]:
+    def decoding_on_cpu(self) -> tuple[Tensor, Tensor]:
         """Temperature and top_p on the CPU, for `sample_tokens`."""
-        return self.known("temperature"), self.known("top_p")
+        return self.on_cpu("temperature"), self.on_cpu("top_p")
 
     def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
         """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
@@ -344,7 +344,7 @@ class Method(ABC):
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
         """The reasoning efforts that it knows (`EFFORTS`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
 
-        None where there is one speed only.
+        Empty where there is one speed only.
         """
         return {}
 

@@ -63,8 +63,8 @@ class Cot(base.Method):
         return {"ce": losses.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        known = state.known_decoding()
-        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform(), known)
+        on_cpu = state.decoding_on_cpu()
+        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform(), on_cpu)
         info = {}
         if state.wants_info:
             info["logp"] = token_logps(state.logits(), state.temperature, ids_B)

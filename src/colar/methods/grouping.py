@@ -76,7 +76,7 @@ class Factors:
     def draw(self, rng: Random, n: int) -> list[float]:
         """n of them: of a list, each entry once before one comes again; one that stands twice, twice as often."""
         if self.real:
-            return [self._rounded(rng.uniform(self.least, self.most)) for _ in range(n)]
+            return [self._rounded(rng.uniform(self.low, self.high)) for _ in range(n)]
         deck = Deck(self.values)
         return [deck.draw(rng) for _ in range(n)]
 
@@ -84,30 +84,30 @@ class Factors:
         """The values, ascending and each once; of a range five, evenly spaced."""
         if not self.real:
             return sorted(set(self.values))
-        step = (self.most - self.least) / 4
-        return sorted({self._rounded(self.least + i * step) for i in range(5)})
+        step = (self.high - self.low) / 4
+        return sorted({self._rounded(self.low + i * step) for i in range(5)})
 
     def _rounded(self, c: float) -> float:
         """Of a range: to two decimals, but never beyond its ends, which may have more."""
         # The model reads c in its prompt: two decimals are few enough to be read.
-        return min(max(round(c, 2), self.least), self.most)
+        return min(max(round(c, 2), self.low), self.high)
 
     @property
-    def least(self) -> float:
+    def low(self) -> float:
         return min(self.values)
 
     @property
-    def most(self) -> float:
+    def high(self) -> float:
         return max(self.values)
 
     def __contains__(self, c: object) -> bool:
         if self.real:
-            return is_number(c) and self.least <= float(str(c)) <= self.most
+            return is_number(c) and self.low <= float(str(c)) <= self.high
         return c in self.values
 
     def __str__(self) -> str:
         if self.real:
-            return f"{self.least:g} to {self.most:g}"
+            return f"{self.low:g} to {self.high:g}"
         return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
 
     @classmethod
@@ -141,10 +141,10 @@ def phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
     return torch.floor(drawn_B * PHASES) / PHASES
 
 
-def most(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
+def nominal_size(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
     """The tokens that group number `step` (from 0) has where nothing ends it before: int64, of the arguments' shape."""
     # float64: at float32 a fractional factor would move groups of long chains by a token.
-    c = devices.wide(c)
+    c = devices.to_widest(c)
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
@@ -153,10 +153,10 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
 
     `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
-    c_B = devices.wide(c_B)
+    c_B = devices.to_widest(c_B)
     phase_B = torch.as_tensor(phase_B, dtype=c_B.dtype, device=c_B.device).expand_as(c_B)
     # An upper bound of any row's groups: a phase only makes them fewer.
-    n_groups = int(torch.ceil(devices.wide(lengths_B) / c_B).max()) if lengths_B.numel() else 0
+    n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) if lengths_B.numel() else 0
     # Where each group starts; the one behind the last starts at the chain's end, or later.
     step_K1 = torch.arange(n_groups + 1, device=c_B.device)
     starts_BK1 = torch.floor(step_K1 * c_B[:, None] + phase_B[:, None]).long()
@@ -181,7 +181,7 @@ def cut_sizes(
         # Rows that have ended look at their last token; nothing is left for them to take.
         at_B1 = start_B.clamp(max=bounds_BT.shape[1] - 1)[:, None]
         bound_B = bounds_BT.gather(1, at_B1)[:, 0]
-        size_B = most(step_B, c_B, phase_B)
+        size_B = nominal_size(step_B, c_B, phase_B)
         if unit_BT is not None:
             size_B = reach(unit_BT, at_B1, size_B[:, None])[:, 0]
         size_B = torch.minimum(size_B, bound_B)
@@ -213,7 +213,7 @@ def starts(sizes_BK: Tensor) -> Tensor:
     return sizes_BK.cumsum(-1) - sizes_BK
 
 
-def members(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+def tokens_of_groups(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens of each group: ids (B, K, G) and which of them are real (B, K, G) bool.
 
     G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.

@@ -48,9 +48,9 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
-        masks.check_inputs(backbone.lm, head_logits)
+        masks.check_inputs(backbone.lm)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._takes_trees = masks.trees_differ(backbone.lm) is None
+        self._takes_trees = masks.why_no_trees(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
@@ -142,7 +142,7 @@ class LatentLM(nn.Module):
         """
         tree = None
         # The attention implementation may have been set since.
-        if self._takes_trees and masks.refusal(self.causal_lm) is None:
+        if self._takes_trees and masks.why_no_masks(self.causal_lm) is None:
             tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1])
         if tree is None:
             return self.hidden(embeds_BTD)
@@ -233,7 +233,7 @@ class LatentLM(nn.Module):
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)
-            values = devices.precise(self.embed(ids))
+            values = devices.to_float64(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()
             count += values.numel()

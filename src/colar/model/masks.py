@@ -4,7 +4,7 @@ transformers takes a mask of four dimensions as it is. Models with layers of sev
 
     additive         masks for rows of a cache, and for rows that share a beginning
     check_inputs     probe: embeddings in, hidden states and logits out, as training and engine feed and read them
-    trees_differ     probe: rows that share their beginning, as one sequence
+    why_no_trees     probe: rows that share their beginning, as one sequence
     probe            the same comparison for another package (the engine's rows of a cache)
 
 A config does not tell which backbones can. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias
@@ -30,7 +30,7 @@ MASKED = ("eager", "sdpa")
 """Attention implementations that take a mask of ours."""
 
 
-def refusal(lm: PreTrainedModel) -> str | None:
+def why_no_masks(lm: PreTrainedModel) -> str | None:
     """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
     config = lm.config.get_text_config()
     known = {"full_attention", "sliding_attention"}
@@ -86,18 +86,17 @@ _FOUND: dict[tuple[Any, ...], str | None] = {}
 
 
 @torch.no_grad()
-def check_inputs(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Tensor], Tensor]) -> None:
+def check_inputs(lm: PreTrainedModel) -> None:
     """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all.
 
-    `head_logits` makes logits of hidden states as colar does. A row of embeddings that are no token's, as latents are,
-    goes beside the tokens.
+    A row of embeddings that are no token's, as latents are, goes beside the tokens.
     """
     # A model of shapes has no numbers to compare.
     if lm.device.type == "meta":
         return
     try:
         with evaluating(lm):
-            reason = _refusal(lm, head_logits)
+            reason = _why_no_embeddings(lm)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -107,7 +106,7 @@ def check_inputs(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Te
         raise ValueError(f"{type(lm).__name__} {reason}: colar can neither train nor run this backbone")
 
 
-def _refusal(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Tensor], Tensor]) -> str | None:
+def _why_no_embeddings(lm: PreTrainedModel) -> str | None:
     """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can."""
     ids_BT = _ids_of_rows(lm, 2, INPUT_TOKENS)
     embeds_BTD = lm.get_input_embeddings()(ids_BT)
@@ -119,7 +118,7 @@ def _refusal(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Tensor
     if len(widths) > 1:
         sizes = " and ".join(map(str, sorted(widths)))
         return f"has embeddings and hidden states of different widths ({sizes}), and latents are both"
-    if _same(theirs_TV, head_logits(lm, hidden_BTD)[0]):
+    if _same(theirs_TV, vocabulary.head_logits(lm, hidden_BTD)[0]):
         return None
     if _same(theirs_TV, lm(inputs_embeds=embeds_BTD, use_cache=False).logits[0].float()):
         return "computes its logits from hidden states in a way that is not known here"
@@ -134,12 +133,12 @@ def _same(theirs_TV: Tensor, ours_TV: Tensor) -> bool:
     return torch.allclose(theirs_TV, ours_TV, rtol=1e-2, atol=1e-3 * theirs_TV.abs().max().item())
 
 
-def trees_differ(lm: PreTrainedModel) -> str | None:
+def why_no_trees(lm: PreTrainedModel) -> str | None:
     """The reason why rows that share their beginning cannot go through one forward; None where they can.
 
     Two rows share a beginning: each by itself, and as the branches of one sequence (`ops/trees.py`).
     """
-    return refusal(lm) or probe(lm, _through_a_tree)
+    return why_no_masks(lm) or probe(lm, _through_a_tree)
 
 
 def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:

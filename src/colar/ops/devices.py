@@ -37,29 +37,29 @@ def can_compile(device: torch.device) -> bool:
     return device.type != "cpu" or any(name and shutil.which(name) for name in compilers)
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_dtype(device: torch.device) -> torch.dtype:
     """The dtype of sums and temperatures on this device: float64, where it has that."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_widest(tensor: Tensor) -> Tensor:
     """The tensor in the widest dtype of its device."""
-    return tensor.to(widest(tensor.device))
+    return tensor.to(widest_dtype(tensor.device))
 
 
-def precise(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     """The tensor in float64, on the CPU where its device has none."""
     return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
 
 
-def narrow(tensor: Tensor, device: torch.device) -> Tensor:
+def fit_dtype(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor as it can be moved to the device: float64 as what that has instead."""
-    return tensor.to(widest(device)) if tensor.dtype == torch.float64 else tensor
+    return tensor.to(widest_dtype(device)) if tensor.dtype == torch.float64 else tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
-    tensor = narrow(tensor, device)
+    tensor = fit_dtype(tensor, device)
     # Memory of a GPU cannot be pinned.
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
@@ -97,7 +97,6 @@ def peak_memory(device: torch.device) -> tuple[int | None, int]:
         peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
         return peak(device), int(module.recommended_max_memory())
     try:
-        import os
         import resource
     except ImportError:
         return None, 0

@@ -39,7 +39,7 @@ BLOCK = 256
 WINDOW = 64
 """Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
 
-Known = tuple[Tensor, Tensor]
+OnCpu = tuple[Tensor, Tensor]
 """Temperature and top_p on the CPU, (B,) each."""
 
 
@@ -49,22 +49,22 @@ def sample_tokens(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    known: Known | None = None,
+    on_cpu: OnCpu | None = None,
 ) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
     A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. With
-    `known` the device is not looked at, unless rows have a top-p below 1.
+    `on_cpu` nothing waits for the device, unless rows have a top-p below 1.
     """
-    known_temperature_B, known_top_p_B = (temperature_B, top_p_B) if known is None else known
-    drawn_B = known_temperature_B > 0
-    cut_B = drawn_B & (known_top_p_B < 1)
+    cpu_temperature_B, cpu_top_p_B = (temperature_B, top_p_B) if on_cpu is None else on_cpu
+    drawn_B = cpu_temperature_B > 0
+    cut_B = drawn_B & (cpu_top_p_B < 1)
     ways: tuple[tuple[Tensor, Callable[..., Tensor]], ...] = (
         (~drawn_B, lambda logits_XV, *_: logits_XV.argmax(-1)),
         (drawn_B & ~cut_B, _drawn),
         (cut_B, _drawn_from_nucleus),
     )
-    # One look at the columns, which is free where they are on the CPU.
+    # One synchronisation, or none where the columns are on the CPU.
     counts = torch.stack([rows_B.sum() for rows_B, _ in ways]).tolist()
     ids_B = torch.zeros(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
     for (rows_B, choose), count in zip(ways, counts, strict=True):
@@ -83,7 +83,7 @@ def is_drawn(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    known: Known | None = None,
+    on_cpu: OnCpu | None = None,
 ) -> Tensor:
     """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
 
@@ -91,9 +91,9 @@ def is_drawn(
     """
     weights_BV = _weights(logits_BV, temperature_B)
     total_B = mass(weights_BV)
-    mine_B = devices.wide(weights_BV[:, token_id])
+    mine_B = devices.to_widest(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
-    if known is not None and bool((known[1] >= 1).all()):
+    if on_cpu is not None and bool((on_cpu[1] >= 1).all()):
         return drawn_B
     # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
     cut_B = top_p_B < 1
@@ -156,8 +156,8 @@ def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
-    mine_BK = devices.wide(logits_BV.gather(1, ids_BK))
-    behind_BK = mine_BK - devices.wide(logits_BV.amax(-1, keepdim=True))
+    mine_BK = devices.to_widest(logits_BV.gather(1, ids_BK))
+    behind_BK = mine_BK - devices.to_widest(logits_BV.amax(-1, keepdim=True))
     return (behind_BK / scale_B[:, None] - total_B.log()[:, None]).float()
 
 
@@ -201,10 +201,10 @@ def first_above(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """
     blocks_BNG = _blocks(weights_BV)
     # First the block: `behind` is how far behind its beginning the number lies, as a share of the block's sum.
-    sums_BN = devices.wide(blocks_BNG.sum(-1))
+    sums_BN = devices.to_widest(blocks_BNG.sum(-1))
     block_B, behind_B = _find(sums_BN, uniform_B)
     row_B = torch.arange(len(block_B), device=block_B.device)
-    place_B, _ = _find(devices.wide(blocks_BNG[row_B, block_B]), behind_B)
+    place_B, _ = _find(devices.to_widest(blocks_BNG[row_B, block_B]), behind_B)
     index_B: Tensor = block_B * blocks_BNG.shape[2] + place_B
     return index_B
 
@@ -214,7 +214,7 @@ def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     cdf_BX = weights_BX.cumsum(-1)
     # Below the end, also by rounding: some weight above 0 then ends behind it, and none of 0 is the first to.
     end_B1 = torch.nextafter(cdf_BX[:, -1:], torch.zeros_like(cdf_BX[:, -1:]))
-    at_B1 = torch.minimum(devices.wide(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
+    at_B1 = torch.minimum(devices.to_widest(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
     # The clamp is for a row of NaN, which has no such index.
     index_B1 = torch.searchsorted(cdf_BX, at_B1, right=True).clamp(max=weights_BX.shape[1] - 1)
     found_B1 = weights_BX.gather(1, index_B1)
@@ -224,7 +224,7 @@ def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
 
 def mass(weights_BV: Tensor) -> Tensor:
     """The sum of each row's weights, (B,) float64, taken in one fixed order."""
-    return devices.wide(_blocks(weights_BV).sum(-1)).sum(-1)
+    return devices.to_widest(_blocks(weights_BV).sum(-1)).sum(-1)
 
 
 def _blocks(weights_BV: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
     """
     found = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
     ids_BW, order_BW = found.indices.sort(-1)
-    values_BW = devices.wide(found.values.gather(1, order_BW))
+    values_BW = devices.to_widest(found.values.gather(1, order_BW))
     # All tokens that are likelier than the window's last are in it. Of those equal to the last some may be outside.
     sure_BW = values_BW > values_BW.amin(-1, keepdim=True)
     holds_B = torch.where(sure_BW, values_BW, 0).sum(-1) >= goal_B
@@ -274,7 +274,7 @@ def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     """The nucleus whose mass reaches `goal_B`, searched in the whole vocabulary: weights (B, V), 0 outside it."""
     # Stable: of equals those with the smaller ids come first.
     sorted_BV, ids_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
-    wide_BV = devices.wide(sorted_BV)
+    wide_BV = devices.to_widest(sorted_BV)
     before_BV = wide_BV.cumsum(-1) - wide_BV
     kept_BV = torch.where(before_BV < goal_B[:, None], sorted_BV, 0)
     return torch.zeros_like(weights_BV).scatter(1, ids_BV, kept_BV)

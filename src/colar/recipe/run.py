@@ -140,9 +140,7 @@ def _write_page(
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = [
-            inspect_system(
-                key_of(name, params), lm, method, examples, params, decoding, controls=False, causal=False
-            )
+            inspect_system(key_of(name, params), lm, method, examples, params, decoding, controls=False)
             for params in settings.method_params(method)
         ]
         inspection = Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})

@@ -89,4 +89,4 @@ def copy(name: str, target: str | Path) -> list[Path]:
 
 def _nearest(name: str | Path) -> str:
     """`, did you mean 'tiny/colar'?`, also where the name was written as a checkout's file, recipes/tiny/colar.yaml."""
-    return did_you_mean(str(name).removeprefix("recipes/").removesuffix(".yaml"), names())
+    return did_you_mean(str(name).removeprefix("recipes/").removesuffix(".yaml"), [*names(), "auto"])

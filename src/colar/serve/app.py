@@ -1,9 +1,8 @@
 """The application: paths, keys, streams, and the way of a request.
 
-POST /v1/chat/completions   /v1/completions   /v1/responses        GET /v1/models   /v1/models/NAME
-GET  /health   /metrics   /   /static/NAME
+POST /v1/chat/completions        GET /v1/models   /v1/models/NAME   /health   /metrics   /   /static/NAME
 
-fields (schema.py, conversation.py) -> ask (served.py) -> pieces (answer.py, text.py) -> OpenAI's formats (formats.py)
+body (chat_request.py) -> engine's requests (served_model.py) -> pieces (samples.py) -> response (chat_response.py)
 """
 
 from __future__ import annotations
@@ -26,18 +25,13 @@ from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
 from colar.look.page import VIEWER_SCRIPTS, VIEWER_STYLES
-from colar.serve import formats
-from colar.serve.answer import AnswerPiece, Sample
+from colar.serve import chat_response
+from colar.serve.chat_request import MAX_BODY, ChatRequest
+from colar.serve.chat_response import ChatResponse
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, Metrics
-from colar.serve.schema import (
-    MAX_BODY,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    ResponseRequest,
-)
-from colar.serve.served import Served, ask
+from colar.serve.samples import Sample, SamplePiece
+from colar.serve.served_model import ServedModel, check_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
 PAGE = {
@@ -54,11 +48,11 @@ PAGE_HEADERS = {
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """The second one keeps nginx from collecting events."""
 
-Pieces = AsyncGenerator[AnswerPiece, None]
+Pieces = AsyncGenerator[SamplePiece, None]
 T = TypeVar("T")
 
 
-def build(models: Sequence[Served], keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> FastAPI:
+def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> FastAPI:
     """The ASGI application. `keys`: one is required, where there are any. `hosts`: the only Host names it answers."""
 
     @contextlib.asynccontextmanager
@@ -75,8 +69,6 @@ def build(models: Sequence[Served], keys: Sequence[str] = (), hosts: Sequence[st
     )
     guard = [Depends(_guard(keys))] if keys else []
     app.post("/v1/chat/completions", dependencies=guard)(api.chat)
-    app.post("/v1/completions", dependencies=guard)(api.completions)
-    app.post("/v1/responses", dependencies=guard)(api.responses)
     app.get("/v1/models", dependencies=guard)(api.list_models)
     # `path`, because NAME=CHECKPOINT may give a name with slashes.
     app.get("/v1/models/{name:path}", dependencies=guard)(api.model)
@@ -95,37 +87,28 @@ def build(models: Sequence[Served], keys: Sequence[str] = (), hosts: Sequence[st
 class Api:
     """The endpoints over some models."""
 
-    def __init__(self, models: Sequence[Served]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models = {each.name: each for each in models}
         self.metrics = Metrics(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self._answer(body, request, "chatcmpl-")
-
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        return await self._answer(body, request, "cmpl-")
-
-    async def responses(self, body: ResponseRequest, request: Request) -> Response:
-        return await self._answer(body, request, "resp_")
-
-    async def _answer(self, body: GenerationRequest, request: Request, prefix: str) -> Response:
-        made = ask(self._served(body.model), body, prefix + secrets.token_hex(12))
-        samples = [Sample(index) for index in range(len(made.requests))]
-        form = formats.of(made)
-        found = self.metrics.observed(made, samples)
+        asked = check_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
+        samples = [Sample(index) for index in range(body.n)]
+        response = ChatResponse(asked, samples)
+        found = self.metrics.observed(asked, samples)
         try:
             # Awaited before any header is sent: a full queue is still a 429.
             first = await _unless_gone(request, anext(found))
             if body.stream:
-                return EventStream(_events(form, first, found, samples))
+                return EventStream(_events(response, first, found))
             await _unless_gone(request, _finish(found))
-            return JSONResponse(form.whole(samples))
+            return JSONResponse(response.whole())
         except BaseException:
             # A generator that is not closed would cancel the engine's requests only when it is collected.
             await found.aclose()
             raise
 
-    def _served(self, name: str | None) -> Served:
+    def _served(self, name: str | None) -> ServedModel:
         """The model of that name; the only one, where none is named."""
         known = ", ".join(self.models)
         if name is None and len(self.models) == 1:
@@ -208,21 +191,19 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(
-    form: formats.Choices | formats.ResponseItems, first: AnswerPiece, rest: Pieces, samples: Sequence[Sample]
-) -> AsyncGenerator[bytes, None]:
+async def _events(response: ChatResponse, first: SamplePiece, rest: Pieces) -> AsyncGenerator[bytes, None]:
     """The events of a stream; an error is the last one."""
     async with contextlib.aclosing(rest):
         try:
-            for event in form.events(first):
+            for event in response.events(first):
                 yield event
             async for piece in rest:
-                for event in form.events(piece):
+                for event in response.events(piece):
                     yield event
-            for event in form.end(samples):
+            for event in response.end():
                 yield event
         except ApiError as error:
-            yield formats.event(error.body())
+            yield chat_response.event(error.body())
 
 
 async def _finish(rest: Pieces) -> None:

@@ -10,9 +10,9 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from colar.engine.engine import Engine
-from colar.serve.answer import AnswerPiece, Sample, pieces
 from colar.serve.errors import ApiError
-from colar.serve.served import Ask, Served
+from colar.serve.samples import Sample, SamplePiece, pieces
+from colar.serve.served_model import ApiRequest, ServedModel
 
 LEFT = 499
 """The status of a request whose client has left (nginx's)."""
@@ -22,7 +22,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class Metrics:
     """Counters, histograms and gauges over some models."""
 
-    def __init__(self, models: Sequence[Served]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         # Its own: the global registry refuses the metrics of a second server in one process.
         self.registry = CollectorRegistry()
         self.requests = Counter(
@@ -54,14 +54,16 @@ class Metrics:
             running.labels(each.name).set_function(partial(_running, engine))
             waiting.labels(each.name).set_function(partial(_waiting, engine))
 
-    async def observed(self, made: Ask, samples: Sequence[Sample]) -> AsyncGenerator[AnswerPiece, None]:
-        """The pieces of an ask, counted when it ends."""
-        name = made.served.name
+    async def observed(
+        self, asked: ApiRequest, samples: Sequence[Sample]
+    ) -> AsyncGenerator[SamplePiece, None]:
+        """The pieces of a request, counted when it ends."""
+        name = asked.served.name
         started = time.perf_counter()
         status = LEFT
         begun = False
         try:
-            async with contextlib.aclosing(pieces(made, samples)) as found:
+            async with contextlib.aclosing(pieces(asked, samples)) as found:
                 async for piece in found:
                     if not begun:
                         self.first.labels(name).observe(time.perf_counter() - started)
@@ -74,7 +76,7 @@ class Metrics:
         finally:
             self.requests.labels(name, str(status)).inc()
             self.seconds.labels(name).observe(time.perf_counter() - started)
-            self.tokens.labels(name, "prompt").inc(made.prompt_tokens)
+            self.tokens.labels(name, "prompt").inc(asked.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
 

@@ -7,11 +7,11 @@ no worker holds a state that could go stale.
 Order of an epoch:
 
     shuffle         rows in an order that only (seed, epoch, id) decides
-    pools           `POOL` groups each, at most a quarter of the data, sorted by length inside
-    groups          neighbours in a pool: the rows of one update, of like length
-    shuffle         the groups, and the rows within each
+    pools           `POOL` updates each, at most a quarter of the data, sorted by length inside
+    updates         neighbours in a pool: the rows of one update, of like length
+    shuffle         the updates, and the rows within each
 
-Neither the first group nor the last has the longest rows. (Larger groups would give successive updates like lengths.)
+Neither the first update nor the last has the longest rows.
 A pool of all rows would make one update of all the longest: they would be learnt together, in every epoch.
 
 A batch of rows goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
@@ -47,9 +47,9 @@ from colar.ops.noise import seed_from
 from colar.ops.ragged import PAD_TO
 
 POOL = 50
-"""Most groups that are sorted together."""
+"""Most updates that are sorted together."""
 POOLS = 4
-"""Fewest pools of an epoch, where there are that many groups."""
+"""Fewest pools of an epoch, where there are that many updates."""
 WORKERS_FROM = 20_000
 """Rows that are encoded by several processes before a run: about 4,000 a second on each core."""
 ENCODERS = 16
@@ -191,17 +191,21 @@ def digest_of(examples: Iterable[Example]) -> str:
 
 
 class RowSchedule(Schedule):
-    """One epoch's rows, in groups of `group` rows of like length; the `n_draws` rows of an example come together."""
+    """One epoch's rows, in updates of `update_rows` rows of like length, an example's `n_draws` rows together."""
 
     def __init__(
-        self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int, n_draws: int = 1
+        self,
+        examples: Sequence[Example],
+        lengths: Sequence[int],
+        seed: int,
+        update_rows: int,
+        n_draws: int = 1,
     ) -> None:
         self.ids = [example.id for example in examples]
         self.digest = digest_of(examples)
         self.lengths = lengths
         self.seed = seed
-        self.group = group // n_draws
-        """In examples."""
+        self.update_examples = update_rows // n_draws
         self.n_draws = n_draws
         self.epoch = 0
 
@@ -214,28 +218,28 @@ class RowSchedule(Schedule):
                 yield self.epoch + position / len(self.ids), index, draw
 
     def permutation(self, epoch: int) -> list[int]:
-        """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, group)."""
+        """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, update_rows)."""
         # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
         shuffled = sorted(range(len(self.ids)), key=lambda index: (places[index], index))
 
-        # The rows that fill no whole group come last: a short group in the middle would cut all later ones anew.
-        whole = len(self.ids) - len(self.ids) % self.group
-        pool_rows = self.group * min(POOL, max(1, whole // self.group // POOLS))
-        groups = []
+        # The rows that fill no whole update come last: a short update in the middle would cut all later ones anew.
+        whole = len(self.ids) - len(self.ids) % self.update_examples
+        pool_rows = self.update_examples * min(POOL, max(1, whole // self.update_examples // POOLS))
+        updates = []
         for start in range(0, whole, pool_rows):
             end = min(start + pool_rows, whole)
             pool = sorted(shuffled[start:end], key=lambda index: self.lengths[index])
-            for first in range(0, len(pool), self.group):
-                groups.append(pool[first : first + self.group])
+            for first in range(0, len(pool), self.update_examples):
+                updates.append(pool[first : first + self.update_examples])
 
         rng = Random(seed_from(self.seed, "groups", epoch))
-        rng.shuffle(groups)
+        rng.shuffle(updates)
         order: list[int] = []
-        # Within a group too, so that the batches of an update are not sorted by length.
-        for group in groups:
-            rng.shuffle(group)
-            order += group
+        # Within an update too, so that the batches of an update are not sorted by length.
+        for update in updates:
+            rng.shuffle(update)
+            order += update
         return order + shuffled[whole:]
 
 

@@ -106,7 +106,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     # Data
 
     def _collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return {name: devices.narrow(column, self.args.device) for name, column in collate(rows).items()}
+        return {name: devices.fit_dtype(column, self.args.device) for name, column in collate(rows).items()}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows in the order of the schedule, divided between the processes by accelerate."""
@@ -170,7 +170,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a batch on the device, float64 as what that has instead."""
         device = self.args.device
-        return {name: devices.narrow(column, device).to(device) for name, column in inputs.items()}
+        return {name: devices.fit_dtype(column, device).to(device) for name, column in inputs.items()}
 
     # Loss
 

@@ -1,9 +1,6 @@
 """The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
 
-    opening     does it think, and what does it cost       opening.py
-    questions   the chains, beside one another              page.js, viewer
-    sections    one for each measurement                   sections.py, of tables and charts (figures.py)
-
+The questions are for page.js and the viewer; the other sections are tables (look/tables.py) and charts (charts.py).
 Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can
 fetch nothing. Templates escape all text; what scripts show they set as text.
 """
@@ -16,14 +13,16 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from colar.look.page.figures import names_of
-from colar.look.page.opening import cost_section
-from colar.look.page.sections import CAUSES, SECTIONS
+from colar.evaluation.text_table import TextTable, percent
+from colar.look import tables
+from colar.look.page.charts import Chart, cause_chart, cost_chart, position_chart
+from colar.look.tables import CAUSES, Numbers, names_of, with_interval, with_names
 
 FOLDER = Path(__file__).parent
 VIEWER_STYLES = (FOLDER / "viewer" / "frame.css", FOLDER / "viewer" / "viewer.css")
@@ -33,6 +32,22 @@ STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
 SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
 
 
+FEW = 30
+"""Questions below which the intervals are too narrow."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; `id` is its fragment."""
+
+    id: str
+    title: str
+    read: str
+    charts: Sequence[Chart]
+    tables: Sequence[TextTable]
+    notes: Sequence[str] = ()
+
+
 def render(
     whole: Mapping[str, Any],
     questions: Sequence[Mapping[str, Any]],
@@ -40,7 +55,6 @@ def render(
 ) -> str:
     """The page. `whole` is inside.json; `chains[i][j]` is the chain of system i for question j."""
     systems = whole["systems"]
-    shown = [made(systems) for made in SECTIONS]
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
     # Undefined names are errors, not empty texts.
@@ -48,7 +62,7 @@ def render(
     return environment.get_template("page.html").render(
         title=_title(whole),
         cost=cost_section(whole),
-        sections=[section for section in shown if not section.is_empty],
+        sections=[each for each in (cause_section(systems), retrieval_section(systems)) if each],
         causes=CAUSES,
         n_questions=len(questions),
         made=json.dumps(
@@ -68,6 +82,93 @@ def framed(page: str, height: int = 800) -> str:
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar: look inside" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
+
+
+# Sections, None where no system has the measurement
+
+
+def cost_section(whole: Mapping[str, Any]) -> Section | None:
+    systems = [system for system in whole["systems"] if system.get("cost")]
+    if not systems:
+        return None
+    shown = [tables.cost_table(systems), tables.control_table(systems)]
+    return Section(
+        "cost",
+        "Does it think, and what does it cost?",
+        "Up is better, left is cheaper. A model that reads its thoughts falls when it is given others.",
+        [
+            cost_chart(systems, "length", "thoughts a question (#L)", 1),
+            cost_chart(systems, "seconds", "milliseconds a question", 1000),
+        ],
+        [table for table in (*shown, tables.comparison_table(whole.get("comparisons", []))) if table.rows],
+        verdicts(systems),
+    )
+
+
+def cause_section(systems: Sequence[Numbers]) -> Section | None:
+    if not tables.cause_table(systems).rows:
+        return None
+    diagnosis = tables.diagnosis_table(systems)
+    return Section(
+        "causes",
+        "What goes wrong",
+        "Each wrong answer is put down to the first thought that differs from the reference chain.",
+        [cause_chart(systems)],
+        [diagnosis] if diagnosis.rows else [],
+    )
+
+
+def retrieval_section(systems: Sequence[Numbers]) -> Section | None:
+    shown = tables.retrieval_tables(systems)
+    if not shown:
+        return None
+    return Section(
+        "retrieval",
+        "Can thoughts be read as tokens?",
+        "Share of the group's tokens among the tokens nearest to a thought, after a right prefix; “in set” looks at as "
+        "many tokens as the group has. The last two columns are in set: thoughts of the model's own chain, and the "
+        "reference's own latents, the ceiling.",
+        [position_chart(systems)],
+        shown,
+    )
+
+
+def verdicts(systems: Sequence[Numbers]) -> list[str]:
+    """The answer in words, a sentence or two for each system that has a `cost`."""
+    found = []
+    fewest = FEW
+    for name, cost in with_names(systems, "cost"):
+        own = cost["outcomes"]["own"]
+        fewest = min(fewest, own["n"])
+        opening = (
+            f"{name}: {percent(own['accuracy']['mean'])}% of {own['n']} questions right, with "
+            f"{own['length']['mean']:.1f} thoughts and {1000 * own['seconds']['mean']:.0f} ms a question."
+        )
+        found.append(f"{opening} {_verdict(cost)}".rstrip())
+    if fewest < FEW:
+        found.append(f"Fewer than {FEW} questions: the intervals are too narrow to be relied on.")
+    return found
+
+
+def _verdict(cost: Mapping[str, Any]) -> str:
+    """The result of the strongest control."""
+    for kind in ("shuffled", "none"):
+        found = cost["differences"].get(kind)
+        if found is None or found["interval"] is None:
+            continue
+        low, high = found["interval"]
+        other = "another question's thoughts" if kind == "shuffled" else "its thoughts left out"
+        opening = f"With {other}: {percent(cost['outcomes'][kind]['accuracy']['mean'])}%."
+        points = f"{with_interval(found)} points"
+        if low > 0:
+            return f"{opening} The difference, {points}, says that its answers depend on what it thinks."
+        if high < 0:
+            return f"{opening} That is better, a difference of {points}."
+        return f"{opening} The difference, {points}, does not show that it uses its thoughts."
+    return ""
+
+
+# The parts of the file
 
 
 def _packed(

@@ -163,7 +163,7 @@ class Colar(grouping.GroupMethod):
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
-        most = max(MOST_FACTOR, factors.most)
+        most = max(MOST_FACTOR, factors.high)
         if c > most:
             raise ValueError(
                 f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
@@ -194,7 +194,7 @@ class Colar(grouping.GroupMethod):
         At the K positions before a latent: the tokens of its group, or one of them. After them: ### answer EOS, one
         label each, in the first of the G places.
         """
-        ids_BKG, real_BKG = grouping.members(batch.chain_ids, sizes_BK)
+        ids_BKG, real_BKG = grouping.tokens_of_groups(batch.chain_ids, sizes_BK)
         # The paper's label: one token of the group. The draw is a function of the row's seed, for a resumed run.
         if self.config.chain_label == "sampled":
             drawn_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), sizes_BK.shape[1])
@@ -284,7 +284,7 @@ class Colar(grouping.GroupMethod):
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD
         spread_BD = torch.zeros_like(mean_BD)
-        if self.has_density and bool((state.known("latent_temperature") > 0).any()):
+        if self.has_density and bool((state.on_cpu("latent_temperature") > 0).any()):
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
 
@@ -317,7 +317,7 @@ class Colar(grouping.GroupMethod):
         """
         separator_id = lm.template.closing_id
         greedy_B = state.temperature == 0
-        is_greedy_B = state.known("temperature") == 0
+        is_greedy_B = state.on_cpu("temperature") == 0
         stops_B = torch.zeros_like(greedy_B)
         if bool(is_greedy_B.any()):
             if self.config.stop == "majority":
@@ -326,14 +326,14 @@ class Colar(grouping.GroupMethod):
                 stops_B = logits_BV.argmax(-1) == separator_id
         if bool(is_greedy_B.all()):
             return stops_B
-        known = state.known_decoding()
-        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), known)
+        on_cpu = state.decoding_on_cpu()
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), on_cpu)
         return torch.where(greedy_B, stops_B, drawn_B)
 
 
 def _stop_logp(lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
     """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
-    temperature_B = state.known("temperature")
+    temperature_B = state.on_cpu("temperature")
     if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
         # `stop_B` is of temperature 1, by which temperature 0 is scored too: no second softmax.
         return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()

@@ -21,14 +21,14 @@ from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
-from colar.ops.sampling import Known, sample_tokens, token_logps, unlikely_logps
+from colar.ops.sampling import OnCpu, sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
 class Rules:
     """Rules by which the tokens of a group are chosen, and the group ends: columns (B,)."""
 
-    most: Tensor
+    units: Tensor
     """The units of a group that nothing ends before."""
     temperature: Tensor
     """Of the tokens behind the first."""
@@ -40,11 +40,12 @@ class Rules:
     shortlist: HeadRows | None = None
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
-    """The tokens by which groups of equations end; None: a group simply has `most` tokens."""
+    """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
     numbers: Tensor | None = None
     """Bools: in which rows numbers are units. Of equations."""
-    known: Mapping[str, Tensor] = field(default_factory=dict)
-    """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
+    columns_on_cpu: Mapping[str, Tensor] = field(default_factory=dict)
+    """Copies of the columns above by their names, for what Python decides by; a column without one is read from its
+    tensor. That of `units` may be an upper bound."""
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -59,9 +60,9 @@ class Rules:
     @cached_property
     def places(self) -> int:
         """The most tokens that a group may have."""
-        most = int(self.on_cpu("most").max())
+        units = int(self.on_cpu("units").max())
         # A number that begins a group is one unit; behind it a unit is one token.
-        return most if self.equations is None else most + LONGEST - 1
+        return units if self.equations is None else units + LONGEST - 1
 
     def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
         """The threshold of each group's next token, (X,)."""
@@ -73,8 +74,8 @@ class Rules:
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
     def on_cpu(self, name: str) -> Tensor:
-        """A column on the CPU, if it is known there."""
-        column: Tensor = self.known.get(name, getattr(self, name))
+        """A column on the CPU, where it has a copy there."""
+        column: Tensor = self.columns_on_cpu.get(name, getattr(self, name))
         return column
 
 
@@ -117,20 +118,20 @@ def choose_first(
     latent_temperature_B: Tensor,
     top_p_B: Tensor,
     uniform: Callable[[int], Tensor],
-    known: Known,
-    known_latent_temperature_B: Tensor,
+    on_cpu: OnCpu,
+    latent_temperature_on_cpu_B: Tensor,
 ) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops.
 
     `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
-    another temperature. What is `known` of the temperatures is on the CPU.
+    another temperature. `on_cpu` are `temperature_B` and `top_p_B` there.
     """
     # No draw: its noise would cost more than the choice.
-    if bool((known[0] == 0).all()) and bool((known_latent_temperature_B == 0).all()):
+    if bool((on_cpu[0] == 0).all()) and bool((latent_temperature_on_cpu_B == 0).all()):
         return logits_BV.argmax(-1)
-    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), known)
+    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), on_cpu)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
-    if bool((known[0] == known_latent_temperature_B).all()):
+    if bool((on_cpu[0] == latent_temperature_on_cpu_B).all()):
         return first_B
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
     at = again_B.nonzero()[:, 0]
@@ -191,7 +192,7 @@ def choose(
     state_XD = hidden_BD
     token_X = first_B
     numbers_B = torch.zeros_like(first_B, dtype=torch.bool) if rules.numbers is None else rules.numbers
-    extents = Extents(first_B, rules.most, rules.equations, numbers_B)
+    extents = Extents(first_B, rules.units, rules.equations, numbers_B)
     going_X = (token_X != lm.template.closing_id) & extents.open(rows_X)
     for place in range(1, rules.places):
         if compact and not bool(going_X.all()):
@@ -228,10 +229,10 @@ def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: 
     if rules.is_greedy:
         index_X = logits_XV.argmax(-1)
     else:
-        # Rows are fewer than those that `known` is of, once some have ended.
-        known = None if compact else (rules.on_cpu("temperature"), rules.on_cpu("top_p"))
+        # Rows are fewer than those of the copies on the CPU, once some have ended.
+        on_cpu = None if compact else (rules.on_cpu("temperature"), rules.on_cpu("top_p"))
         uniform_X = rules.uniform(place)[rows_X]
-        index_X = sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)
+        index_X = sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, on_cpu)
     token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
     return Draw(place, rows_X, logits_XV, index_X, token_X)
 

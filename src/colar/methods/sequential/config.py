@@ -104,7 +104,7 @@ class SequentialConfig:
     def most_units(self) -> int:
         """The most units that a group may have."""
         # At c = 2.5 groups have 2 or 3.
-        return math.ceil(self.factors.most)
+        return math.ceil(self.factors.high)
 
 
 # The shortlist

@@ -78,7 +78,7 @@ class GroupDecoder(nn.Module):
         return state + step.to(state.dtype)
 
 
-def windows(
+def tokens_from(
     chain_ids: Tensor, chain_lengths: Tensor, starts_BK: Tensor, sizes_BK: Tensor, separator_id: int
 ) -> tuple[Tensor, Tensor]:
     """The labels of each group, (B, K, G), and which of them are real: the tokens from its start on, up to its size.

@@ -67,11 +67,11 @@ class Equations:
         return torch.isin(ids, torch.tensor(self.digit_ids, device=ids.device))
 
     def is_start(self, ids: Tensor) -> Tensor:
-        """Tokens that join no group."""
+        """Signs and "=": tokens that start a group."""
         return torch.isin(ids, torch.tensor((*self.sign_ids, self.equals_id), device=ids.device))
 
     def is_end(self, ids: Tensor) -> Tensor:
-        """Tokens that nothing joins."""
+        """Tokens that nothing joins in their group."""
         return ids == self.equals_id
 
     # Of groups that are given
@@ -172,14 +172,14 @@ class Extents:
     """State of the groups of a batch's rows while they are chosen, and tokens that may join them.
 
     Rows are named by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
-    has `most` tokens, of any kind.
+    has `units` tokens, of any kind.
     """
 
     def __init__(
-        self, first_B: Tensor, most_B: Tensor, equations: Equations | None, numbers_B: Tensor
+        self, first_B: Tensor, units_B: Tensor, equations: Equations | None, numbers_B: Tensor
     ) -> None:
         self.equations = equations
-        self.most_B = most_B
+        self.units_B = units_B
         self.numbers_B = numbers_B
         self.last_B = first_B.clone()
         self.used_B = torch.ones_like(first_B)
@@ -196,7 +196,7 @@ class Extents:
 
     def has_room(self, rows_X: Tensor) -> Tensor:
         """True if c lets one more unit in, (X,) bool."""
-        return self.used_B[rows_X] < self.most_B[rows_X]
+        return self.used_B[rows_X] < self.units_B[rows_X]
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
         """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""

@@ -96,7 +96,7 @@ def maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
 def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None) -> Tensor:
     """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, in float32; zero where a size is 0."""
     if _maps_of(lm):
-        ids_BKG, real_BKG = grouping.members(chain_ids, sizes_BK)
+        ids_BKG, real_BKG = grouping.tokens_of_groups(chain_ids, sizes_BK)
         return merge_groups(lm, ids_BKG, real_BKG, equations)
     return grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
 

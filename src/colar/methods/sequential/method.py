@@ -105,7 +105,7 @@ class Sequential(grouping.GroupMethod):
         return gather(self.config.shortlist_ids)
 
     def check_params(self, params: SequentialParams) -> str | None:
-        c, most = params.compression_factor, self.config.factors.most
+        c, most = params.compression_factor, self.config.factors.high
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
@@ -171,12 +171,12 @@ class Sequential(grouping.GroupMethod):
         """
         c_B = batch.params["compression_factor"]
         step_K = torch.arange(fed.sizes_BK.shape[1], device=c_B.device)
-        most_BK = grouping.most(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
+        most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
         starts_BK = grouping.starts(fed.sizes_BK)
         # Up to the token that a group ended before: at inference nothing behind that is asked for.
         own_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
-        ids_BKG, real_BKG = decoder.windows(
+        ids_BKG, real_BKG = decoder.tokens_from(
             batch.chain_ids,
             batch.chain_lengths,
             starts_BK,
@@ -209,7 +209,7 @@ class Sequential(grouping.GroupMethod):
         most_BK = torch.full_like(starts_BK, self.config.most_units)
         if equations is None or not starts_BK.numel():
             return most_BK
-        largest = self.config.factors.most
+        largest = self.config.factors.high
         numbers_B = torch.full_like(batch.chain_lengths, largest >= NUMBERS_FROM, dtype=torch.bool)
         sizes_BK = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
         # Behind a row's last group the starts are the chain's length.
@@ -225,7 +225,7 @@ class Sequential(grouping.GroupMethod):
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
-        ids_BTG, real_BTG = self._windows(lm, batch)
+        ids_BTG, real_BTG = self._tokens_from_each(lm, batch)
         if ids_BTG.shape[-1] < 2:
             return torch.ones_like(batch.chain_ids)
         threshold_B = batch.params["confidence_threshold"]
@@ -249,7 +249,7 @@ class Sequential(grouping.GroupMethod):
         # The tokens before the first of low confidence.
         return 1 + confident_BTG[..., 1:].long().cumprod(-1).sum(-1)
 
-    def _windows(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _tokens_from_each(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The tokens that c lets into a group from each reasoning token on, (B, T, G), and which of them are real."""
         B, T = batch.chain_ids.shape
         c_B = batch.params["compression_factor"]
@@ -260,7 +260,7 @@ class Sequential(grouping.GroupMethod):
             lengths_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
             most_BT = grouping.reach(lengths_BT, starts_BT, most_BT)
         closing_id = lm.template.closing_id
-        return decoder.windows(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
+        return decoder.tokens_from(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
 
     def _logps_after_single_tokens(
         self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
@@ -328,8 +328,8 @@ class Sequential(grouping.GroupMethod):
             state.latent_temperature,
             state.top_p,
             lambda n: state.uniform(noise.TOKEN, n),
-            state.known_decoding(),
-            state.known("latent_temperature"),
+            state.decoding_on_cpu(),
+            state.on_cpu("latent_temperature"),
         )
         groups = choice.choose(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
@@ -342,7 +342,7 @@ class Sequential(grouping.GroupMethod):
     def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
         """The rules by which the rows' next groups are chosen."""
         return Rules(
-            most=self._most(state),
+            units=self._units(state),
             equations=self.equations(lm),
             numbers=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
@@ -351,12 +351,12 @@ class Sequential(grouping.GroupMethod):
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist_rows(state.make_head_rows or lm.head_rows),
-            known={
+            columns_on_cpu={
                 # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
-                "most": state.known("compression_factor").ceil().long(),
-                "temperature": state.known("latent_temperature"),
-                "top_p": state.known("top_p"),
-                "confidence_threshold": state.known("confidence_threshold"),
+                "units": state.on_cpu("compression_factor").ceil().long(),
+                "temperature": state.on_cpu("latent_temperature"),
+                "top_p": state.on_cpu("top_p"),
+                "confidence_threshold": state.on_cpu("confidence_threshold"),
             },
         )
 
@@ -388,11 +388,11 @@ class Sequential(grouping.GroupMethod):
         real = (ids != NOTHING) & (ids != lm.template.closing_id)
         return merging.merge_groups(lm, ids, real, self.equations(lm))
 
-    def _most(self, state: ThinkState) -> Tensor:
+    def _units(self, state: ThinkState) -> Tensor:
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        known_c_B = state.known("compression_factor")
-        if bool((known_c_B == known_c_B.floor()).all()):
+        c_on_cpu_B = state.on_cpu("compression_factor")
+        if bool((c_on_cpu_B == c_on_cpu_B.floor()).all()):
             return c_B.long()
-        return grouping.most(state.step, c_B, grouping.phase(state.seed, state.sample))
+        return grouping.nominal_size(state.step, c_B, grouping.phase(state.seed, state.sample))

@@ -69,7 +69,7 @@ class GrpoConfig:
     """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
     latent_logprob: LatentLogprob = "mean"
     """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one. Where latents
-    are not drawn from a density (the sequential and the deterministic head, CoT) it must be mean, which does nothing
+    are not drawn from a density (`sequential`, the deterministic head, CoT) it must be mean, which does nothing
     there."""
     # Which outputs are learnt from.
     mask_truncated_completions: bool = False

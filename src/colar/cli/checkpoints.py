@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import itertools
 import json
-import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from colar import files, progress
-from colar.cli.options import LIMITS, columns_of
-
-HARMLESS = (
-    # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
-    ("`is_gradient_checkpointing` is deprecated", FutureWarning),
-    # peft's remark on GPT-2, whose linears are stored transposed: it has seen that and does the right thing.
-    ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
-)
-"""Warnings of libraries that a user can do nothing about: how each begins, and its category."""
-
-
-def quiet_libraries() -> None:
-    """Keep the libraries' own bars, advice and known harmless warnings off the terminal. For commands alone:
-    who uses colar as a library sees everything."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    for beginning, category in HARMLESS:
-        warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
-
-
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """Leave Python's garbage collector off inside the block, which imports libraries or loads a model.
-
-    Both make a million objects that stay: looking for garbage among them takes a fifth of an import's time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+from colar.cli import collector_off
+from colar.cli.options import LIMITS
+from colar.evaluation.folder import split_name
+from colar.methods import pretrained, registry
+from colar.methods.base import Method
+from colar.model import checkpoint
+from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 
 def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
-    from colar.model import checkpoint
-
     if all(getattr(args, name) is not None for name in LIMITS):
         return
     known = [
@@ -71,24 +40,6 @@ def data_of_runs(checkpoints: Iterable[str]) -> str:
     source = str(held_out.pop()) if len(held_out) == 1 else "arithmetic"
     progress.say(f"--data {source}, by default")
     return source
-
-
-def examples_of(args: argparse.Namespace, source: str, split: str, options: dict[str, Any]) -> list[Any]:
-    """The examples of a source as the data options say, with the judge of the command line."""
-    from colar.data import sources
-    from colar.data.judge import custom
-
-    examples = sources.load(
-        source,
-        split,
-        data_dir=args.data_dir,
-        limit=args.limit,
-        seed=args.data_seed,
-        skip_malformed=args.skip_malformed,
-        options=options,
-        columns=columns_of(args.columns),
-    )
-    return custom.applied(examples, args.judge)
 
 
 def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
@@ -121,8 +72,6 @@ def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str
 
 def name_and_path(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
-    from colar.evaluation.folder import split_name
-
     name, path = split_name(text)
     if name is not None:
         return name, path
@@ -146,12 +95,8 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 
 
 @collector_off()
-def load(path: str, args: argparse.Namespace) -> tuple[Any, Any]:
+def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
-    from colar.methods import pretrained
-    from colar.ops import devices
-
-    quiet_libraries()
     device = _device(args)
     lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
@@ -161,10 +106,6 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _device(args: argparse.Namespace) -> str:
     """--device, or the GPU if there is one. ValueError where it is unknown, not built in, or not there."""
-    import torch
-
-    from colar.ops import devices
-
     device: str = args.device or devices.best()
     # A tensor tells: torch raises one error or another for each reason.
     try:
@@ -176,8 +117,6 @@ def _device(args: argparse.Namespace) -> str:
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
     """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
-    from colar.model import checkpoint
-
     folders = list(folders)
     if args.backbone and not any(checkpoint.read_info(each)["weights"] == "adapter" for each in folders):
         given = ", ".join(str(each) for each in folders)
@@ -190,9 +129,6 @@ def param_grids(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[s
     The weights, which take seconds to load, are not read. ValueError for a value that is out of range, or that none of
     the methods has; one that only some have fills their rows of a table.
     """
-    from colar.methods import registry
-    from colar.model import checkpoint
-
     methods = {
         name: registry.rebuild(checkpoint.read_info(folder)["method"], folder)
         for name, folder in folders.items()

@@ -1,11 +1,11 @@
-"""A checkpoint that is served, and an `Ask`: the engine's requests for one request of the API."""
+"""A checkpoint that is served, and a request of the API as requests to its engine."""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,15 @@ from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import ApiError
-from colar.serve.schema import GenerationRequest
 from colar.serve.thought_text import Nearest
 
 DEFAULT_EFFORT = "medium"
 """Its values are the defaults where a method's own were not trained."""
 
 
-class Served:
+class ServedModel:
     """One checkpoint under one name. `decoding` has the defaults of a request, and the most of its limits."""
 
     def __init__(self, name: str, lm: LatentLM, method: Method, engine: Engine, decoding: Decoding) -> None:
@@ -109,12 +109,12 @@ def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Samples of one or several questions: the choices of one response."""
+class ApiRequest:
+    """One request of the API: the engine has a request for each sample of the answer."""
 
     id: str
-    served: Served
-    body: GenerationRequest
+    served: ServedModel
+    body: ChatRequest
     requests: list[Request]
     prompt_tokens: int
     warning: str | None
@@ -126,58 +126,43 @@ class Ask:
         return self.requests[0].seed
 
 
-def ask(served: Served, body: GenerationRequest, id: str) -> Ask:
+def check_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest:
     """Check everything that can be checked before the engine has it. ApiError 400 names the field."""
-    values = served.effort(body.effort) if body.effort is not None else {}
+    values = served.effort(body.reasoning_effort) if body.reasoning_effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
     budget = values.pop("thinking_token_budget", None)
     if body.thinking_token_budget is not None:
         budget = body.thinking_token_budget
     params, warning = served.params({**values, **body.params})
-    decoding = _decoding(served.decoding, body, budget)
     # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
     latent = body.include_reasoning and served.method.thinks_in_latents
-    keep = body.return_thoughts or body.likeliest is not None or latent
-    # Without a seed, draws differ from request to request.
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    context = body.context
-    _check_place(served, context, body.question_field)
-    requests = []
-    prompt_tokens = 0
-    for question in body.questions:
-        request = Request(
-            id,
-            question,
-            params,
-            decoding,
-            seed,
-            keep_latents=keep,
-            top_logprobs=body.likeliest or 0,
-            context=context,
-        )
-        prompt_tokens += _length(served, request, body.question_field)
-        # They share the seed: `sample` makes their draws differ.
-        requests += [dataclasses.replace(request, sample=sample) for sample in range(body.samples)]
-    return Ask(id, served, body, requests, prompt_tokens, warning)
-
-
-def _check_place(served: Served, context: Sequence[tuple[str, str]], field: str) -> None:
-    """ApiError 400 for turns before the question where the model has the plain format: it was trained on none."""
-    if not context or served.lm.template.chat is not None:
-        return
-    if any(role == "system" for role, _ in context):
-        raise ApiError(400, f"{field}: model {served.name} has no place for a system message", field)
-    raise ApiError(
-        400,
-        f"{field}: model {served.name} answers one question without earlier turns, got {1 + len(context)} messages",
-        field,
+    request = Request(
+        id,
+        body.question,
+        params,
+        _decoding(served.decoding, body, budget),
+        # Without a seed, draws differ from request to request.
+        secrets.randbits(63) if body.seed is None else body.seed,
+        keep_latents=body.return_thoughts or body.logprobs or latent,
+        top_logprobs=body.top_logprobs,
+        context=body.context,
     )
+    prompt_tokens = _length(served, request)
+    # They share the seed: `sample` makes their draws differ.
+    requests = [dataclasses.replace(request, sample=sample) for sample in range(body.n)]
+    return ApiRequest(id, served, body, requests, prompt_tokens, warning)
 
 
-def _length(served: Served, request: Request, field: str) -> int:
-    """The number of tokens of a question. ApiError 400 where the engine could not run the request."""
+def _length(served: ServedModel, request: Request) -> int:
+    """The number of tokens of the question. ApiError 400 where the model could not answer it."""
     if not request.question.strip():
-        raise ApiError(400, "the question is empty", field)
+        raise ApiError(400, "the question is empty", "messages")
+    # The plain format was trained on bare questions.
+    if request.context and served.lm.template.chat is None:
+        words = f"answers one question without earlier turns, got {1 + len(request.context)} messages"
+        if any(role == "system" for role, _ in request.context):
+            words = "has no place for a system message"
+        raise ApiError(400, f"messages: model {served.name} {words}", "messages")
     try:
         check(served.method, request)
         return len(prompt_ids(served.lm, served.method, request))
@@ -185,10 +170,10 @@ def _length(served: Served, request: Request, field: str) -> int:
         # Without the name that the request has here: the client did not give it.
         words = str(error).removeprefix(f"request {request.id}: ")
         code = "context_length_exceeded" if isinstance(error, TooLong) else None
-        raise ApiError(400, words, field, code) from error
+        raise ApiError(400, words, "messages", code) from error
 
 
-def _decoding(default: Decoding, body: GenerationRequest, budget: int | None) -> Decoding:
+def _decoding(default: Decoding, body: ChatRequest, budget: int | None) -> Decoding:
     """The server's decoding with a request's values; limits are the lower of both."""
     changes: dict[str, Any] = {}
     if body.temperature is not None:

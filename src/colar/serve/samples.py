@@ -1,9 +1,9 @@
-"""An ask becomes pieces: thoughts and text as they come, and how each sample ended.
+"""The samples of a request as they are made: thoughts and text as they come, and how each sample ended.
 
     engine     thought   thought   stop   token   token   EOS   finished
     pieces     thought   thought          text    text          end
 
-Whole answers and streams are made of the same pieces (`formats.py`).
+Whole answers and streams are made of the same pieces (`chat_response.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from colar.engine.engine import QueueFull
 from colar.engine.request import Event
 from colar.serve.errors import ApiError
-from colar.serve.served import Ask
+from colar.serve.served_model import ApiRequest
 from colar.serve.thought_text import ThoughtReader
 from colar.template.template import Template
 from colar.template.token_text import AnswerText, token_bytes
@@ -38,8 +38,6 @@ class TokenLogprob:
     logprob: float
     utf8: bytes
     """Its part of the answer: part of a character for some."""
-    offset: int = 0
-    """Its first character's place in the answer's text."""
     top: tuple[TokenLogprob, ...] = ()
     """The likeliest tokens in its place, likeliest first."""
 
@@ -66,7 +64,7 @@ class Sample:
     last_event: float = 0.0
     """Time of the engine's last event, on the clock of `started`."""
 
-    def details(self, ask: Ask) -> dict[str, Any]:
+    def details(self, asked: ApiRequest) -> dict[str, Any]:
         """The key `colar` of docs/serve.md."""
         began = self.last_event if self.answer_began is None else self.answer_began
         found = {
@@ -75,14 +73,14 @@ class Sample:
             "thinking_ms": round(1000 * (began - self.started), 3),
             "answer_ms": round(1000 * (self.last_event - began), 3),
             "finish": "length" if self.cut else "stop",
-            "seed": ask.seed,
-            "params": asdict(ask.requests[0].params),
+            "seed": asked.seed,
+            "params": asdict(asked.requests[0].params),
         }
-        return found | ({"warning": ask.warning} if ask.warning else {})
+        return found | ({"warning": asked.warning} if asked.warning else {})
 
 
 @dataclass(frozen=True)
-class AnswerPiece:
+class SamplePiece:
     """The news of a sample: a thought, some text, or its end."""
 
     sample: Sample
@@ -94,14 +92,14 @@ class AnswerPiece:
     """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
 
-async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[AnswerPiece, None]:
-    """All samples' pieces as they come. ApiError where one fails.
+async def pieces(asked: ApiRequest, samples: Sequence[Sample]) -> AsyncGenerator[SamplePiece, None]:
+    """The pieces of all samples as they come. ApiError where one fails.
 
     Closing it, or cancelling its caller, cancels the engine's requests.
     """
     # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
-    queue: asyncio.Queue[AnswerPiece | ApiError] = asyncio.Queue()
-    tasks = [asyncio.create_task(_run(ask, sample, queue.put_nowait)) for sample in samples]
+    queue: asyncio.Queue[SamplePiece | ApiError] = asyncio.Queue()
+    tasks = [asyncio.create_task(_run(asked, sample, queue.put_nowait)) for sample in samples]
     try:
         left = len(tasks)
         while left:
@@ -116,10 +114,10 @@ async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[AnswerPi
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(ask: Ask, sample: Sample, put: Callable[[AnswerPiece | ApiError], None]) -> None:
+async def _run(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece | ApiError], None]) -> None:
     """Put the pieces of one sample, or the error that ends them."""
     try:
-        await _answer(ask, sample, put)
+        await _answer(asked, sample, put)
     except QueueFull as error:
         words = f"the queue is full: {error}; try again later"
         put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
@@ -128,29 +126,29 @@ async def _run(ask: Ask, sample: Sample, put: Callable[[AnswerPiece | ApiError],
         if isinstance(error, ValueError) and not sample.last_event:
             put(ApiError(400, str(error)))
             return
-        log.exception("request %s failed", ask.id)
+        log.exception("request %s failed", asked.id)
         words = "the model failed to answer this request"
         put(ApiError(500, words, code="engine_error", type="server_error"))
 
 
-async def _answer(ask: Ask, sample: Sample, put: Callable[[AnswerPiece], None]) -> None:
-    served, body = ask.served, ask.body
-    request = ask.requests[sample.index]
+async def _answer(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece], None]) -> None:
+    served, body = asked.served, asked.body
+    request = asked.requests[sample.index]
     reader = ThoughtReader(served.lm, served.nearest, request.params, body.return_thoughts)
-    answer = AnswerText(served.lm.template, body.stops)
+    answer = AnswerText(served.lm.template, body.stop)
     async with contextlib.aclosing(served.engine.stream(request)) as events:
         async for event in events:
             sample.last_event = event.at
             if event.kind == "thought":
-                put(await _thought(ask, sample, reader, event))
+                put(await _thought(asked, sample, reader, event))
                 continue
             # The thinking is over: bytes that are no character yet will not become one.
             kept = reader.end()
             if kept:
                 sample.reasoning += kept
-                put(AnswerPiece(sample, reasoning=kept))
+                put(SamplePiece(sample, reasoning=kept))
             if event.kind == "token":
-                put(_token(ask, sample, answer, event))
+                put(_token(asked, sample, answer, event))
                 # Leaving this loop cancels the engine's request, so that its last event does not come. Thinking is cut
                 # where it has come to its limit (`engine/step.py`).
                 if answer.stopped:
@@ -163,47 +161,46 @@ async def _answer(ask: Ask, sample: Sample, put: Callable[[AnswerPiece], None]) 
                 sample.finish, sample.cut = event.reason, event.truncated
     rest = answer.end()
     sample.text += rest
-    put(AnswerPiece(sample, text=rest, last=True))
+    put(SamplePiece(sample, text=rest, last=True))
 
 
-async def _thought(ask: Ask, sample: Sample, reader: ThoughtReader, event: Event) -> AnswerPiece:
+async def _thought(asked: ApiRequest, sample: Sample, reader: ThoughtReader, event: Event) -> SamplePiece:
     """The piece of a thought; empty where thoughts are not shown."""
     sample.n_thoughts += 1
     sample.forward_passes += 1
-    if not ask.body.include_reasoning and not ask.body.return_thoughts:
-        return AnswerPiece(sample)
+    if not asked.body.include_reasoning and not asked.body.return_thoughts:
+        return SamplePiece(sample)
     text, thought = await reader.read(event)
     sample.reasoning += text
     if thought is not None:
         sample.thoughts.append(thought)
-    return AnswerPiece(sample, reasoning=text, thought=thought)
+    return SamplePiece(sample, reasoning=text, thought=thought)
 
 
-def _token(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> AnswerPiece:
+def _token(asked: ApiRequest, sample: Sample, answer: AnswerText, event: Event) -> SamplePiece:
     """The piece of an answer's token; its text may be kept back."""
     # EOS counts too: each token comes out of one pass, the first out of the separator's.
     sample.forward_passes += 1
     if sample.answer_began is None:
         sample.answer_began = event.at
-    template = ask.served.lm.template
+    template = asked.served.lm.template
     if event.token_id == template.eos_id:
-        return AnswerPiece(sample)
+        return SamplePiece(sample)
     sample.n_tokens += 1
-    offset = answer.length
     text = answer.add(event.token_id)
     sample.text += text
-    if ask.body.likeliest is None:
-        return AnswerPiece(sample, text=text)
+    if not asked.body.logprobs:
+        return SamplePiece(sample, text=text)
     top: list[TokenLogprob] = []
     if "top_ids" in event.info:
         pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
         top = [_logprob(template, each, max(logp, RULED_OUT)) for each, logp in pairs]
-    logprob = _logprob(template, event.token_id, float(event.info["logp"]), offset, tuple(top))
+    logprob = _logprob(template, event.token_id, float(event.info["logp"]), tuple(top))
     sample.logprobs.append(logprob)
-    return AnswerPiece(sample, text=text, logprobs=(logprob,))
+    return SamplePiece(sample, text=text, logprobs=(logprob,))
 
 
 def _logprob(
-    template: Template, token_id: int, logprob: float, offset: int = 0, top: tuple[TokenLogprob, ...] = ()
+    template: Template, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()
 ) -> TokenLogprob:
-    return TokenLogprob(template.token(token_id), logprob, token_bytes(template, token_id), offset, top)
+    return TokenLogprob(template.token(token_id), logprob, token_bytes(template, token_id), top)

@@ -1,0 +1,146 @@
+"""Accuracy and cost of a system, with its own thoughts and with others in their place.
+
+    own        its own thoughts
+    shuffled   those of another question (`controls.py`)
+    zeroed     zeros in their place
+    none       no thoughts: it is asked for the answer at once
+
+A model that is as often right with another question's thoughts does not read them: `differences` are paired by
+question. Controls that replace latents are for methods that think in some. Intervals are those of
+`evaluation/stats.py`, clustered by question: Wilson's for accuracies, mean ± 1.96 standard errors for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from colar.data.example import Example
+from colar.data.judge.answers import verdict
+from colar.engine.request import Completion, Request
+from colar.evaluation import controls, stats
+from colar.evaluation.controls import GivenThoughts
+from colar.look.chains import answer_all
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+
+REPLACED = ("shuffled", "zeroed")
+CONTROLS = (*REPLACED, "none")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over questions and its 95% interval; None for a single question."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class ControlOutcome:
+    """The answers with one kind of thoughts."""
+
+    n: int
+    accuracy: Mean
+    """0..1."""
+    length: Mean
+    """#L: embeddings emitted while thinking."""
+    forward_passes: Mean
+    seconds: Mean
+    """A question's share of wall-clock time, in batches."""
+    right: list[bool]
+    """Of each question, in their order."""
+
+
+@dataclass(frozen=True)
+class ControlResults:
+    outcomes: dict[str, ControlOutcome]
+    differences: dict[str, Mean]
+    """Accuracy with its own thoughts minus that of each control, on the same questions."""
+
+
+def control_results(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    requests: Sequence[Request],
+    completions: Sequence[Completion],
+    kinds: Sequence[str] = CONTROLS,
+    seed: int = 0,
+) -> ControlResults:
+    """Answer the requests with other thoughts than those of their `completions`, for each of the `kinds` of control.
+
+    `seed` fixes who gets whose thoughts.
+    """
+    outcomes = {"own": outcome_of(examples, completions)}
+    # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
+    for kind, asked, made in _controls(lm, method, list(requests), completions, kinds, seed):
+        outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
+    differences = {}
+    for kind, outcome in outcomes.items():
+        if kind != "own":
+            differences[kind] = difference(examples, outcomes["own"].right, outcome.right)
+    return ControlResults(outcomes, differences)
+
+
+def _controls(
+    lm: LatentLM,
+    method: Method,
+    requests: list[Request],
+    completions: Sequence[Completion],
+    kinds: Sequence[str],
+    seed: int,
+) -> list[tuple[str, list[Request], Method]]:
+    """Each control: its requests, and the method that answers them."""
+    made: list[tuple[str, list[Request], Method]] = []
+    # A chain of tokens has no latents to replace, and neither has a model that never thought.
+    if method.thinks_in_latents and any(completion.length for completion in completions):
+        own = controls.thoughts_of(lm, completions)
+        questions = {(request.question, request.context) for request in requests}
+        for kind in REPLACED:
+            # A single question has no other to take thoughts from.
+            if kind in kinds and (kind != "shuffled" or len(questions) > 1):
+                replaced = controls.KINDS[kind](own, requests, seed)
+                made.append((kind, requests, GivenThoughts(method, requests, replaced)))
+    if "none" in kinds:
+        at_once = []
+        for request in requests:
+            # At this limit the engine feeds the closing separator at once, for any choice of the method.
+            at_once.append(replace(request, decoding=replace(request.decoding, max_latents=0)))
+        made.append(("none", at_once, method))
+    return made
+
+
+def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> ControlOutcome:
+    """Fold answers into means."""
+    right = []
+    for example, completion in zip(examples, completions, strict=True):
+        right.append(verdict(completion.text, example).correct)
+    clusters = clusters_of(examples)
+    estimate = stats.mean(right, clusters)
+    return ControlOutcome(
+        n=len(examples),
+        accuracy=Mean(estimate.mean, stats.wilson(estimate)),
+        length=_mean([completion.length for completion in completions], clusters),
+        forward_passes=_mean([completion.forward_passes for completion in completions], clusters),
+        seconds=_mean([completion.seconds for completion in completions], clusters),
+        right=right,
+    )
+
+
+def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequence[bool]) -> Mean:
+    """Difference of our accuracy and theirs, paired by question."""
+    clusters = clusters_of(examples)
+    estimate = stats.paired_difference(ours, clusters, theirs, clusters)
+    return Mean(estimate.mean, estimate.interval)
+
+
+def clusters_of(examples: Sequence[Example]) -> list[str]:
+    """Repeated questions are one cluster."""
+    return [example.first_id for example in examples]
+
+
+def _mean(values: Sequence[float], clusters: Sequence[Any]) -> Mean:
+    estimate = stats.mean(values, clusters)
+    return Mean(estimate.mean, estimate.interval)

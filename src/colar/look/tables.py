@@ -1,0 +1,163 @@
+"""The numbers of `colar inspect` as tables: those of the terminal and of the page.
+
+Each takes the `systems` of inside.json, and has no rows where none of them has the measurement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from colar.evaluation.report_rows import options, speed, texts
+from colar.evaluation.text_table import BLANK, TextTable, number, percent
+
+Numbers = Mapping[str, Any]
+"""Of one system: an item of `systems` in inside.json."""
+
+CAUSES = {
+    "right": "the answer is right",
+    "misread": "all thoughts are right, the answer is not",
+    "wrong result": "the first wrong thought lacks digits of a result only",
+    "wrong plan": "the first wrong thought lacks something else, or goes another way than the reference",
+    "stopped early": "all thoughts are right, some are missing",
+    "stopped late": "all thoughts are right, there are too many",
+    "unparsable": "there is no answer in the completion",
+    "wrong": "the answer is wrong, and there is no chain to compare with",
+}
+THOUGHTS = {
+    "own": "its own thoughts",
+    "shuffled": "another question's thoughts",
+    "zeroed": "zeros as thoughts",
+    "none": "thoughts left out",
+}
+"""Name of what a system thought."""
+KINDS = {"bracket": "bracket", "sign": "operator", "operand": "operand", "result": "result"}
+MEASURES = {"top1": "nearest", "top5": "5 nearest", "in_set": "in set", "chosen": "chosen"}
+
+
+def all_tables(whole: Mapping[str, Any]) -> list[TextTable]:
+    """Every table of inside.json that has a row."""
+    systems = whole["systems"]
+    found = [cost_table(systems), control_table(systems), comparison_table(whole["comparisons"])]
+    found += [cause_table(systems), diagnosis_table(systems), *retrieval_tables(systems)]
+    return [table for table in found if table.rows]
+
+
+def names_of(systems: Sequence[Numbers]) -> list[str]:
+    """A short name of each: the model where there are several, the speed, what else it was asked with."""
+    several = len({system["model"] for system in systems}) > 1
+    names = []
+    for system in systems:
+        params = tuple(system["params"].items())
+        factor = speed(params)
+        parts = []
+        if several or factor is None:
+            parts.append(system["model"])
+        if factor is not None:
+            parts.append(f"c = {factor:g}")
+        name = ", ".join(parts)
+        others = ", ".join(texts(options(params)))
+        names.append(f"{name} ({others})" if others else name)
+    return names
+
+
+def with_names(systems: Sequence[Numbers], key: str) -> list[tuple[str, Any]]:
+    """(name, measurement) of each system that has it."""
+    found = [system for system in systems if system.get(key)]
+    return [(name, system[key]) for name, system in zip(names_of(found), found, strict=True)]
+
+
+def with_interval(mean: Mapping[str, Any] | None) -> str:
+    """A share in % with its interval: `66.5 [61.0, 72.3]`."""
+    if mean is None:
+        return BLANK
+    if mean["interval"] is None:
+        return percent(mean["mean"])
+    # The normal interval of a difference may reach beyond what there can be.
+    low, high = (percent(min(1.0, max(-1.0, end))) for end in mean["interval"])
+    return f"{percent(mean['mean'])} [{low}, {high}]"
+
+
+def cost_table(systems: Sequence[Numbers]) -> TextTable:
+    rows = []
+    for name, cost in with_names(systems, "cost"):
+        own = cost["outcomes"]["own"]
+        length, passes = (number(own[key]["mean"]) for key in ("length", "forward_passes"))
+        milliseconds = number(1000 * own["seconds"]["mean"])
+        rows.append([name, str(own["n"]), with_interval(own["accuracy"]), length, passes, milliseconds])
+    head = ["system", "questions", "accuracy %", "#L", "passes", "ms"]
+    notes = ["In brackets: 95% interval over questions. Means of a question: thoughts, forward passes, time."]
+    return TextTable("Accuracy and cost", head, rows, notes)
+
+
+def control_table(systems: Sequence[Numbers]) -> TextTable:
+    rows = []
+    for name, cost in with_names(systems, "cost"):
+        outcomes, differences = cost["outcomes"], cost["differences"]
+        if not differences:
+            continue
+        shares = [
+            percent(outcomes[kind]["accuracy"]["mean"]) if kind in outcomes else BLANK for kind in THOUGHTS
+        ]
+        rows.append([name, *shares, with_interval(differences.get("shuffled", differences.get("none")))])
+    head = ["system", "own", "another's", "zeros", "left out", "own minus control"]
+    notes = ["The last column is paired by question: minus another's thoughts, or, of tokens, minus none."]
+    return TextTable("Accuracy % with other thoughts", head, rows, notes)
+
+
+def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> TextTable:
+    rows = []
+    for each in comparisons:
+        mean = {"mean": each["difference"], "interval": each["interval"]}
+        pair = f"{each['model']} minus {each['baseline']}"
+        rows.append([pair, *names_of([each]), str(each["n"]), with_interval(mean)])
+    notes = ["Accuracy of one minus the other on the same questions; an interval without 0 is a difference."]
+    return TextTable("Models compared", ["models", "at", "questions", "points"], rows, notes, words=2)
+
+
+def cause_shares(systems: Sequence[Numbers]) -> tuple[list[str], list[tuple[str, list[float]]]]:
+    """The causes that occur, and each system's name with the share of its answers that each of them has."""
+    counted = []
+    for name, answers in with_names(systems, "answers"):
+        # A question without a known answer has no cause.
+        counted.append((name, Counter(answer["cause"] for answer in answers if answer["cause"])))
+    causes = [cause for cause in CAUSES if any(counts[cause] for _, counts in counted)]
+    return causes, [
+        (name, [counts[cause] / max(counts.total(), 1) for cause in causes]) for name, counts in counted
+    ]
+
+
+def cause_table(systems: Sequence[Numbers]) -> TextTable:
+    causes, shares = cause_shares(systems)
+    rows = [[name, *map(percent, row)] for name, row in shares] if causes else []
+    return TextTable("Answers in %, by the first thing that went wrong", ["system", *causes], rows)
+
+
+def diagnosis_table(systems: Sequence[Numbers]) -> TextTable:
+    rows = []
+    for name, found in with_names(systems, "diagnosis"):
+        shares = [percent(found[key]) for key in ("read", "write", "whole_chain", "stop")]
+        rows.append([name, str(found["n"]), *shares])
+    notes = [
+        "Reads: answers that are right when it is fed the reference's own latents. Writes: thoughts that are right "
+        "after a right prefix, and chains of which all are. Stops: chains that end in the right place."
+    ]
+    head = ["system", "questions", "reads", "writes", "writes all", "stops"]
+    return TextTable("With the reference's help, %", head, rows, notes)
+
+
+def retrieval_tables(systems: Sequence[Numbers]) -> list[TextTable]:
+    """A table for each system, a row for each kind of token that its chains have."""
+    tables = []
+    for name, retrieval in with_names(systems, "retrieval"):
+        rows = []
+        for kind, words in KINDS.items():
+            written = retrieval["written"]["by_kind"][kind]
+            others = [retrieval[chain]["by_kind"][kind]["in_set"] for chain in ("own", "reference")]
+            if written["n"]:
+                shares = [*(written[measure] for measure in MEASURES), *others]
+                rows.append([words, str(written["n"]), *map(percent, shares)])
+        head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
+        tables.append(TextTable(f"Tokens found in thoughts, %: {name}", head, rows))
+    return tables

@@ -1,0 +1,183 @@
+"""The body of a chat completion, checked by pydantic.
+
+Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
+and are found in `params`. OpenAI fields for features that this server does not have are accepted at their neutral
+value only. docs/serve.md has the table.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from colar.checks import did_you_mean
+from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
+from colar.methods import registry
+from colar.serve.errors import ApiError
+
+MAX_BODY = 2**20
+"""Bytes of a request's body."""
+MAX_CHOICES = 16
+"""Samples of a question, and stop strings."""
+
+
+class Strict(BaseModel):
+    """Rejects unknown fields, numbers in place of texts, and NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+# A value of two forms is brought into the long one before it is checked. The errors of a union would name pydantic's
+# branches: `messages.0.content.list[TextPart].0`.
+
+
+class TextPart(Strict):
+    """A part of a message. Only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(content: Any) -> Any:
+    """A message's content as a list of parts."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("must be a text, or a list of text parts")
+    if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in content):
+        raise ValueError("only text parts are supported")
+    return content
+
+
+def _texts(given: Any) -> Any:
+    """One text or several, as a list."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+        return given
+    raise ValueError("must be a text, or a list of texts")
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system", "developer", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"] = "text"
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Empty = Annotated[list[Any], Field(max_length=0)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+class ChatRequest(BaseModel):
+    """POST /v1/chat/completions."""
+
+    # Extra fields are the values of a method: `_check_names` has rejected all others.
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    temperature: float | None = None
+    top_p: float | None = None
+    latent_temperature: float | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stop: Annotated[list[Stop], BeforeValidator(_texts), Field(max_length=MAX_CHOICES)] = []
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP)
+    thinking_token_budget: int | None = Field(default=None, ge=0)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
+    return_thoughts: bool = False
+
+    # Accepted at their neutral value.
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    tools: Empty = []
+    functions: Empty = []
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: bool = False
+    response_format: ResponseFormat = ResponseFormat()
+    modalities: list[Literal["text"]] = ["text"]
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    verbosity: Literal["medium"] = "medium"
+
+    # Accepted and ignored.
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        """Reject unknown fields. A field that is null counts as missing."""
+        # ApiErrors, because the error of a validator of the whole model has no field.
+        if not isinstance(given, dict):
+            raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
+        known = [*cls.model_fields, *registry.param_names()]
+        for name in given:
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
+        return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        return self
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The values of the method."""
+        return dict(self.model_extra or {})
+
+    @property
+    def question(self) -> str:
+        """The last message, a user's. ApiError 400 for anything else."""
+        if self.messages[-1].role != "user":
+            raise ApiError(400, "messages: the last message must be of role user", "messages")
+        return self.messages[-1].text
+
+    @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        """The turns before the question, (role, text) of each, without empty ones. ApiError 400 for a tool's."""
+        found = []
+        for message in self.messages[:-1]:
+            if message.role == "tool":
+                raise ApiError(400, "messages: these models have no place for a tool message", "messages")
+            # OpenAI's newer name of the same.
+            role = "system" if message.role == "developer" else message.role
+            if message.text.strip():
+                found.append((role, message.text))
+        return tuple(found)
+
+    @property
+    def max_answer(self) -> int | None:
+        """Most tokens of the answer: max_tokens is OpenAI's old name of the same limit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
