@@ -110,7 +110,9 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
     config = recipe.training
-    with preflight.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+    with preflight.prepared(
+        lm, compiled=config.compile, recomputed=config.gradient_checkpointing, packed=config.packing
+    ):
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:

@@ -29,14 +29,15 @@ RESUMABLE = (
     "report_to",
     "ddp_timeout",
     "tokens_per_batch",
+    "packing",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "save_total_limit",
     "page_size",
 )
 """Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
-what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
-checked where it is known (`training/run.py`), and so are the rows, by their digest."""
+what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their number stays
+the same is checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 
 
 def claim_run(recipe: Recipe, output: Path, resume: bool = True) -> None:
