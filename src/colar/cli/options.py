@@ -92,10 +92,20 @@ def model_options(parser: Parser) -> None:
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
     )
     parser.add_argument(
+        "--weights",
+        choices=["int8", "int4"],
+        help="quantise linear layers (torchao); int4 needs --dtype bfloat16",
+    )
+    parser.add_argument(
         "--backbone",
         help="folder or Hub id of an adapter's backbone, if not the one that its checkpoint names",
     )
     parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
+
+
+def dtype_of(args: argparse.Namespace) -> str:
+    """The values of --dtype and --weights as one text, for what is stored with answers."""
+    return f"{args.dtype}, {args.weights} weights" if args.weights else str(args.dtype)
 
 
 LIMITS = ("max_latents", "max_completion_length")
