@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.judge import comparer, latex
-from colar.data.judge.answers import Verdict, extract, extract_boxed, judge
-from colar.data.judge.quantity import canonical, read_number, same_number
+from colar.data.judge import latex, math_process
+from colar.data.judge.answers import Verdict, extract, judge
+from colar.data.judge.latex import extract_boxed
+from colar.data.judge.numbers import canonical, read_number, same_number
 from colar.data.sources import load
 
 TYPES = ("number", "latex", "choice", "text")
@@ -273,7 +274,7 @@ def test_an_answer_is_read_alike_however_it_is_stated(gold: str, way: str) -> No
 
 
 def test_latex_is_judged_in_any_thread() -> None:
-    """math-verify's own timeouts raise outside the main thread; the comparer serves several at once."""
+    """math-verify's own timeouts raise outside the main thread; the process serves several at once."""
     verdicts: dict[int, tuple[bool, bool]] = {}
 
     def work(n: int) -> None:
@@ -290,7 +291,7 @@ def test_latex_is_judged_in_any_thread() -> None:
 
 def test_a_runaway_expression_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge("y+x", "x+y", "latex").correct  # the worker is up
-    monkeypatch.setattr(comparer, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(math_process, "DEADLINE_S", 0.5)
     start = time.monotonic()
     assert not judge("9^{9^{9^{9}}}", "5z", "latex").correct
     assert time.monotonic() - start < 5
@@ -301,7 +302,7 @@ def test_a_runaway_expression_ends_at_the_deadline(monkeypatch: pytest.MonkeyPat
 def test_a_question_without_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline on a busy machine says nothing of the answer: it must not stand for the process's life."""
     assert judge("y+x", "x+y", "latex").correct  # the worker is up
-    monkeypatch.setattr(comparer, "DEADLINE_S", 0.0)
+    monkeypatch.setattr(math_process, "DEADLINE_S", 0.0)
     assert not judge("(w+1)^2", "w^2+2w+1", "latex").correct
     monkeypatch.undo()
     assert judge("(w+1)^2", "w^2+2w+1", "latex").correct
@@ -310,9 +311,9 @@ def test_a_question_without_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPat
 def test_a_question_that_never_has_a_reply_costs_two_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of rollouts may have the same runaway answer many times."""
     asked = []
-    monkeypatch.setattr(comparer, "DEADLINE_S", 0.0)
-    start = comparer.COMPARER._start
-    monkeypatch.setattr(comparer.COMPARER, "_start", lambda: asked.append(1) or start())
+    monkeypatch.setattr(math_process, "DEADLINE_S", 0.0)
+    start = math_process.WORKER._running
+    monkeypatch.setattr(math_process.WORKER, "_running", lambda: asked.append(1) or start())
     for _ in range(5):
         assert not judge("(u+1)^2", "u^2+2u+1", "latex").correct
     assert len(asked) <= latex.TRIES
@@ -320,7 +321,7 @@ def test_a_question_that_never_has_a_reply_costs_two_deadlines(monkeypatch: pyte
 
 def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
     assert judge("s+t", "t+s", "latex").correct  # not asked before: the worker is up
-    worker = comparer.COMPARER._process
+    worker = math_process.WORKER._process
     assert worker is not None
     worker.kill()
     worker.wait()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar.data.judge.answers import extract, judge
-from colar.data.judge.quantity import read_number
+from colar.data.judge.numbers import read_number
 
 Expression = tuple[str, Fraction | None]
 """A text and its value; None where it has none, or none that is rational."""

@@ -237,7 +237,7 @@ def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> Non
     assert rows.answer_type == "number"
     assert [example.question for example in rows.examples] == [row["question"] for row in ROWS]
     assert {example.steps for example in rows.examples} == {("Add.",)}
-    assert rows.examples[0].id == "mine/0"
+    assert rows.examples[0].id == "mine/train/0"
 
 
 def test_a_data_set_in_memory_is_read() -> None:
@@ -260,8 +260,8 @@ def test_a_data_set_in_memory_is_read() -> None:
 def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:
     rows = own.read([{"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)])
     assert rows.answer_type == kind
-    left_out = {reason: len(places) for reason, places in rows.left_out.items()}
-    assert left_out == ({"its answer is no number": 1} if "four" in golds else {})
+    left_out = {reason.partition(":")[0]: len(places) for reason, places in rows.left_out.items()}
+    assert left_out == ({"answer cannot be read as answer_type 'number'": 1} if "four" in golds else {})
 
 
 # --- splits ------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "mixed encodings": ("a.jsonl", LINES.encode() + "{\"question\": \"\xfc\"}".encode("latin-1"), "a.jsonl:31: not UTF-8"),
     "half of UTF-16": ("a.json", b"\xff\xfe[\x00\xd8", "begins as UTF-16 and does not go on so"),
     "answers that are lists": ("a.jsonl", b'{"question": "q", "answer": [1, 2]}\n' * 30, "answer must be text, is a list"),
-    "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "not of layout solution (a question and a solution); empty: answer"),
+    "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "not of layout solution (a question, an answer, perhaps its reasoning): it has question; empty: answer"),
     "answers that are NaN": ("a.jsonl", b'{"question": "q", "answer": NaN}\n' * 30, "answer must be a finite number"),
     "empty answers": ("a.jsonl", b'{"question": "q", "answer": " "}\n' * 30, "empty answer"),
     "empty questions": ("a.jsonl", b'{"question": "", "answer": "1"}\n' * 30, "empty question"),
@@ -346,7 +346,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "half of a character": ("a.jsonl", b'{"question": "\\ud83d", "answer": "1"}\n' * 30, "half of a surrogate pair"),
     "programs that loop": ("a.jsonl", json.dumps({"question": "q", "code": "while True: pass"}).encode(), "no assignment of arithmetic: While"),
     "programs that are wrong": ("a.jsonl", json.dumps({"question": "q", "code": CODE, "answer": "9"}).encode(), "its program gives another answer than the row"),
-    "one letter among numbers": ("a.jsonl", b'{"question": "q", "answer": "4", "answer_type": "choice"}\n' * 30, "no row has an answer that can be judged"),
+    "one letter among numbers": ("a.jsonl", b'{"question": "q", "answer": "4", "answer_type": "choice"}\n' * 30, "answer cannot be read as answer_type 'choice': '4'"),
 }  # fmt: skip
 
 
@@ -418,12 +418,15 @@ def test_a_first_row_with_an_empty_cell_is_left_out_alone(tmp_path: Path) -> Non
     assert places == [f"{path}:2"]
 
 
+LEFT_OUT = "not of layout solution (a question, an answer, perhaps its reasoning): it has messages"
+
+
 def test_rows_of_several_layouts_are_left_out_and_counted() -> None:
     rows = own.read([*ROWS, {"messages": CHAT}, {"question": "q", "steps": [], "answer": "1", "id": 7}])
     assert len(rows.examples) == len(ROWS) + 1
     [(reason, places)] = rows.left_out.items()
-    assert (reason, places) == ("not of layout steps (question, steps, answer)", ["row 31"])
-    assert rows.summary()[1] == "left out 1: not of layout steps (question, steps, answer) (row 31)"
+    assert (reason, places) == (LEFT_OUT, ["row 31"])
+    assert rows.summary()[1] == f"left out 1: {LEFT_OUT} (row 31)"
 
 
 def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,7 +451,7 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
     path.write_text(json.dumps([*rows, {"question": "why " * 1100, "code": "x = 2 * 3"}]))
     assert main(["data", "show", str(path), "--limit", "1"]) == 0
     assert re.fullmatch(
-        r"1 of 41 rows are too long to train on \(mine/40: the row needs \d+ positions, the model's context is 1024\): "
+        r"1 of 41 rows are too long to train on \(mine/train/43: the row needs \d+ positions, the model's context is 1024\): "
         "choose a --model with a longer context",
         capsys.readouterr().out.splitlines()[-2],
     )

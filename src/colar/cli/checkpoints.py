@@ -98,8 +98,8 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device = _device(args)
-    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device)
-    if args.dtype == "bfloat16" and not devices.computes_bfloat16(lm.device):
+    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
+    if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method
 

@@ -29,6 +29,7 @@ from colar.cli.options import (
     batching_options,
     checkpoint_options,
     data_options,
+    dtype_of,
     examples_of,
     judge_option,
     limit_options,
@@ -145,7 +146,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,
-        "dtype": args.dtype,
+        "dtype": dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.

@@ -1,7 +1,7 @@
 """Problems as text: where rows come from, how they are read, and how an answer is judged.
 
 sources        load("gsm8k-aug", "test"): rows of a published data set, a generator or a user's file, as examples
-catalogue      table of the published data sets;  published_rows parses the rows of each
+catalogue      table of the published data sets, and a parser for each
 own            a user's own file: read, split, guess how answers are judged;  layouts parses its rows, by their columns
 data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
 fields         question, steps and answer of a raw row, checked: what all parsers make

@@ -1,26 +1,140 @@
-"""The table of data sources, and where the rows of each are found: under a data folder, in a file, or on the Hub.
+"""The published data sets: a table of where the rows of each lie, and a parser for each way of publishing them.
 
 One entry a source, and nothing about sources anywhere else. `files` are paths under `data_dir`, named as upstream
 names them; several alternatives are tried in order, and one that lists several files is their concatenation.
-Hub splits use the Hub's own syntax ("train+test").
+Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads them.
 """
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from colar import progress
-from colar.data import data_files, published_rows
-from colar.data.data_files import Entries
-from colar.data.example import SPLITS, AnswerType
-from colar.data.fields import Parser, coconut
+from colar.data.example import SPLITS, AnswerType, question_hash
+from colar.data.fields import (
+    EQUATION,
+    Fields,
+    Parser,
+    answer_of,
+    coconut,
+    filled,
+    named_fields,
+    stripped,
+    text_of,
+)
+from colar.data.judge.latex import extract_boxed
 
-DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
+_PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_CLOSING = ".!?,;:"
+_LETTERS = "ABCD"
+# Two of the 7,500 training rows end in an empty box.
+_MATH_UNANSWERED = frozenset({"79595ba3b4cfcfe2", "81a7fe8e017d681c"})
+
+
+class UpstreamFault(ValueError):
+    """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
+
+
+def columns(question: str, answer: str) -> Parser:
+    """Make a parser of rows that hold a question and an answer, without steps, in columns of these names."""
+
+    def parse(raw: Any) -> Fields:
+        row = named_fields(raw)
+        return Fields(text_of(row, question), (), answer_of(row, answer))
+
+    return parse
+
+
+def icot_line(raw: Any) -> Fields:
+    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
+    question, bars, rest = str(raw).partition("||")
+    if not bars:
+        raise ValueError("no '||' between question and steps")
+    chain, mark, answer = rest.partition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    # Text between the equations would be lost without a word.
+    outside = EQUATION.sub("", chain).strip()
+    if outside:
+        raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
+    steps = tuple(EQUATION.findall(chain))
+    return Fields(filled(question, "question"), steps, filled(answer, "answer"))
+
+
+def gsm8k(raw: Any) -> Fields:
+    """Parse GSM8K's own rows: a step a line, then `#### answer`; without the calculator's <<...>> marks."""
+    row = named_fields(raw)
+    # Steps and answer are one text, "step\nstep\n#### 72".
+    chain, mark, answer = text_of(row, "answer").rpartition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    steps = stripped(EQUATION.sub("", chain).splitlines())
+    return Fields(text_of(row, "question"), steps, filled(answer, "answer"))
+
+
+def svamp(raw: Any) -> Fields:
+    """Parse SVAMP: Body and Question make the problem, joined by ". " where the body has no final punctuation."""
+    row = named_fields(raw)
+    body = text_of(row, "Body")
+    question = text_of(row, "Question")
+    joint = " " if body[-1] in _CLOSING else ". "
+    return Fields(body + joint + question, (), answer_of(row, "Answer"), text_of(row, "ID"))
+
+
+def hendrycks_math(raw: Any) -> Fields:
+    """Parse MATH: the solution's paragraphs are the steps, its last box (braces matched) is the answer.
+
+    Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
+    question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
+    """
+    row = named_fields(raw)
+    if "reward_model" in row:  # the verl layout
+        truth = named_fields(named_fields(row["reward_model"]).get("ground_truth"))
+        problem = text_of(truth, "question").removesuffix(_PROMPT_SUFFIX)
+        row = {**truth, "problem": problem}
+    problem = text_of(row, "problem")
+    solution = text_of(row, "solution")
+    answer = extract_boxed(solution)
+    if answer is None:
+        # A fault of the publisher's is left out and told; anyone else's stops the load.
+        known = question_hash(problem) in _MATH_UNANSWERED
+        fault = UpstreamFault if known else ValueError
+        raise fault("no answer: the solution has no filled, closed \\boxed{}")
+    return Fields(problem, stripped(_PARAGRAPH.split(solution)), answer)
+
+
+def math_500(raw: Any) -> Fields:
+    """Parse MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
+    row = named_fields(raw)
+    # The caller puts source and split before the key: "test/" would stand there twice.
+    key = text_of(row, "unique_id").removeprefix("test/").removesuffix(".json")
+    return Fields(
+        text_of(row, "problem"),
+        stripped(_PARAGRAPH.split(text_of(row, "solution"))),
+        text_of(row, "answer"),
+        key,
+    )
+
+
+def gpqa(raw: Any) -> Fields:
+    """Parse GPQA: no steps; the answer is a letter of four choices, their order fixed by a hash of each."""
+    row = named_fields(raw)
+    question = text_of(row, "Question")
+    correct = text_of(row, "Correct Answer")
+    wrong = [text_of(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
+    # Published with the right answer first: the hash puts it in a random place, the same on every machine.
+    choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
+    lines = [question]
+    for letter, choice in zip(_LETTERS, choices, strict=True):
+        lines.append(f"({letter}) {choice}")
+    return Fields("\n".join(lines), (), _LETTERS[choices.index(correct)])
+
+
+# --- the table ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,7 +221,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": _one_file("gsm8k_aug/valid.txt", hub="validation"),
                 "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
-            parser=published_rows.icot_line,
+            parser=icot_line,
             hub_parser=coconut,
             hub="whynlp/gsm8k-aug",
             equations=True,
@@ -120,7 +234,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "train": _one_file("gsm8k/train.jsonl", hub="train"),
                 "test": _one_file("gsm8k/test.jsonl", hub="test"),
             },
-            parser=published_rows.gsm8k,
+            parser=gsm8k,
             hub="openai/gsm8k",
             hub_configs=("main",),
         ),
@@ -130,7 +244,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
             splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=published_rows.columns("input", "target"),
+            parser=columns("input", "target"),
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -139,7 +253,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub splits what was published, and is tested on in the paper, as one set. So with MultiArith.
             splits={"test": _one_file("svamp/SVAMP.json", hub="train+test")},
-            parser=published_rows.svamp,
+            parser=svamp,
             hub="ChilleD/SVAMP",
             order="key",
         ),
@@ -148,8 +262,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="none stated",
             answer_type="number",
             splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
-            parser=published_rows.columns("sQuestion", "lSolutions"),
-            hub_parser=published_rows.columns("question", "final_ans"),
+            parser=columns("sQuestion", "lSolutions"),
+            hub_parser=columns("question", "final_ans"),
             hub="ChilleD/MultiArith",
             order="key",
         ),
@@ -163,7 +277,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": replace(_MATH_TRAIN, part="held"),
                 "test": _one_file("math/test.parquet", hub="test"),
             },
-            parser=published_rows.hendrycks_math,
+            parser=hendrycks_math,
             hub="EleutherAI/hendrycks_math",
             hub_configs=_MATH_SUBJECTS,
             order="key",
@@ -173,7 +287,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="latex",
             splits={"test": _one_file("math500/test500.jsonl", hub="test")},
-            parser=published_rows.math_500,
+            parser=math_500,
             hub="HuggingFaceH4/MATH-500",
         ),
         # No files: its authors ask that no copy in plain text be published.
@@ -182,7 +296,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="CC-BY-4.0",
             answer_type="choice",
             splits={"test": Split(hub="train")},
-            parser=published_rows.gpqa,
+            parser=gpqa,
             hub="Idavidrein/gpqa",
             hub_configs=("gpqa_main",),
             order="key",
@@ -211,92 +325,3 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         ),
     }
 )
-
-
-# --- the raw rows of a split: under a data folder, in a user's own file, or on the Hub --------------------
-
-
-def folder(data_dir: str | Path | None) -> Path | None:
-    """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
-    named = data_dir
-    if named is None:
-        named = os.environ.get(DATA_DIR_VARIABLE) or None  # set but empty counts as not set
-    if named is None:
-        return None
-    if not Path(named).is_dir():
-        raise ValueError(f"the data folder {named} does not exist (--data-dir or {DATA_DIR_VARIABLE})")
-    return Path(named)
-
-
-def present(plan: Split, under: Path) -> list[Path] | None:
-    """The first alternative of the split's files that is all there."""
-    for names in plan.files:
-        paths = [under / name for name in names]
-        # One part of a training set is not a training set.
-        if all(path.exists() for path in paths):
-            return paths
-    return None
-
-
-def entries_of_source(
-    name: str, source: Source, plan: Split, data_dir: str | Path | None
-) -> tuple[Entries, Parser]:
-    """The entries of a source's split, and the parser that they need."""
-    assert source.parser is not None
-    under = folder(data_dir)
-    # A folder that was named stands in for the Hub, for every source that has files at all.
-    if plan.files and under is not None:
-        return _from_files(name, source, plan, under), source.parser
-    if source.hub is None or plan.hub is None:
-        raise ValueError(
-            f"{name} is read from files only: put {_wanted(plan)} under a folder and name it with --data-dir or "
-            f"{DATA_DIR_VARIABLE}"
-        )
-    return data_files.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
-
-
-def found(source: Source, data_dir: str | Path | None) -> str:
-    """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
-    under = folder(data_dir)
-    plans = {name: plan for name, plan in source.splits.items() if plan.files}
-    if plans and under is not None:
-        missing = ", ".join(name for name, plan in plans.items() if present(plan, under) is None)
-        return f"{under} (not there: {missing})" if missing else f"{under}"
-    if source.hub is not None:
-        return f"Hub {source.hub}"
-    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})" if plans else "built in"
-
-
-def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
-    paths = present(plan, under)
-    if paths is None:
-        # The user named a folder: a download in place of a file that is not there would go unnoticed.
-        otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
-        raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
-    if len(paths) == 1:
-        return data_files.read(paths[0])
-    parts = " and ".join(path.name for path in paths)
-    progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
-    return _distinct(name, paths)
-
-
-def _distinct(name: str, paths: list[Path]) -> Entries:
-    """The lines of several iCoT files, each question once: the question is what stands before "||"."""
-    seen: set[str] = set()
-    dropped = 0
-    for path in paths:
-        for place, line in data_files.read(path):
-            question = line.partition("||")[0].strip()
-            # The parts overlap: both have some of GSM8K's own training problems.
-            if question in seen:
-                dropped += 1
-                continue
-            seen.add(question)
-            yield place, line
-    if dropped:
-        progress.say(f"{name}: dropped {dropped} rows whose question had come before")
-
-
-def _wanted(plan: Split) -> str:
-    """The split's files as an error names them: "a or b + c" has two alternatives."""
-    return " or ".join(" + ".join(names) for names in plan.files)

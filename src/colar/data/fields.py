@@ -1,6 +1,6 @@
 """Fields of a row: question, steps, answer and what else it may have, read from its columns and checked.
 
-The parsers of published data sets (`published_rows.py`) and those of a user's rows (`layouts.py`) both make `Fields`.
+The parsers of published data sets (`catalogue.py`) and those of a user's rows (`layouts.py`) both make `Fields`.
 Text is stripped and otherwise left as it is, except that whole floats lose their ".0" (145.0 -> "145"). A malformed row
 is a ValueError with the reason; the caller adds the place.
 """
@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from colar import files
-from colar.checks import check_text, did_you_mean
-from colar.data.example import AnswerType, Example
+from colar.checks import check_choice, check_text, did_you_mean
+from colar.data.example import ANSWER_TYPES, AnswerType, Example
+from colar.data.judge import answers
 
 Parser = Callable[[Any], "Fields"]
 """A function of one raw row."""
 EQUATION = re.compile(r"<<[^<>]*>>")
 """A mark of GSM8K's calculator: `<<21/7=3>>`."""
 _WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
+_EXPECTED = {
+    "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
+    "choice": "write one letter A-J, True or False, or give the row answer_type text",
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,17 @@ class Fields:
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) each."""
 
+    def __post_init__(self) -> None:
+        if self.answer_type is not None:
+            check_choice("answer_type", self.answer_type, ANSWER_TYPES)
+
     def example(self, name: str, answer_type: AnswerType) -> Example:
-        """The example of this id. ValueError as of `Example`."""
+        """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
+        # Every completion would count as wrong.
+        if answer_type in _EXPECTED and not answers.understood(self.answer, answer_type):
+            raise ValueError(
+                f"answer cannot be read as answer_type {answer_type!r}: {self.answer[:40]!r}; {_EXPECTED[answer_type]}"
+            )
         return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
 
 
@@ -52,13 +66,8 @@ def coconut(raw: Any) -> Fields:
     steps = row.get("steps")
     chain = () if steps is None else steps_of(steps, "steps")
     key = None if row.get("id") is None else text_of(row, "id")
-    context = row.get("context") or ()
-    try:
-        turns = tuple((role, text) for role, text in context)
-    except (TypeError, ValueError) as error:
-        raise ValueError("context must be a list of [role, text]") from error
     question, answer = text_of(row, "question"), answer_of(row, "answer")
-    return Fields(question, chain, answer, key, row.get("answer_type"), turns)
+    return Fields(question, chain, answer, key, row.get("answer_type"), context_of(row))
 
 
 def named_fields(raw: Any) -> Mapping[str, Any]:
@@ -70,6 +79,17 @@ def named_fields(raw: Any) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
     return raw
+
+
+def context_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The turns before the question, a list of [role, text]; a text called "context" is another column."""
+    context = row.get("context") or ()
+    if isinstance(context, str):
+        return ()
+    try:
+        return tuple((role, text) for role, text in context)
+    except (TypeError, ValueError) as error:
+        raise ValueError("context must be a list of [role, text]") from error
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:

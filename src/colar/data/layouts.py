@@ -1,21 +1,16 @@
 """Layouts of a user's rows: each is known by its columns, and read into question, steps, answer and context.
 
-A user's rows in GSM8K's layout train on the equations in its `<<21/7=3>>` marks, where there are some; the published
-source `gsm8k` has the words as its steps (`published_rows.py`).
-
 | layout | columns |
 |---|---|
-| steps | question, steps, answer (Coconut's, and this package's own) |
-| GSM8K | question, answer with `#### 42`; its `<<21/7=3>>` marks are the chain |
-| chat | messages (role, content) or conversations (from, value); the last answer is learnt |
-| completion | prompt, completion, as texts or messages (TRL's) |
-| program | question, and a column with a straight-line Python program |
+| chat | messages (role, content) or conversations (from, value); prompt and completion as messages (TRL's) |
 | MathQA | Problem, linear_formula, options, correct |
-| solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER` |
+| program | question, and a column with a straight-line Python program |
+| solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
-The reasoning of an answer stands in a field of its own (reasoning_content, reasoning, thinking), or between `<think>`
-tags, or before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with
-none of these has no chain.
+The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), or between `<think>` tags, or
+before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with none of
+these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there are some; the
+published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +20,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from colar.checks import check_text
 from colar.data import programs
-from colar.data.fields import EQUATION, Fields, answer_of, coconut, filled, steps_of, text_of
+from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -81,11 +77,10 @@ def of(row: Mapping[str, Any]) -> Layout:
     )
 
 
-def is_coconut(row: Mapping[str, Any]) -> bool:
-    """True if a file that begins with this row is read as Coconut's: question, answer, perhaps steps, and no others."""
-    layout = of(row).name
-    plain = {"question", "answer"} <= row.keys() and not _has(row, REASONING[1:])
-    return layout == "steps" or (layout == "solution" and plain)
+def is_coconut(layout: Layout, columns: Collection[str]) -> bool:
+    """True if rows of this layout and these columns are Coconut's: question and answer, perhaps steps, no others."""
+    plain = {"question", "answer"} <= set(columns) and not _has(columns, REASONING[1:])
+    return layout.name == "solution" and plain
 
 
 def renamed(columns: Mapping[str, str]) -> Layout:
@@ -112,7 +107,12 @@ def renamed(columns: Mapping[str, str]) -> Layout:
 
 
 def _chat(row: Mapping[str, Any]) -> Fields:
-    turns = next(row[name] for name in TURNS if row.get(name) is not None)
+    turns = next((row[name] for name in TURNS if row.get(name) is not None), None)
+    if turns is None:
+        prompt, completion = row["prompt"], row["completion"]
+        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        said = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+        turns = [*asked, *said]
     context, last = _turns(turns)
     fields = answered(last, dict(row))
     *before, (role, question) = context
@@ -148,15 +148,6 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
         thought = THINK.match(text) if role == "assistant" else None
         context.append((role, thought[2].strip() if thought else text))
     return context, last[2]
-
-
-def _completion(row: Mapping[str, Any]) -> Fields:
-    prompt, completion = row["prompt"], row["completion"]
-    if not isinstance(prompt, list) and not isinstance(completion, list):
-        return _solution(row, "prompt", "completion", None)
-    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    said = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-    return _chat({**row, "messages": [*asked, *said]})
 
 
 def _program(row: Mapping[str, Any]) -> Fields:
@@ -199,12 +190,13 @@ def _first(row: Mapping[str, Any], names: Collection[str]) -> str:
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
     """The fields of a question and a solution, which may hold its own reasoning."""
-    asked = text_of(row, question)
-    given = answer_of(row, answer)
+    fields = replace(
+        answered({"content": answer_of(row, answer)}, {}),
+        question=text_of(row, question), key=_key(row), answer_type=row.get("answer_type"), context=context_of(row),
+    )  # fmt: skip
     if steps is None:
-        return replace(answered({"content": given}, {}), question=asked, key=_key(row))
+        return fields
     chain = row.get(steps)
-    fields = Fields(asked, (), _parted(given)[1], _key(row), row.get("answer_type"))
     if isinstance(chain, str):
         # The column of reasoning may end in the answer once more.
         before, mark, _ = chain.rpartition("####")
@@ -237,7 +229,10 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _key(row: Mapping[str, Any]) -> str | None:
     value = row.get("id")
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return None
+    check_text("id", str(value))
+    return str(value)
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -287,20 +282,17 @@ def _has(row: Collection[str], names: Collection[str]) -> bool:
     return any(name in row for name in names)
 
 
+def _is_chat(row: Mapping[str, Any]) -> bool:
+    pair = (row.get("prompt"), row.get("completion"))
+    return _has(row, TURNS) or (None not in pair and any(isinstance(each, list) for each in pair))
+
+
 def _is_common(row: Mapping[str, Any]) -> bool:
     return _has(row, QUESTION) and _has(row.keys() - {_first(row, QUESTION)}, ANSWER)
 
 
-def _is_steps(row: Mapping[str, Any]) -> bool:
-    return {"question", "answer"} <= row.keys() and _has(row, ("steps", "answer_type"))
-
-
-def _is_gsm8k(row: Mapping[str, Any]) -> bool:
-    return {"question", "answer"} <= row.keys() and "####" in str(row["answer"])
-
-
 LAYOUTS = (
-    Layout("chat", "messages or conversations", lambda row: _has(row, TURNS), _chat),
+    Layout("chat", "messages, conversations, or prompt and completion", _is_chat, _chat),
     Layout(
         "MathQA", "Problem, linear_formula, options, correct",
         lambda row: {"Problem", "linear_formula"} <= row.keys(), _mathqa,
@@ -309,11 +301,5 @@ LAYOUTS = (
         "program", "a question and a Python program",
         lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
     ),
-    Layout("completion", "prompt, completion", lambda row: {"prompt", "completion"} <= row.keys(), _completion),
-    Layout("steps", "question, steps, answer", _is_steps, coconut),
-    Layout(
-        "GSM8K", "question, and an answer with ####",
-        _is_gsm8k, lambda row: _solution(row, "question", "answer", None),
-    ),
-    Layout("solution", "a question and a solution", _is_common, _common),
+    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, _common),
 )  # fmt: skip

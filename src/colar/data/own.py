@@ -8,11 +8,12 @@ counted by its reason.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,19 @@ SHOWN = 3
 """Places that a message names."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class OwnRows:
     """A user's rows, and how they were understood."""
 
     name: str
     layout: layouts.Layout
-    examples: list[Example] = field(default_factory=list)
-    answer_type: AnswerType = "text"
-    columns: list[str] = field(default_factory=list)
+    examples: list[Example]
+    answer_type: AnswerType
+    columns: list[str]
     """That some row has."""
-    judge: str | None = None
+    judge: str | None
     """`module:function` of a judge of the user's."""
-    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    left_out: dict[str, list[str]]
     """Places of the rows that could not be read, by the reason."""
 
     def summary(self) -> list[str]:
@@ -97,7 +98,11 @@ class Split:
 
 
 def read(
-    data: Any, columns: Mapping[str, str] | None = None, split: str = "train", judge: str | None = None
+    data: Any,
+    columns: Mapping[str, str] | None = None,
+    split: str = "train",
+    judge: str | None = None,
+    answer_type: AnswerType | None = None,
 ) -> OwnRows:
     """Read a user's rows.
 
@@ -107,50 +112,78 @@ def read(
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
         judge: `module:function` that judges answers of any kind.
+        answer_type: That of rows in Coconut's format which name none; by default it is guessed, as in other layouts.
 
     Raises:
         ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
             can be read.
     """
     name, entries = _entries(data, split)
-    rows: OwnRows | None = None
-    found: list[tuple[str, Fields]] = []
+    layout = layouts.renamed(columns) if columns else None
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
+    found: list[tuple[str, str, Fields]] = []
     ids: set[str] = set()
     there: dict[str, None] = {}
-    for place, raw in entries:
+    for number, (place, raw) in enumerate(entries):
         try:
             cells = named_fields(raw)
             row = {key: value for key, value in cells.items() if value is not None}
-            empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             there |= dict.fromkeys(map(str, row))
-            if rows is None:
-                rows = OwnRows(name, layouts.renamed(columns) if columns else _layout_of(cells))
-            if columns is None and not rows.layout.fits(row):
-                left = f"; empty: {empty}" if empty else ""
-                raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about}){left}")
-            _check_columns(row, columns, ("question", "answer"))
-            fields = rows.layout.parse(row)
-            _check_fields(fields)
+            layout = layout or _layout_of(cells)
+            fields = _fields(layout, cells, row, columns)
             if fields.key is not None and fields.key in ids:
-                raise ValueError("its id occurs twice")
+                raise ValueError(f"id occurs twice: {fields.key!r}")
         except ValueError as error:
-            if rows is None:
-                raise ValueError(f"{place}: {str(error).removeprefix(f'{place}: ')}") from error
-            rows.left_out[str(error)].append(place)
+            left_out[str(error)].append(place)
             continue
         ids.add(fields.key or "")
-        found.append((place, fields))
-    if rows is None:
+        # A row that was left out has a number, too.
+        found.append((place, fields.key or f"{name}/{split}/{number}", fields))
+    if layout is None and not left_out:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
     _check_columns(there, columns, ("steps",))
-    rows.columns = list(there)
-    if not found:
-        reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
+    examples: list[Example] = []
+    if found and layout is not None:
+        golds = [fields.answer for _, _, fields in found if fields.answer_type is None]
+        given = {fields.answer_type for _, _, fields in found if fields.answer_type is not None}
+        if answer_type is None or not layouts.is_coconut(layout, there):
+            answer_type = given.pop() if len(given) == 1 else guess(golds)
+        for place, key, fields in found:
+            try:
+                # With a judge of the user's, answers may be anything.
+                examples.append(fields.example(key, "text" if judge else fields.answer_type or answer_type))
+            except ValueError as error:
+                left_out[str(error)].append(place)
+    if not examples or layout is None or answer_type is None:
+        reason, places = max(left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
-    rows.judge = judge
-    _judged(rows, found)
-    return rows
+    return OwnRows(
+        name, layout, custom.applied(examples, judge), answer_type, list(there), judge, dict(left_out)
+    )
+
+
+def _fields(
+    layout: layouts.Layout,
+    cells: Mapping[str, Any],
+    row: Mapping[str, Any],
+    columns: Mapping[str, str] | None,
+) -> Fields:
+    """The fields of one row, of which `row` has the cells that are not empty."""
+    if columns is None and not layout.fits(row):
+        empty = ", ".join(str(key) for key, value in cells.items() if value is None)
+        has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
+        raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
+    _check_columns(row, columns, ("question", "answer"))
+    fields = layout.parse(row)
+    texts = {"question": fields.question, "answer": fields.answer, "steps": "".join(fields.steps)}
+    for name, text in texts.items():
+        check_text(name, text)
+        if len(text) > LONGEST:
+            raise ValueError(f"{name} has more than {LONGEST:,} characters")
+    if not fields.question.strip():
+        raise ValueError("empty question")
+    return fields
 
 
 def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
@@ -158,10 +191,8 @@ def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
     try:
         return layouts.of(cells)
     except ValueError:
-        try:
+        with contextlib.suppress(ValueError):
             return layouts.of({key: "" if value is None else value for key, value in cells.items()})
-        except ValueError:
-            pass
         raise
 
 
@@ -195,36 +226,6 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
         if column is not None and column not in there:
             near = did_you_mean(column, there)
             raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
-
-
-def _check_fields(fields: Fields) -> None:
-    texts = {"question": fields.question, "answer": fields.answer, "steps": "".join(fields.steps)}
-    for name, text in texts.items():
-        check_text(name, text)
-        if len(text) > LONGEST:
-            raise ValueError(f"{name} has more than {LONGEST:,} characters")
-    if not fields.question.strip():
-        raise ValueError("empty question")
-
-
-def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
-    """Choose how answers are judged, and make the examples. Those of a few that do not fit are left out."""
-    rows.answer_type = guess([fields.answer for _, fields in found if fields.answer_type is None])
-    given = {fields.answer_type for _, fields in found if fields.answer_type is not None}
-    if len(given) == 1:
-        rows.answer_type = given.pop()
-    for number, (place, fields) in enumerate(found):
-        # With a judge of the user's, answers may be anything.
-        answer_type = "text" if rows.judge else fields.answer_type or rows.answer_type
-        try:
-            if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
-                raise ValueError(f"its answer is no {answer_type}")
-            rows.examples.append(fields.example(fields.key or f"{rows.name}/{number}", answer_type))
-        except ValueError as error:
-            rows.left_out[str(error)].append(place)
-    if not rows.examples:
-        raise ValueError(f"{rows.name}: no row has an answer that can be judged")
-    rows.examples = custom.applied(rows.examples, rows.judge)
 
 
 def guess(golds: Sequence[str]) -> AnswerType:

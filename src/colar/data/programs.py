@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from colar.data.judge.numbers import decimal_text, places_of
+
 Number = Fraction
 
 OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
@@ -160,13 +162,10 @@ def _power(a: Number, b: Number) -> Number:
 
 def written(value: Number) -> str:
     """A number as equations have it: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    scaled = value * 10**DECIMALS
-    if scaled.denominator != 1 or abs(value) >= 10**15:
+    places = places_of(value)
+    if places is None or places > DECIMALS:
         raise NotStraight("a value that has too many decimals to be written")
-    sign, digits = "-" * (value < 0), f"{abs(scaled.numerator):0{DECIMALS + 1}d}"
-    return f"{sign}{digits[:-DECIMALS]}.{digits[-DECIMALS:]}".rstrip("0")
+    return decimal_text(value)
 
 
 def of_formula(formula: str, problem: str) -> Solution:

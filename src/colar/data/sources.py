@@ -2,7 +2,8 @@
 
 Where a source is looked for: under `data_dir`, else under the folder that the environment variable COLAR_DATA_DIR
 names, else on the Hugging Face Hub (`catalogue.py` has the table of sources). With a data folder given, a missing
-file is an error, not a silent download; a source that has no files (gpqa) always comes from the Hub.
+file is an error, not a silent download; a source that has no files (gpqa) always comes from the Hub. A user's own file
+or folder is read by `own.py`.
 
 MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
 paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
@@ -24,36 +25,19 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, data_files, layouts, own
-from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
+from colar.data import arithmetic, data_files, own
+from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import Entries
-from colar.data.example import SPLITS, AnswerType, Example, collapsed, question_hash
-from colar.data.fields import Fields, Parser, coconut, named_fields
-from colar.data.judge import answers
-from colar.data.published_rows import UpstreamFault
+from colar.data.example import SPLITS, Example, collapsed, question_hash
+from colar.data.fields import Fields, Parser
 
-__all__ = [
-    "DATA_DIR_VARIABLE",
-    "GENERATED",
-    "GENERATORS",
-    "SOURCES",
-    "held_out_questions",
-    "load",
-    "prepare",
-    "splits_of",
-    "user_file",
-]
-
+DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
     {"arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate)}
 )
 """Generated sources: the dataclass of the options, and the function that makes rows."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
-_EXPECTED = {
-    "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
-    "choice": "write one letter A-J, True or False, or give the row answer_type text",
-}
 _NAMED = 3  # malformed rows that a message names, of however many were left out
 
 
@@ -83,28 +67,19 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        path = data_files.existing(Path(source), split)
-        if columns or not _is_coconut(path):
-            return _with_clusters(_in_layout(path, skip_malformed, columns)[:limit])
-        reader = _Reader(f"{Path(source).stem}/{split}", coconut, "number", skip_malformed)
-        found = reader.examples(data_files.read(path))
-    else:
-        if columns is not None:
-            raise ValueError(
-                f"columns are named for a file of your own, and {source} is a source of the table"
-            )
-        entry = SOURCES[source]
-        check_known(f"{source} split", [split], entry.splits)
-        if source in GENERATORS:  # made, not read
-            n = GENERATED[split] if limit is None else limit
-            return _generated(source, split, n, seed, options)
-        check_known(f"{source} option", options, ())
-        plan = entry.splits[split]
-        entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
-        reader = _Reader(f"{source}/{split}", parser, entry.answer_type, skip_malformed, entry, plan)
-        found = _arranged(reader.examples(entries), entry, plan)
+        return _with_clusters(_own(Path(source), split, skip_malformed, columns)[:limit])
+    if columns is not None:
+        raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
+    entry = SOURCES[source]
+    check_known(f"{source} split", [split], entry.splits)
+    if source in GENERATORS:  # made, not read
+        n = GENERATED[split] if limit is None else limit
+        return _generated(source, split, n, seed, options)
+    check_known(f"{source} option", options, ())
+    reader = _Reader(f"{source}/{split}", entry, entry.splits[split], skip_malformed)
+    found = reader.examples(*_entries(source, entry, reader.plan, data_dir))
     # Rows are read no further than `limit`: a malformed row behind it is never met.
-    examples = list(itertools.islice(found, limit))
+    examples = list(itertools.islice(_arranged(found, entry, reader.plan), limit))
     _say_left_out(reader.name, reader.left_out)
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
@@ -150,11 +125,11 @@ def held_out_questions(
     the data folder: nothing is downloaded for them. Errors are `load`'s.
     """
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = catalogue.folder(data_dir)
+    under = _folder(data_dir)
     for name, entry in SOURCES.items():
         plan = entry.splits.get("test")
         numbers = entry.answer_type == "number"
-        if under is not None and plan is not None and numbers and catalogue.present(plan, under) is not None:
+        if under is not None and plan is not None and numbers and _present(plan, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
@@ -170,26 +145,42 @@ def user_file(source: str, split: str) -> Path | None:
     return data_files.file_of(Path(source), split).resolve()
 
 
+def found(source: Source, data_dir: str | Path | None) -> str:
+    """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
+    under = _folder(data_dir)
+    plans = {name: plan for name, plan in source.splits.items() if plan.files}
+    if plans and under is not None:
+        missing = ", ".join(name for name, plan in plans.items() if _present(plan, under) is None)
+        return f"{under} (not there: {missing})" if missing else f"{under}"
+    if source.hub is not None:
+        return f"Hub {source.hub}"
+    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})" if plans else "built in"
+
+
+# --- rows of the table's sources ---------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class _Reader:
     """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out."""
 
     name: str
     """Of source and split."""
-    parser: Parser
-    answer_type: AnswerType
+    source: Source
+    plan: Split
     skip: bool
-    source: Source | None = None
-    plan: Split | None = None
-    """Of a source of the table."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Place and fault of each row that was left out."""
 
-    def examples(self, entries: Entries) -> Iterator[Example]:
+    def examples(self, entries: Entries, parser: Parser) -> Iterator[Example]:
         ids: set[str] = set()
         for index, (place, raw) in enumerate(entries):
             try:
-                example = self._example(self.parser(raw), index, ids)
+                fields = parser(raw)
+                if question_hash(fields.question) in self.plan.leave_out:
+                    raise UpstreamFault("the test set asks the same question")
+                answer_type = fields.answer_type or self.source.answer_type
+                example = fields.example(self._id(fields, index, ids), answer_type)
             except ValueError as error:
                 # The publisher's own faults are known: they stop no load.
                 if not self.skip and not isinstance(error, UpstreamFault):
@@ -200,54 +191,16 @@ class _Reader:
             ids.add(example.id)
             yield example
 
-    def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
-        leave_out = self.plan.leave_out if self.plan else ()
-        if leave_out and question_hash(fields.question) in leave_out:
-            raise UpstreamFault("the test set asks the same question")
-        answer_type = fields.answer_type or self.answer_type
-        example = fields.example(self._id(fields, index, ids), answer_type)
-        # A gold that the judge cannot read would count every answer as wrong.
-        if answer_type in ("number", "choice") and not answers.understood(example.answer, answer_type):
-            found = f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}"
-            raise ValueError(f"{found}: {_EXPECTED[answer_type]}")
-        return example
-
     def _id(self, fields: Fields, index: int, ids: set[str]) -> str:
         """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
-        # A publisher's id is unique in its own file only; a user's id is taken as it is.
         if fields.key is not None:
-            key = f"{self.name}/{fields.key}" if self.source else fields.key
-            if key in ids:
-                raise ValueError(f"id {key!r} occurs twice")
-            return key
-        if self.source is None or self.source.order == "upstream":
+            return f"{self.name}/{fields.key}"
+        if self.source.order == "upstream":
             return f"{self.name}/{index}"
         first = f"{self.name}/{question_hash(fields.question)}"
         # MultiArith asks 20 questions twice.
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(key for key in itertools.chain([first], again) if key not in ids)
-
-
-def _is_coconut(path: Path) -> bool:
-    """True if a user's file is read as Coconut's, row by row; so is one whose first row is of no layout."""
-    for _, raw in data_files.read(path):
-        try:
-            return layouts.is_coconut(named_fields(raw))
-        except ValueError:  # the error of reading names the row
-            break
-    return True
-
-
-def _in_layout(path: Path, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
-    """The rows of a user's file in another layout. A malformed row is an error, or, with `skip`, left out."""
-    rows = own.read(path, columns)
-    left_out: list[str] = []
-    for reason, places in rows.left_out.items():
-        left_out += [f"{place}: {reason}" for place in places]
-    if left_out and not skip:
-        raise ValueError(left_out[0])
-    _say_left_out(rows.name, left_out)
-    return rows.examples
 
 
 def _say_left_out(name: str, left_out: Sequence[str]) -> None:
@@ -286,6 +239,94 @@ def _generated(source: str, split: str, n: int, seed: int, options: Mapping[str,
     # Checked here, for a dataclass answers an unknown name with a TypeError.
     check_known(f"{source} option", options, [field.name for field in dataclasses.fields(config)])
     return generate(config(**options), split, n, seed)
+
+
+# --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
+
+
+def _folder(data_dir: str | Path | None) -> Path | None:
+    """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
+    named = data_dir
+    if named is None:
+        named = os.environ.get(DATA_DIR_VARIABLE) or None  # set but empty counts as not set
+    if named is None:
+        return None
+    if not Path(named).is_dir():
+        raise ValueError(f"the data folder {named} does not exist (--data-dir or {DATA_DIR_VARIABLE})")
+    return Path(named)
+
+
+def _present(plan: Split, under: Path) -> list[Path] | None:
+    """The first alternative of the split's files that is all there."""
+    for names in plan.files:
+        paths = [under / name for name in names]
+        # One part of a training set is not a training set.
+        if all(path.exists() for path in paths):
+            return paths
+    return None
+
+
+def _entries(name: str, source: Source, plan: Split, data_dir: str | Path | None) -> tuple[Entries, Parser]:
+    """The entries of a source's split, and the parser that they need."""
+    assert source.parser is not None
+    under = _folder(data_dir)
+    # A folder that was named stands in for the Hub, for every source that has files at all.
+    if plan.files and under is not None:
+        return _from_files(name, source, plan, under), source.parser
+    if source.hub is None or plan.hub is None:
+        raise ValueError(
+            f"{name} is read from files only: put {_wanted(plan)} under a folder and name it with --data-dir or "
+            f"{DATA_DIR_VARIABLE}"
+        )
+    return data_files.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
+
+
+def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
+    paths = _present(plan, under)
+    if paths is None:
+        # The user named a folder: a download in place of a file that is not there would go unnoticed.
+        otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
+        raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
+    if len(paths) == 1:
+        return data_files.read(paths[0])
+    parts = " and ".join(path.name for path in paths)
+    progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
+    return _distinct(name, paths)
+
+
+def _distinct(name: str, paths: list[Path]) -> Entries:
+    """The lines of several iCoT files, each question once: the question is what stands before "||"."""
+    seen: set[str] = set()
+    dropped = 0
+    for path in paths:
+        for place, line in data_files.read(path):
+            question = line.partition("||")[0].strip()
+            # The parts overlap: both have some of GSM8K's own training problems.
+            if question in seen:
+                dropped += 1
+                continue
+            seen.add(question)
+            yield place, line
+    if dropped:
+        progress.say(f"{name}: dropped {dropped} rows whose question had come before")
+
+
+def _wanted(plan: Split) -> str:
+    """The split's files as an error names them: "a or b + c" has two alternatives."""
+    return " or ".join(" + ".join(names) for names in plan.files)
+
+
+# --- a user's own file, or folder of files ------------------------------------------------------------------
+
+
+def _own(path: Path, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
+    """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
+    rows = own.read(path, columns, split, answer_type="number")
+    left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
+    if left_out and not skip:
+        raise ValueError(left_out[0])
+    _say_left_out(f"{rows.name}/{split}", left_out)
+    return rows.examples
 
 
 def _check_source(source: str) -> None:

@@ -7,17 +7,17 @@ because the last word of a model that corrects itself is what it means; else in 
 An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
 as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
 
-Characters that look alike are one (`quantity.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+Characters that look alike are one (`numbers.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
 How it is read:
 
 | type | read as | compared |
 |---|---|---|
-| number | the one value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
+| number | the one value stated there (`numbers.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
 | latex | the expression (the `$...$` where there is one, or a list of them) | units, then math-verify (`latex.py`) |
 | choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
 | text | all of the text but a marker that it begins with; case, white space, final punctuation dropped | identical |
 
-A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
+A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `numbers.py` has the source.
 
 Nothing is guessed: two different values ("12 13 14"), two letters, a number that something beside it changes ("2\pi",
 "1.5 million"), or nothing readable are unparsable, which is wrong and counted as such. Departure from the published
@@ -33,7 +33,7 @@ from fractions import Fraction
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
 from colar.data.judge import custom
 from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
-from colar.data.judge.quantity import PLAIN, canonical, folded, read_number, same_number
+from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
 __all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood", "verdict"]
 

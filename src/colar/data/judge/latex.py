@@ -4,7 +4,7 @@ Braces are matched: cutting at the last brace of a MATH solution corrupts a tent
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
 so; units and bases that differ make different answers. A list in parentheses or brackets is ordered, a
 bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
-math-verify is asked in a process of its own (`comparer.py`). Replies are cached; what had none means "not the
+math-verify is asked in a process of its own (`math_process.py`). Replies are cached; what had none means "not the
 same", and is asked once more the next time: the machine may have been busy.
 
 A unit is `\text{ cm}`, a word ("5 meters"), `\$` before the number, `^\circ`; a base is the subscript of "4210_7". Two
@@ -19,8 +19,8 @@ import re
 from collections import Counter
 from functools import lru_cache
 
-from colar.data.judge import comparer
-from colar.data.judge.quantity import read_number
+from colar.data.judge import math_process
+from colar.data.judge.numbers import read_number
 
 MAX_CHARACTERS = 1000
 REMEMBERED = 10_000
@@ -173,7 +173,7 @@ def same_maths(gold: str, answer: str) -> bool:
         return False
     try:
         return _asked(gold, answer)
-    except comparer.NoReplyError:
+    except math_process.NoReplyError:
         if len(_NO_REPLY) >= REMEMBERED:
             _NO_REPLY.clear()
         _NO_REPLY[gold, answer] += 1
@@ -270,5 +270,5 @@ _NO_REPLY: Counter[tuple[str, str]] = Counter()
 # A model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=REMEMBERED)
 def _asked(gold: str, answer: str) -> bool:
-    """The worker's reply. comparer.NoReplyError, which is not cached, where there is none."""
-    return comparer.COMPARER.same(gold, answer)
+    """The worker's reply. math_process.NoReplyError, which is not cached, where there is none."""
+    return math_process.WORKER.same(gold, answer)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from colar.data.judge import numbers
+
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 _OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -87,8 +89,7 @@ def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
     # A zero at the end shows that decimals are padded.
     padded = keep_places or (shown > 0 and like.endswith("0"))
     places = max(places_of(value), shown if padded else 0)
-    digits = str(value.numerator * 10**places // value.denominator).rjust(places + 1, "0")
-    whole, part = (digits[:-places], digits[-places:]) if places else (digits, "")
+    whole, _, part = numbers.decimal_text(value, places).partition(".")
     if "," in like:
         whole = f"{int(whole):,}"
     if like.startswith(".") and whole == "0":
@@ -98,10 +99,10 @@ def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
 
 def places_of(value: Fraction) -> int:
     """Number of decimals: 2 of 0.25. `CannotRenumber` if they never end."""
-    for places in range(_MOST_PLACES + 1):
-        if 10**places % value.denominator == 0:
-            return places
-    raise CannotRenumber("a number has decimals without end")
+    places = numbers.places_of(value)
+    if places is None or places > _MOST_PLACES:
+        raise CannotRenumber("a number has decimals without end")
+    return places
 
 
 def _step(text: str) -> Step:

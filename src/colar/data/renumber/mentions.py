@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from colar.data.judge.quantity import folded
+from colar.data.judge.numbers import folded
 from colar.data.renumber.equations import digits_like, places_of
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}

@@ -25,7 +25,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from colar.data.example import Example
-from colar.data.judge.quantity import MAX_DIGITS
+from colar.data.judge.numbers import MAX_DIGITS
 from colar.data.renumber import equations, mentions
 from colar.data.renumber.equations import CannotRenumber, Step
 from colar.data.renumber.mentions import Mention

@@ -2,9 +2,8 @@
 
 Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
 write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
-the worker and has no reply. If the worker dies for another reason, the question is sent to a new
-one. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
-It imports nothing of this package, so that it starts as fast as math-verify does.
+the worker and has no reply. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`,
+ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify does.
 
 Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that
 has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and absolutely where the value is above 1.
@@ -13,7 +12,6 @@ Departure from math-verify, which takes two values less than 1e-15 apart for one
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -30,92 +28,68 @@ DIGITS = 100
 
 
 class NoReplyError(Exception):
-    """The worker took too long, or died, and a new one did too. An exception, because no cache keeps one."""
+    """The worker took too long, or died. An exception, because no cache keeps one."""
 
 
-class Comparer:
-    """The worker process: started at the first question, again after a deadline, and gone with its parent."""
+class Worker:
+    """The process: started at the first question, again where it has ended, and gone with its parent, which holds its
+    stdin."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def same(self, gold: str, answer: str) -> bool:
-        """Ask the worker. NoReplyError where it takes too long, or dies of the question."""
+        """Ask the process. NoReplyError where it takes too long, or dies of the question."""
         # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
-            # Twice: the worker may have been dead before, as a system short of memory ends one that waits, too.
-            for _ in range(2):
-                reply, expired = self._reply(json.dumps([gold, answer]))
-                if reply and not expired:
-                    return reply == "true"
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            # Killing the worker ends the read below: its pipe closes, and the reply is empty.
+            timer = threading.Timer(DEADLINE_S, process.kill)
+            timer.start()
+            try:
+                process.stdin.write(json.dumps([gold, answer]) + "\n")
+                process.stdin.flush()
+                reply = process.stdout.readline().strip()
+            except OSError:
+                reply = ""
+            finally:
+                timer.cancel()
+                timer.join()  # no timer may outlive its question and end the next one
+            if not reply:
                 self._stop()
-                if expired:
-                    break
-        raise NoReplyError
+                raise NoReplyError
+            return reply == "true"
 
-    def _reply(self, line: str) -> tuple[str, bool]:
-        """The reply to a line, "" where the worker died, and whether the deadline ended it."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            process.kill()
-
-        # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-        timer = threading.Timer(DEADLINE_S, expire)
-        timer.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline().strip()
-        except (OSError, ValueError):
-            reply = ""
-        finally:
-            timer.cancel()
-            timer.join()  # no timer may outlive its question and end the next one
-        return reply, expired.is_set()
-
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._stop()
+        self._process = subprocess.Popen(
             [sys.executable, "-P", __file__],  # -P: this folder must not shadow the standard library
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         )  # fmt: skip
-        self._process = process
-        assert process.stdout is not None
-        # The worker prints "ready", or why math-verify cannot be imported.
-        greeting = process.stdout.readline().strip()
-        if greeting != "ready":
+        assert self._process.stdout is not None
+        # Imports take seconds, and are no part of the first question's time.
+        if self._process.stdout.readline().strip() != "ready":
             self._stop()
-            raise RuntimeError(f"LaTeX answers cannot be compared: {greeting or 'math-verify did not start'}")
-        return process
+            raise RuntimeError("LaTeX answers cannot be compared: math-verify did not start")
+        return self._process
 
     def _stop(self) -> None:
-        process = self._process
-        self._process = None
+        process, self._process = self._process, None
         if process is not None:
             process.kill()
             # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
             process.communicate()
 
-    def forget(self) -> None:
-        """In a forked child: the worker and its pipes belong to the parent."""
-        # A new lock: another thread of the parent may have held the old one, and would never release it here.
-        self._lock = threading.Lock()
-        self._process = None
 
-    def close(self) -> None:
-        with self._lock:
-            self._stop()
-
-
-COMPARER = Comparer()
-atexit.register(COMPARER.close)
+WORKER = Worker()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=COMPARER.forget)
+    # In a forked child the process, its pipes and a lock that another thread may hold are the parent's.
+    os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]
 
 
 # --- the worker ------------------------------------------------------------------------------------------
@@ -170,13 +144,9 @@ def same_value(gold: Any, answer: Any) -> bool:
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
-    """Answer each line of `requests` with one line; the first line says "ready", or why nothing can be answered."""
-    try:
-        from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
-        from math_verify import LatexExtractionConfig, parse, verify
-    except ImportError as error:
-        print(error, file=replies, flush=True)
-        return
+    """Answer each line of `requests` with one line; the first line says "ready"."""
+    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+    from math_verify import LatexExtractionConfig, parse, verify
 
     compare_exactly()
     # Units are compared by the process that asks; math-verify would drop them, and "5c" would be 5.

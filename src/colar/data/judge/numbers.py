@@ -184,13 +184,22 @@ def same_number(gold: Fraction, value: Fraction) -> bool:
 
 def canonical(value: Fraction) -> str:
     """One spelling for each value, for votes and records: "42", "-0.75", and "1/3" where decimals never end."""
+    return str(value) if places_of(value) is None else decimal_text(value)
+
+
+def places_of(value: Fraction) -> int | None:
+    """Number of decimals: 2 of 0.25. None if they never end."""
     bottom = value.denominator
     # Decimals end exactly where the denominator has no prime factors but 2 and 5, each at most `places` times.
-    places = next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
-    if not places:
-        return str(value)
-    digits = str(abs(value.numerator) * 10**places // bottom).rjust(places + 1, "0")  # 0.05 needs its zeros
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    return next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
+
+
+def decimal_text(value: Fraction, least_places: int = 0) -> str:
+    """Write a value whose decimals end in digits: "-0.75", and "2.50" of 5/2 with at least two decimals."""
+    places = max(places_of(value) or 0, least_places)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    whole, part = digits[: len(digits) - places], digits[len(digits) - places :]
+    return "-" * (value < 0) + (f"{whole}.{part}" if part else whole)
 
 
 def _single(text: str) -> Fraction | None:
