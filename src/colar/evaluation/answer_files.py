@@ -32,7 +32,7 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
         try:
             row = named_fields(given)
             if any(row.get(name) is not None for name in TURNS):
-                row |= _of_chat(row)
+                row = {**row, **_of_chat(row)}
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
