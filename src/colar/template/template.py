@@ -171,8 +171,9 @@ class Template:
     ) -> list[int]:
         """Ids up to and including the opening separator.
 
-        With `cached` a text that comes again is tokenised once, as a training row's is in every epoch. `context` are the turns before the question. In the plain format their texts stand before it, without the
-        roles, a blank line behind each.
+        With `cached` a text that comes again is tokenised once, as a training row's is in every epoch. `context` are
+        the turns before the question. In the plain format their texts stand before it, without the roles, a blank line
+        behind each.
         """
         if self.chat is None and context:
             question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question.strip()])
