@@ -76,7 +76,7 @@ def numbers(values: Sequence[int], device: torch.device) -> Tensor:
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
     """int64 numbers on the device, sent once: `torch.tensor(values, device=device)` waits for a GPU each time.
 
-    All callers share the tensor: nobody may write into it.
+    All callers share the tensor, which must not be written to.
     """
     # An inference tensor could not be saved for a later backward pass.
     with torch.inference_mode(False):
