@@ -10,11 +10,16 @@ import torch
 from families import EXAMPLES, liven, tiny_lm
 
 from colar.engine import graphs
+from colar.engine.cache import EMPTY, CacheSize
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import Scheduler
 from colar.methods import pretrained, registry
 from colar.model.lora import LoraSettings
+from colar.training.config import TrainingConfig
+from colar.training.grpo import rewards
+from colar.training.grpo.config import GrpoConfig
+from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 
 GREEDY = Decoding(max_latents=12, max_completion_length=12)
 SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
@@ -30,10 +35,18 @@ def test_rows_are_filled_up(rows: int, most: int, wanted: int) -> None:
 
 
 def test_columns_are_read_in_a_few_widths() -> None:
-    assert [graphs.columns_of(span, 512) for span in (1, 64, 65, 128, 129, 300, 512)] == [
+    assert [graphs.columns_of(span) for span in (1, 64, 65, 128, 129, 300, 512)] == [
         *(64, 64, 128, 128, 256, 512, 512)
     ]
-    assert graphs.columns_of(50, 48) == 48
+
+
+def test_a_cache_with_graphs_only_grows_within_its_budget() -> None:
+    scheduler = Scheduler(32, for_graphs=True)
+    size = scheduler.next_size(EMPTY, 3, 100)
+    assert size == CacheSize(5, 128)
+    assert scheduler.next_size(size, 1, 20) == size
+    assert scheduler.next_size(size, 2, 300) == CacheSize(5, 512)
+    assert Scheduler(32, budget=1100, for_graphs=True).next_size(size, 1, 300) == CacheSize(2, 512)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
@@ -136,3 +149,59 @@ def test_a_pool_of_memory_goes_with_its_graphs() -> None:
     weight.data = weight.data.clone()
     recorded.refresh()
     assert recorded._pool is None
+
+
+def test_graphs_serve_as_long_as_the_engine_and_change_no_bit() -> None:
+    """An engine that has answered before records no shape twice, and answers as one that has not."""
+    lm, method = liven(tiny_lm("llama")), registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    requests = [
+        Request(f"{i}", example.question, method.Params(), SAMPLED, seed=i, keep_latents=True)
+        for i, example in enumerate(EXAMPLES * 2)
+    ]
+    engine = Engine(lm, method, 4, cuda_graphs=True)
+    graphed = engine.runner.graphs
+    assert graphed is not None
+    engine.generate(requests)
+    earlier = dict(graphed.recorded)
+    assert len(earlier) > 1
+    for asked in (requests[:3], requests[2:], requests[:1]):
+        found = engine.generate(asked)
+        wanted = Engine(lm, method, 4, cuda_graphs=True).generate(asked)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert mine.text == theirs.text
+            if mine.latents is not None and theirs.latents is not None:
+                assert torch.equal(mine.latents, theirs.latents)
+        assert any(completion.latents is not None for completion in found)
+    assert all(graphed.recorded[shape] is graph for shape, graph in earlier.items())
+
+
+def test_reinforcement_samples_all_generations_with_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps are recorded; a generation is what a sampler makes of it that has made no other."""
+    monkeypatch.setattr(graphs, "can_record", lambda lm: True)
+    lm, method = liven(tiny_lm("llama")), registry.build("cot")
+    config = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=3)
+    plan = config.plan(TrainingConfig(per_device_train_batch_size=2))
+
+    def sampler() -> RolloutSampler:
+        schedule = QuestionSchedule(EXAMPLES, 0, plan)
+        return RolloutSampler(lm, method, config, schedule, 0, rewards.by_name(["accuracy"]))
+
+    used = sampler()
+    used.generate(0)
+    engine = used._engine
+    assert engine is not None
+    assert engine.runner.graphs is not None
+    first = dict(engine.runner.graphs.recorded)
+    found = used.generate(1)
+    assert used._engine is engine
+    assert all(engine.runner.graphs.recorded[shape] is graph for shape, graph in first.items())
+    wanted = sampler().generate(1)
+    for name, column in wanted.tensors.items():
+        assert torch.equal(found.tensors[name].nan_to_num(), column.nan_to_num()), name
+
+    monkeypatch.undo()
+    fresh = sampler()
+    fresh.generate(0)
+    assert fresh._engine is None, "any other engine is a fresh one"

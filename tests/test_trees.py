@@ -1,5 +1,8 @@
 """Rows that begin alike go through the backbone as one sequence: the same hidden states and gradients, fewer positions."""
 
+import itertools
+from random import Random
+
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
@@ -10,13 +13,14 @@ from colar.methods import base, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar.method import ColarParams
 from colar.ops import ragged, trees
+from colar.training import preflight
 
 
-def plan(rows, ends):
+def plan(rows, ends, packed=False):
     """The tree of rows of ids, each followed by its number of positions in `ends`."""
     ids, id_lengths = ragged.pad(rows)
     lengths = id_lengths + torch.tensor(ends)
-    return trees.plan(ids, id_lengths, lengths, int(lengths.max()))
+    return trees.plan(ids, id_lengths, lengths, int(lengths.max()), packed)
 
 
 def test_the_picture():
@@ -49,11 +53,26 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS)
+def test_packed_rows():
+    tree = plan([[7, 7, 7, 7], [5, 6], [8, 9, 9], [7, 7, 7, 7]], [1, 1, 1, 2], packed=True)
+    # Two rows begin alike: a tree of 7 positions. The other two have 3 and 4.
+    assert tree.branches.tolist() == [[0, 0, 0, 0, 1, 2, 2, 3, 3, 3, 4, 5, 5, 6] + 2 * [-1]]
+    assert tree.trunks.tolist() == [[0] * 7 + [3] * 4 + [5] * 3 + 2 * [-1]]
+    assert tree.places.tolist() == [[0, 1, 2, 3, 4, 4, 5, 0, 1, 2, 3, 0, 1, 2, 0, 0]]
+
+
+def test_packed_sequences_are_of_nearly_equal_length():
+    tree = plan([[n] * n for n in range(1, 11)], [1] * 10, packed=True)
+    # 65 positions, the longest row 11: three sequences of 22, not ten of 11.
+    assert tree.branches.shape == (3, 24)
+    assert sorted((tree.branches >= 0).sum(1).tolist()) == [21, 22, 22]
+
+
+@given(ROWS, st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_every_position_sees_its_own_row_up_to_itself_and_nothing_else(rows):
+def test_every_position_sees_its_own_row_up_to_itself_and_nothing_else(rows, packed):
     """By brute force over positions: ids and places of what is seen are those of the row."""
-    tree = plan([ids for ids, _ in rows], [end for _, end in rows])
+    tree = plan([ids for ids, _ in rows], [end for _, end in rows], packed)
     if tree is None:
         return
     width = max(len(ids) + end for ids, end in rows)
@@ -68,7 +87,8 @@ def test_every_position_sees_its_own_row_up_to_itself_and_nothing_else(rows):
                 # Another row's position stands for this one's only where both have the same ids up to it.
                 assert other == row or rows[other][0][: at + 1] == ids[: at + 1]
     assert seen.any(-1).all(), "a query that sees nothing has no softmax"
-    assert (tree.branches >= 0).sum() < sum(len(ids) + end for ids, end in rows)
+    total = sum(len(ids) + end for ids, end in rows)
+    assert (tree.branches >= 0).sum() < total + packed
 
 
 def versions(lm, seed=0):
@@ -82,6 +102,66 @@ def versions(lm, seed=0):
             params = ColarParams(c)
             rows.append(base.encode_row(lm.template, example, params, method.speed_text(params), seed))
     return method, Batch.collate(rows)
+
+
+METHODS = ("cot", "no_cot", "icot", "colar", "sequential", "pause", "tokenskip")
+
+
+def terms_and_gradients(lm, method, batch):
+    """The loss's terms, and the gradient of every weight."""
+    lm.zero_grad()
+    terms = method.loss(lm, batch)
+    # Another weight for each row: what one row's loss does to another's gradient would show.
+    weights = 1 + torch.arange(len(batch.seeds), device=lm.device)
+    sum((term * weights).sum() for name, term in terms.items() if not name.startswith("_")).backward()
+    return terms, {
+        name: weight.grad.clone() for name, weight in lm.named_parameters() if weight.grad is not None
+    }
+
+
+@pytest.mark.parametrize("rows", [slice(0, 6), slice(3, 4), slice(1, 3)], ids=["ragged", "one", "short"])
+@pytest.mark.parametrize(
+    ("family", "name"), [*itertools.product(FAMILIES, ("cot", "colar")), *(("llama", n) for n in METHODS)]
+)
+def test_packed_rows_learn_what_rows_by_themselves_do(family, name, rows):
+    """In float32: every term of every row, and every gradient. Gemma 3's windows of 8 end inside rows."""
+    lm = tiny_lm(family, scale=0.1)
+    method = registry.build(name)
+    pretrained.attach(lm, method, 0)
+    examples = list(method.prepare(lm, EXAMPLES))
+    batch = Batch.collate([method.encode(lm.template, row, Random(0), 0.0) for row in examples[rows]])
+    fed = []
+    lm.causal_lm.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: fed.append(kwargs["inputs_embeds"].shape[:2].numel()), with_kwargs=True
+    )
+    alone, gradients = terms_and_gradients(lm, method, batch)
+    with preflight.prepared(lm, packed=True):
+        packed, packed_gradients = terms_and_gradients(lm, method, batch)
+    if rows == slice(0, 6):
+        assert fed[1] < fed[0]
+    assert packed.keys() == alone.keys()
+    for term, values in alone.items():
+        torch.testing.assert_close(packed[term], values, rtol=1e-5, atol=1e-5)
+    assert packed_gradients.keys() == gradients.keys()
+    for weight, gradient in gradients.items():
+        torch.testing.assert_close(
+            packed_gradients[weight], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max()
+        )
+    assert not lm.packs_rows
+
+
+def test_a_row_as_long_as_the_context_is_packed_with_others():
+    lm = tiny_lm("gpt2", scale=0.1)  # learnt positions: there is none behind the last
+    lengths = torch.tensor([lm.context_length, 5, 9])
+    embeds = lm.embed(
+        torch.randint(5, 60, (3, lm.context_length), generator=torch.Generator().manual_seed(0))
+    )
+    starts = (torch.arange(3)[:, None], torch.ones(3, dtype=torch.int64))
+    alone = lm.hidden_of_rows(embeds, starts, lengths)
+    lm.packs_rows = True
+    packed = lm.hidden_of_rows(embeds, starts, lengths)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(packed[row, :length], alone[row, :length], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

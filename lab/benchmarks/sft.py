@@ -10,6 +10,8 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
     cot             ours: rows of like length together, logits at labels only, layers compiled
     cot-uncompiled  the same without compilation
     colar-1|2|5     CoLaR-SFT at one compression factor
+    colar           at factors drawn from 1..5, as in the paper: rows of like length in tokens are not in latents
+    cot-packed, colar-packed    the same with several rows in a sequence (`training.packing`)
 
 A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
 for each length) and is not timed. Peak memory is the GPU's or, without one, the process's, over both passes. Rounds
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -51,6 +54,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "colar-1": {"method": "colar", "factor": 1, "attention": "eager", "compile": True},
     "colar-2": {"method": "colar", "factor": 2, "attention": "eager", "compile": True},
     "colar-5": {"method": "colar", "factor": 5, "attention": "eager", "compile": True},
+    "colar": {"method": "colar", "attention": "eager", "compile": True},
+    "cot-packed": {"method": "cot", "attention": "eager", "compile": True, "packed": True},
+    "colar-packed": {"method": "colar", "attention": "eager", "compile": True, "packed": True},
 }
 
 
@@ -89,6 +95,8 @@ RATIOS = {
     "colar1_vs_cot": ("colar-1", "cot"),
     "colar2_vs_cot": ("colar-2", "cot"),
     "colar5_vs_cot": ("colar-5", "cot"),
+    "cot_packed_vs_cot": ("cot-packed", "cot"),
+    "colar_packed_vs_colar": ("colar-packed", "colar"),
 }
 """Name -> rows a second of the one system over those of the other."""
 
@@ -170,13 +178,12 @@ def ours(
     training.save_strategy = "no"
     trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
     trainer.add_callback(passes)
-    with preflight.prepared(lm, compiled=settings["compile"]):
+    with preflight.prepared(lm, compiled=settings["compile"], packed=settings.get("packed", False)):
         trainer.train()
-    factor = settings.get("factor", 1)
     fed = 0
     for index in range(len(rows)):
         row = rows.at(0.0, index)
-        latents = -(-len(row.chain) // factor)
+        latents = math.ceil(len(row.chain) / getattr(row.params, "compression_factor", 1))
         fed += len(row.question) + latents + len(row.answer)
     return fed
 

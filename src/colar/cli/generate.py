@@ -15,6 +15,7 @@ from colar.cli.options import (
     DECODING_HELP,
     Parser,
     batching_options,
+    dtype_of,
     limit_options,
     limits_of,
     model_options,
@@ -162,7 +163,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "weights": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
         "backbone": args.backbone,
         "seed": args.seed,
-        "dtype": args.dtype,
+        "dtype": dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.
         "neighbours": args.neighbours if args.show_latents else None,
         **dataclasses.asdict(_decoding(args)),

@@ -10,7 +10,7 @@ The running rows are slots 0..n-1, so that a decode step reads a slice and copie
 one moves into its slot. What lies right of a row's length is left over from earlier rows, and masked.
 
 There are about as many slots as rows, as wide as the widest row may become: the scheduler chooses the size, `reserve`
-allocates it. An idle engine gives all of it back (`release`).
+allocates it. An idle engine gives all of it back (`release`), unless CUDA graphs were recorded with its memory.
 
 A backbone's layers call `SlotLayer.update` with the keys and values of what is fed. Where these are written is set
 before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also return the attention mask.
@@ -151,7 +151,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
         memory runs out, leaves a cache in which these rows can continue, and `reserve` may be called again.
         """
-        if not rows:
+        if not rows and size != self.size:
             self.release()
         # Layers change one after another. If one fails, all have at least the smaller of both sizes.
         self.size = CacheSize(min(self.size.slots, size.slots), min(self.size.columns, size.columns))

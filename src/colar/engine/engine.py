@@ -54,7 +54,8 @@ class Engine:
     questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
     minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
     layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights).
+    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights); they
+    serve as long as the engine does, and its cache stays allocated while it is idle.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -139,8 +140,8 @@ class Engine:
         self.running.keep([])
 
     def _rest(self) -> None:
-        """Give memory back if there is nothing left to do."""
-        if not self.busy:
+        """Give memory back if there is nothing left to do, unless graphs were recorded with it."""
+        if not self.busy and self.runner.graphs is None:
             self.cache.release()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:

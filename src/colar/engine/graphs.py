@@ -9,9 +9,12 @@ numbers, the columns that are read to one of a few widths, and what is fed is co
     3, 4              4                      256
     5 .. 8            8                      ...
 
-Rows that fill up are copies of the first one: they write into the last slot, which nothing reads. A graph belongs to
-the tensors that it was recorded with: if the cache or the weights have moved, or an adapter is folded in, all graphs
-are recorded anew. A forward pass that cannot be recorded runs as it is, from then on, and the reason is logged once.
+These are functions of the rows that run: what an engine has answered before changes no bit of an answer. Rows that fill
+up are copies of the first one: they write into the last slot, which nothing reads.
+
+A graph belongs to the tensors that it was recorded with: if the cache or the weights have moved, or an adapter is
+folded in, all graphs are recorded anew. So the cache only grows while the engine lives, and an idle engine keeps its
+memory. A forward pass that cannot be recorded runs as it is, from then on, and the reason is logged once.
 
 On a CPU the same copies are made, and the forward pass is called where a graph would be replayed: tests compare that
 with the plain step.
@@ -52,9 +55,9 @@ def rows_of(rows: int, most: int) -> int:
     return min(most, 1 << (rows - 1).bit_length())
 
 
-def columns_of(span: int, most: int) -> int:
-    """The columns that the graph for `span` columns reads: the next power of 2 from NARROWEST on, at most `most`."""
-    return min(most, max(NARROWEST, 1 << (span - 1).bit_length()))
+def columns_of(span: int) -> int:
+    """The columns that the graph for `span` columns reads: the next power of 2 from NARROWEST on."""
+    return max(NARROWEST, 1 << (span - 1).bit_length())
 
 
 @dataclass

@@ -111,7 +111,7 @@ class Runner:
         if self.graphs is not None:
             forward = self.graphs
             total = rows_of(n, self.max_batch)
-            span = columns_of(span, self.cache.size.columns)
+            span = columns_of(span)
         copies = total - n
         if copies:
             embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
@@ -322,7 +322,10 @@ def packed_copy(lm: LatentLM) -> LatentLM:
     twin = copy.deepcopy(lm, {id(value): value for value in shared}).eval()
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+            # A quantised weight is a tensor of its own kind.
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.dtype == torch.bfloat16:
                 setattr(parent, name, PackedLinear(child))
     return twin
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from colar import checks
 from colar.engine.cache import ROUND_TO, CacheSize, round_up
-from colar.engine.graphs import rows_of
+from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
 MAX_WAIT_STEPS = 8
@@ -65,7 +65,7 @@ class Scheduler:
 
     A compiled step (`for_compile`) needs spare room: a slice that reads all slots or all columns would be a case of its
     own to it, and a single row runs beside a copy, which writes into a slot that nothing reads. For CUDA graphs
-    (`for_graphs`), rows are filled up to a power of 2 with such copies.
+    (`for_graphs`), rows are filled up to a power of 2 with such copies, and columns are a power of 2.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Scheduler:
 
     def smallest_size(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
-        columns = round_up(widest)
         if self.for_graphs:
-            return CacheSize(rows_of(rows, self.slots) + 1, columns)
+            return CacheSize(rows_of(rows, self.slots) + 1, columns_of(widest))
+        columns = round_up(widest)
         if self.for_compile:
             return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
         return CacheSize(rows, columns)
@@ -171,6 +171,10 @@ class Scheduler:
         so that rows that come and go do not have all others copied each time.
         """
         least = self.smallest_size(rows, widest)
+        if self.for_graphs:
+            # It only grows: a cache that moves has all graphs recorded anew.
+            largest = CacheSize(max(now.slots, least.slots), max(now.columns, least.columns))
+            return largest if self.limit is None or largest.positions <= self.limit else least
         slots = now.slots
         if slots < least.slots:
             slots = max(least.slots, min(2 * now.slots, self.smallest_size(self.slots, widest).slots))

@@ -84,9 +84,11 @@ class Pause(base.Method):
         pauses_BKD, counts_B = self.thoughts(lm, batch)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        hidden_BTD = lm.hidden(ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO))
+        fed_BTD = ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO)
         # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B
+        starts = (batch.question_ids, batch.question_lengths)
+        hidden_BTD = lm.hidden_of_rows(fed_BTD, starts, separator_B + batch.answer_lengths)
         hidden_BAD = ragged.take_from(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}
 

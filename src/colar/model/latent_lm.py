@@ -50,13 +50,15 @@ class LatentLM(nn.Module):
         vocabulary.fit_vocabulary(backbone.lm, template)
         masks.check_inputs(backbone.lm)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._takes_trees = masks.why_no_trees(backbone.lm) is None
+        self._why_no_trees = masks.why_no_trees(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
+        self.packs_rows = False
+        """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
 
     @classmethod
     def from_backbone(
@@ -135,19 +137,24 @@ class LatentLM(nn.Module):
         return hidden
 
     def hidden_of_rows(self, embeds_BTD: Tensor, starts: tuple[Tensor, Tensor], lengths_B: Tensor) -> Tensor:
-        """`hidden` of right-padded rows, (B, T, D), with what rows share at their starts computed once.
+        """`hidden` of right-padded rows, (B, T, D), with what rows share at their starts computed once; rows are packed
+        where `packs_rows` is set.
 
         `starts` are the ids (B, L) that rows begin with, and how many each has (B,); `lengths_B` are the rows' whole
         lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
         """
         tree = None
-        # The attention implementation may have been set since.
-        if self._takes_trees and masks.why_no_masks(self.causal_lm) is None:
-            tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1])
+        if self.why_no_trees() is None:
+            tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
         if tree is None:
             return self.hidden(embeds_BTD)
         mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
+
+    def why_no_trees(self) -> str | None:
+        """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
+        # The attention implementation may have been set since.
+        return self._why_no_trees or masks.why_no_masks(self.causal_lm)
 
     def layers(
         self,

@@ -1,18 +1,26 @@
-"""Rows that begin alike, as one sequence: what they share goes through the backbone once.
+"""Rows as one sequence: what rows that begin alike share goes through the backbone once, and rows are packed.
 
     rows     q q q q # a a            laid out   q q q q | # a a | # b b b | + c
              q q q q # b b b          places     0 1 2 3   4 5 6   4 5 6 7   4 5
              q q q q + c                         trunk     branches
 
 A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row. So each
-row's hidden states are what they would be alone. A row that is like no other is a sequence of its own. Outputs of one
+row's hidden states are what they would be alone. A row that is like no other is a tree of its own. Outputs of one
 question (GRPO) and one example at several speeds are such rows; "Prefix Grouper" (2506.05433) has it for GRPO.
+
+A sequence holds one tree, or several trees end to end where rows are packed:
+
+    one each    a a a a a a     packed    a a a a a a d d d
+                b b b b . .               b b b b c c c c .       "." is padding
+                c c c c . .
+                d d d . . .
 
 Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S sequences, P positions of a sequence.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +30,9 @@ from torch import Tensor
 from colar.ops.ragged import PAD_TO
 
 SPARED = 0.5
-"""A row joins a sequence where that spares at least this part of its ids."""
+"""A row joins a tree where that spares at least this part of its ids."""
+PACKED = (1.5, 3)
+"""Positions of a packed sequence, about this many times those of the longest tree: attention grows with its length."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,15 @@ class Tree:
 
     `source` (S, P): the position of a row, as an index into rows x positions. `target` (B, T): the position of a
     sequence, as an index into sequences x positions; 0 in a row's padding. `places` (S, P): positions in the row.
-    `branches` (S, P): 0 in the trunk, 1, 2, ... in the branches, -1 in the padding.
+    `branches` (S, P): trunks and branches of a sequence are numbered from 0 on; -1 in the padding. `trunks` (S, P): the
+    number of the trunk that a position sees.
     """
 
     source: Tensor
     target: Tensor
     places: Tensor
     branches: Tensor
+    trunks: Tensor
 
     def gather(self, values_BTD: Tensor) -> Tensor:
         """(B, T, D) of rows -> (S, P, D) of sequences."""
@@ -49,11 +61,10 @@ class Tree:
 
     def seen(self) -> Tensor:
         """(S, P, P) bool: which keys a query sees. Padding sees itself."""
-        query_SP1 = self.branches[:, :, None]
         key_S1P = self.branches[:, None, :]
-        own = (query_SP1 == key_S1P) | ((key_S1P == 0) & (query_SP1 > 0))
+        own = (self.branches[:, :, None] == key_S1P) | (self.trunks[:, :, None] == key_S1P)
         columns_P = torch.arange(self.branches.shape[1], device=self.branches.device)
-        # A sequence has trunk and branches one after another: within each, columns are in the order of the row.
+        # A tree has trunk and branches one after another: within each, columns are in the order of the row.
         return own & (columns_P <= columns_P[:, None])
 
     def behind(self) -> Tensor:
@@ -61,59 +72,95 @@ class Tree:
         return self.places[:, :, None] - self.places[:, None, :]
 
 
-def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) -> Tree | None:
-    """The tree of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions in all.
+def plan(
+    ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int, packed: bool = False
+) -> Tree | None:
+    """The trees of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions in all.
 
-    `width` is T, the rows' padded length. None where no two rows share enough.
+    `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None where every row would be a
+    sequence of its own.
     """
     # One copy of all that Python decides by: each waits for a GPU.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
-    sequences = _sequences(starts)
+    trees = _trees(starts)
+    sizes = [trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees]
+    bins = _bins(sizes) if packed else [[tree] for tree in range(len(trees))]
+    sequences = [[trees[tree] for tree in own] for own in bins]
     if len(sequences) == len(starts):
         return None
 
-    longest = max(trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in sequences)
-    P = -(-longest // PAD_TO) * PAD_TO
+    P = _padded_length(sizes, bins)
     source = torch.zeros(len(sequences), P, dtype=torch.int64)
     places = torch.zeros(len(sequences), P, dtype=torch.int64)
     branches = torch.full((len(sequences), P), -1, dtype=torch.int64)
+    trunks = torch.full((len(sequences), P), -1, dtype=torch.int64)
     target = torch.zeros(len(starts), width, dtype=torch.int64)
-    for sequence, (trunk, rows) in enumerate(sequences):
-        source[sequence, :trunk] = torch.arange(trunk) + rows[0] * width
-        places[sequence, :trunk] = torch.arange(trunk)
-        branches[sequence, :trunk] = 0
-        column = trunk
-        for branch, row in enumerate(rows, start=1):
-            n = lengths[row] - trunk
-            own = torch.arange(trunk, trunk + n)
-            source[sequence, column : column + n] = own + row * width
-            places[sequence, column : column + n] = own
-            branches[sequence, column : column + n] = branch
-            target[row, :trunk] = torch.arange(trunk) + sequence * P
-            target[row, trunk : trunk + n] = torch.arange(column, column + n) + sequence * P
-            column += n
+    for sequence, own_trees in enumerate(sequences):
+        begin, number = 0, 0
+        for trunk, rows in own_trees:
+            column = begin + trunk
+            source[sequence, begin:column] = torch.arange(trunk) + rows[0] * width
+            places[sequence, begin:column] = torch.arange(trunk)
+            branches[sequence, begin:column] = number
+            for branch, row in enumerate(rows, start=number + 1):
+                n = lengths[row] - trunk
+                own = torch.arange(trunk, trunk + n)
+                source[sequence, column : column + n] = own + row * width
+                places[sequence, column : column + n] = own
+                branches[sequence, column : column + n] = branch
+                target[row, :trunk] = torch.arange(begin, begin + trunk) + sequence * P
+                target[row, trunk : trunk + n] = torch.arange(column, column + n) + sequence * P
+                column += n
+            trunks[sequence, begin:column] = number
+            begin, number = column, number + 1 + len(rows)
     device = ids_BL.device
-    return Tree(source.to(device), target.to(device), places.to(device), branches.to(device))
+    return Tree(*(column.to(device) for column in (source, target, places, branches, trunks)))
 
 
-def _sequences(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    """(length of the trunk, rows) of each sequence, in the order of their first rows."""
+def _bins(sizes: Sequence[int]) -> list[list[int]]:
+    """Indices of trees of these sizes, by sequence: of some numbers of sequences the one with the least padding."""
+    total, longest = sum(sizes), max(sizes)
+    fewest, most = (-(-total // int(times * longest)) for times in reversed(PACKED))
+    # Of many trees there are many numbers, all with little padding.
+    counts = range(fewest, most + 1, 1 + (most - fewest) // 10)
+    packings = [_packing(sizes, count) for count in counts]
+    return min(packings, key=lambda bins: len(bins) * _padded_length(sizes, bins))
+
+
+def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
+    longest = max(sum(sizes[tree] for tree in own) for own in bins)
+    return -(-longest // PAD_TO) * PAD_TO
+
+
+def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Trees in `count` sequences of nearly equal length: the longest that is left goes into the shortest."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    shortest_first = [(0, number) for number in range(count)]
+    for tree in sorted(range(len(sizes)), key=lambda tree: (-sizes[tree], tree)):
+        filled, number = shortest_first[0]
+        bins[number].append(tree)
+        heapq.heapreplace(shortest_first, (filled + sizes[tree], number))
+    return bins
+
+
+def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    """(length of the trunk, rows) of each tree, in the order of their first rows."""
     # Sorted, rows that begin alike are neighbours.
     order = sorted(range(len(starts)), key=lambda row: (starts[row], row))
-    sequences: list[tuple[int, list[int]]] = []
+    trees: list[tuple[int, list[int]]] = []
     for row in order:
-        if sequences:
-            trunk, rows = sequences[-1]
+        if trees:
+            trunk, rows = trees[-1]
             common = _common(starts[rows[-1]][:trunk], starts[row])
             # A shorter trunk means longer branches for the rows that are there.
             spared = common - (trunk - common) * (len(rows) - 1)
             if common > 0 and spared >= SPARED * len(starts[row]):
-                sequences[-1] = (common, [*rows, row])
+                trees[-1] = (common, [*rows, row])
                 continue
-        sequences.append((len(starts[row]), [row]))
-    return sorted(sequences, key=lambda found: min(found[1]))
+        trees.append((len(starts[row]), [row]))
+    return sorted(trees, key=lambda found: min(found[1]))
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

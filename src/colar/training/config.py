@@ -57,6 +57,9 @@ class TrainingConfig:
     tokens_per_batch: int | None = None
     """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
     like length. A limit of memory: updates and results are the same. null: none."""
+    packing: bool = False
+    """Put several rows into one sequence, where each sees itself alone: less padding. Updates and results are the same.
+    Not for methods whose loss feeds the model several times (coconut, distill)."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.

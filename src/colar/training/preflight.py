@@ -33,18 +33,22 @@ from colar.training.trainer import LatentTrainer
 
 
 @contextlib.contextmanager
-def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
-    """Fuse or compile, and recompute, the layers inside the block; the model is as before after it, its state dict
-    throughout."""
+def prepared(
+    lm: LatentLM, *, compiled: bool = False, recomputed: bool = False, packed: bool = False
+) -> Iterator[None]:
+    """Fuse or compile, and recompute, the layers inside the block, and pack rows; the model is as before after it, its
+    state dict throughout."""
     if recomputed:
         _checkpointing(lm, "enable", {"use_reentrant": False})
     layers = _compile(lm) if compiled else []
+    lm.packs_rows = packed
     try:
         # On a CPU there is memory enough, and no kernel to wait for.
         plain = compiled or lm.device.type == "cpu"
         with contextlib.nullcontext() if plain else fused(lm.causal_lm):
             yield
     finally:
+        lm.packs_rows = False
         for layer in layers:
             layer._compiled_call_impl = None
         if recomputed:
@@ -61,6 +65,14 @@ def _compile(lm: LatentLM) -> list[nn.Module]:
         # In place: a wrapper module would change the names in the state dict.
         layer.compile(dynamic=True)
     return layers
+
+
+def check_packing(lm: LatentLM) -> None:
+    """ValueError for a backbone in which rows of one sequence would see each other."""
+    reason = lm.why_no_trees()
+    if reason is not None:
+        name = type(lm.causal_lm).__name__
+        raise ValueError(f"training.packing must be false for {name}: it {reason}")
 
 
 def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:

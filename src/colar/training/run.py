@@ -244,7 +244,10 @@ def _ready_to_train(
     logging.disable_progress_bar()
     try:
         with preflight.prepared(
-            publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing
+            publisher.lm,
+            compiled=config.compile,
+            recomputed=config.gradient_checkpointing,
+            packed=config.packing,
         ):
             yield
     except NonFiniteError as error:

@@ -20,6 +20,7 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model import sharded
 from colar.model.latent_lm import LatentLM
+from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
@@ -82,6 +83,8 @@ def make_trainer(
     else:
         # Where weights are split, each device gets its share when training begins.
         lm.to(args.device)
+    if config.packing:
+        check_packing(lm, method)
     examples = list(method.prepare(lm, examples))
     if config.fsdp:
         sharded.check(lm)
@@ -127,6 +130,16 @@ def make_curriculum(method: Method, config: TrainingConfig, n_rows: int, rows_pe
     per_epoch = math.ceil(n_rows / rows_per_update)
     by_epochs = math.ceil(per_epoch * config.num_train_epochs)
     return Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
+
+
+def check_packing(lm: LatentLM, method: Method) -> None:
+    """ValueError for what training.packing cannot do."""
+    if method.multiple_forwards:
+        raise ValueError(
+            f"training.packing cannot train {method.name} as configured: its loss feeds the model several times; "
+            "set it false"
+        )
+    preflight.check_packing(lm)
 
 
 def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -> None:

@@ -114,16 +114,19 @@ def draw_params(method: Method, config: GrpoConfig, question_seed: int) -> Any:
 
 
 def roll_out(
-    lm: LatentLM, method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
+    lm: LatentLM,
+    method: Method,
+    config: GrpoConfig,
+    examples: Sequence[Example],
+    seed: int,
+    generation: int,
+    engine: Engine | None = None,
 ) -> list[Output]:
-    """The outputs of these questions, G each, question by question."""
+    """The outputs of these questions, G each, question by question; by a fresh engine where none is given."""
     asked = requests(method, config, examples, seed, generation)
     merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
     with lm.evaluating(), merged:
-        # A fresh engine: what it sampled before must not decide the shape of its cache, and with it the last bit
-        # of a sum.
-        engine = Engine(lm, method, max_batch=config.max_batch)
-        completions = engine.generate(asked)
+        completions = (engine or Engine(lm, method, max_batch=config.max_batch)).generate(asked)
     outputs = []
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]

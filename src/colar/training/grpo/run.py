@@ -28,7 +28,7 @@ from colar.engine.request import fitting_questions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training import run_folder
+from colar.training import preflight, run_folder
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
 from colar.training.grpo.config import GrpoConfig
@@ -115,6 +115,8 @@ def make_trainer(
     args = arguments(config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
+    if config.packing:
+        preflight.check_packing(lm)
     plan = grpo.plan(config, args.world_size)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))

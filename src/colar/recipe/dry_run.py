@@ -20,9 +20,8 @@ from transformers import PrinterCallback, TrainerCallback
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.ops import devices
-from colar.recipe.run import load
+from colar.recipe.run import load, start_method
 from colar.recipe.schema import Recipe
-from colar.recipe.start import start_method
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import run as grpo_run
@@ -110,7 +109,9 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
     config = recipe.training
-    with preflight.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+    with preflight.prepared(
+        lm, compiled=config.compile, recomputed=config.gradient_checkpointing, packed=config.packing
+    ):
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:

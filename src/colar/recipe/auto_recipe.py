@@ -21,7 +21,7 @@ from colar import files
 from colar.checks import check_choice
 from colar.model import tiny
 from colar.ops import devices
-from colar.recipe.facts import PERCENTILE, SLOT, Facts
+from colar.recipe.auto_facts import PERCENTILE, SLOT, Facts
 
 METHODS = ("sequential", "colar")
 ROOM = 1.25
@@ -187,8 +187,9 @@ def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -
 def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [
-        "# Made by `colar train auto`. Change what you like and run it with",
+        "# Made by `colar train auto`, with the keys that its command line set. Change what you like and run it with",
         f"#   colar train {path}",
+        "# A stage's folder has recipe.json: every key as it was run, those of later command lines included.",
         "#",
     ]
     lines += [f"# {reason}" for reason in why]
