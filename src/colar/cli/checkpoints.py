@@ -14,7 +14,7 @@ import torch
 from colar import files, progress
 from colar.cli import collector_off
 from colar.cli.options import LIMITS
-from colar.evaluation.folder import split_name
+from colar.evaluation.output_folder import split_name
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint

@@ -39,7 +39,7 @@ from colar.cli.options import (
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
-from colar.evaluation.folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
 from colar.evaluation.records import RecordFiles, find_records
 from colar.model import checkpoint
 
