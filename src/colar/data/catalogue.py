@@ -201,14 +201,9 @@ _MATH_TRAIN = Split(
     leave_out=frozenset({"98fc77ec11ec6bfc"}),
 )
 _MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
-)
+)  # fmt: skip
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {

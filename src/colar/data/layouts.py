@@ -41,11 +41,13 @@ PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generat
 TURNS = ("messages", "conversations")
 KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
+NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
 )
+LINE_END = re.compile(r"\s*\n\s*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])")
 ABBREVIATION = re.compile(r"(?:\b(?:[A-Z]|e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|Eq|Fig|approx|cf)|^\d+)\.$")
 LONG = 120
@@ -87,14 +89,9 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     """The layout of columns that a user has named. ValueError for what can be no name."""
     for key in columns:
         if key not in KEYS:
-            raise ValueError(
-                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,steps=rationale,answer=result"
-            )
+            raise ValueError(f"--columns {key}: must be {', '.join(KEYS)}, as in {NAMING}")
     if not {"question", "answer"} <= columns.keys():
-        raise ValueError(
-            "--columns must name question and answer, and may name steps, as in "
-            "--columns question=problem,steps=rationale,answer=result"
-        )
+        raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
 
     def parse(row: Mapping[str, Any]) -> Fields:
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
@@ -244,38 +241,28 @@ def cut(chain: str) -> tuple[str, ...]:
     if marks:
         return tuple(marks)
     steps: list[str] = []
-    for line in _lines(chain):
+    for line in _parts(chain, LINE_END):
         steps += sentences(line) if len(line) > LONG else [line]
     return tuple(steps)
 
 
-def _lines(chain: str) -> list[str]:
-    """Lines, but for those inside a displayed formula."""
-    held = [match.span() for match in FORMULA.finditer(chain)]
-    found, start = [], 0
-    for match in re.finditer(r"\s*\n\s*", chain):
-        if not _inside(match.start(), held):
-            found.append(chain[start : match.start()])
-            start = match.end()
-    found.append(chain[start:])
-    return [line.strip() for line in found if line.strip()]
-
-
 def sentences(text: str) -> list[str]:
-    """The sentences of a text; none ends inside a formula, behind an abbreviation, or behind the number of a list."""
-    held = [match.span() for match in FORMULA.finditer(text)]
+    """The sentences of a text; none ends behind an abbreviation, or behind the number of a list."""
+    return _parts(text, SENTENCE_END, unless=ABBREVIATION)
+
+
+def _parts(text: str, ends: re.Pattern[str], unless: re.Pattern[str] | None = None) -> list[str]:
+    """The text cut at each of `ends`, but not inside a formula, nor where the part before it has `unless`."""
+    formulas = [match.span() for match in FORMULA.finditer(text)]
     found, start = [], 0
-    for match in SENTENCE_END.finditer(text):
-        sentence = text[start : match.start()].strip()
-        if _inside(match.start(), held) or ABBREVIATION.search(sentence) or not sentence:
-            continue
-        found.append(text[start : match.end()].strip())
-        start = match.end()
-    return [*found, text[start:].strip()] if text[start:].strip() else found
-
-
-def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
-    return any(start <= place < end for start, end in spans)
+    for match in ends.finditer(text):
+        part = text[start : match.start()].strip()
+        inside = any(first <= match.start() < last for first, last in formulas)
+        if part and not inside and not (unless and unless.search(part)):
+            found.append(text[start : match.end()].strip())
+            start = match.end()
+    rest = text[start:].strip()
+    return [*found, rest] if rest else found
 
 
 def _has(row: Collection[str], names: Collection[str]) -> bool:

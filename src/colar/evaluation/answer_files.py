@@ -15,10 +15,10 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_choice, check_holds, check_same_run, check_text
-from colar.data import data_files
+from colar.data import data_files, layouts
 from colar.data.example import ROLES
 from colar.data.fields import named_fields
-from colar.data.layouts import QUESTION
+from colar.data.layouts import QUESTION, ROLE, TURNS
 from colar.engine.request import Completion, Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
@@ -26,12 +26,14 @@ from colar.ops.noise import seed_from
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
 
-    The question may have another of the names in `layouts.QUESTION`.
+    The question may have another of the names in `layouts.QUESTION`, or be that of a chat.
     """
     rows = []
     for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
         try:
             row = named_fields(given)
+            if any(row.get(name) is not None for name in TURNS):
+                row = {**row, **_of_chat(row)}
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
@@ -47,6 +49,19 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     if len({row["id"] for row in rows}) < len(rows):
         raise ValueError(f"{path}: two rows have one id")
     return rows
+
+
+def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The last question of a chat, what stands before it, and the answer behind it, where there is one."""
+    name = next(name for name in TURNS if row.get(name) is not None)
+    turns = row[name]
+    last = turns[-1] if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) else {}
+    role = last.get("role", last.get("from"))
+    unanswered = ROLE.get(role, role) == "user"
+    ended = [*turns, {"role": "assistant", "content": "?"}] if unanswered else turns
+    fields = layouts.of({name: ended}).parse({name: ended})
+    found = {"question": fields.question, "context": [list(turn) for turn in fields.context]}
+    return found if unanswered else found | {"answer": fields.answer}
 
 
 def _context(where: str, given: Any) -> tuple[tuple[str, str], ...]:
