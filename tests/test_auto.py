@@ -17,10 +17,10 @@ from colar.data.example import Example
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
-from colar.recipe import auto_facts, auto_recipe, auto_speeds, parsing
+from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_run import prepare_run
 
-FACTS = auto_facts.Facts(
+FACTS = auto_recipe.Facts(
     model="someone/model-500m",
     parameters=500_000_000,
     context=4096,
@@ -38,7 +38,7 @@ FACTS = auto_facts.Facts(
 )
 
 
-def _stages(found: auto_facts.Facts, folder: Path, **asked: Any) -> list[Any]:
+def _stages(found: auto_recipe.Facts, folder: Path, **asked: Any) -> list[Any]:
     tree, why = auto_recipe.make_recipe(found, str(folder / "run"), **asked)
     return recipe.load_stages(auto_recipe.write_recipe(folder / "recipe.yaml", tree, why))
 
@@ -53,7 +53,7 @@ def _stages(found: auto_facts.Facts, folder: Path, **asked: Any) -> list[Any]:
         replace(FACTS, model="tiny", parameters=800_000, device="cpu", bfloat16=False, rows=300),
     ],
 )
-def test_the_recipe_is_one_that_can_be_read(facts: auto_facts.Facts, method: str, tmp_path: Path) -> None:
+def test_the_recipe_is_one_that_can_be_read(facts: auto_recipe.Facts, method: str, tmp_path: Path) -> None:
     cot, own, reinforced = _stages(facts, tmp_path, method=method, grpo=True)
     assert [stage.recipe.method["name"] for stage in (cot, own, reinforced)] == ["cot", method, method]
     assert own.recipe.model.init_from == f"{tmp_path}/run/cot/best"
@@ -115,21 +115,21 @@ def test_limits_stay_within_the_context() -> None:
     tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
     assert limits["max_completion_length"] == 29
-    assert limits["max_latents"] == 4096 - 400 - auto_facts.SLOT - 29
+    assert limits["max_latents"] == 4096 - 400 - auto_recipe.SLOT - 29
 
 
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    found = auto_facts.facts_of(auto_facts.Reader.of("tiny"), rows, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (found.rows, found.chain, found.answer) == (40, 7, 1)
     assert found.equations
     assert not found.digits
     assert found.judged
     assert found.layout == "plain"
-    assert auto_facts.facts_of(auto_facts.Reader.of("tiny-digits"), rows, device="cpu").digits
+    assert auto_recipe.facts_of(auto_recipe.Reader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    found = auto_facts.facts_of(auto_facts.Reader.of("tiny"), words, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), words, device="cpu")
     assert not found.equations
     assert not found.judged
 

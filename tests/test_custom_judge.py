@@ -15,7 +15,7 @@ from colar.cli import main
 from colar.data import own, sources
 from colar.data.example import Example
 from colar.data.judge import answers, custom
-from colar.recipe import auto_facts, auto_recipe
+from colar.recipe import auto_recipe
 from colar.training.grpo import rewards
 
 CODE = '''
@@ -128,7 +128,7 @@ def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
 def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> None:
     data = recipe.DataConfig(train_size=4, validation_size=2, judge="judges_of_mine:mirrored")
     assert {row.judge for rows in recipe.load_examples(data) for row in rows} == {"judges_of_mine:mirrored"}
-    found = auto_facts.facts_of(auto_facts.Reader.of("tiny"), ROWS, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), ROWS, device="cpu")
     tree, _ = auto_recipe.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
     assert tree["data"]["judge"] == "judges_of_mine:mirrored"
     with pytest.raises(ValueError, match="--grpo needs answers that can be judged .* give --judge"):

@@ -657,7 +657,7 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     others = (f"{tmp_path}/a/../a/train.jsonl", f"{tmp_path}/link.jsonl")
     for other in others:
         data = recipe.DataConfig(source=str(rows), validation_source=other)
-        with pytest.raises(ValueError, match=r"are one file, .*a/train\.jsonl.*data.validation_size 0"):
+        with pytest.raises(ValueError, match=r"is one file, .*a/train\.jsonl.*data.validation_size 0"):
             recipe.load_examples(data)
     folder = recipe.DataConfig(source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/")
     # A folder's other splits are other files.
@@ -667,7 +667,7 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     mixed = recipe.DataConfig(
         train_size=2, mixed_in=(recipe.SourceRows(str(rows)),), validation_source=others[0], validation_size=1
     )
-    with pytest.raises(ValueError, match="are one file"):
+    with pytest.raises(ValueError, match="is one file"):
         recipe.load_examples(mixed)
 
 
@@ -723,22 +723,17 @@ def test_generated_rows_of_two_splits_ask_no_question_twice(source, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_two_files_of_one_name_are_mixed(tmp_path):
-    """Their rows have ids of their own; those of the first, and of a file alone, are as they always were."""
+def test_rows_that_occur_twice_are_refused(tmp_path):
+    """The same file, however it is written, and two files of one name whose rows have no ids."""
     first = write_rows(tmp_path / "a" / "train.jsonl", "one", "two")
-    second = write_rows(tmp_path / "b" / "train.jsonl", "three", "three", "four")
-    data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=(recipe.SourceRows(str(second)),))
-    train_rows, _ = recipe.load_examples(data)
-    assert [row.id for row in train_rows[:2]] == ["train/train/0", "train/train/1"]
-    assert [row.id for row in train_rows[2:]] == [f"{second}/train:train/train/{i}" for i in range(3)]
-    assert [row.question for row in train_rows] == ["one", "two", "three", "three", "four"]
-    assert train_rows[3].cluster == train_rows[2].id
-    alone = recipe.load_examples(recipe.DataConfig(source=str(second), validation_size=0))[0]
-    assert [row.id for row in alone] == [f"train/train/{i}" for i in range(3)]
-    # The same file again, however it is written, has the same rows.
-    for again in (str(first), f"{tmp_path}/b/../a/train.jsonl"):
+    second = write_rows(tmp_path / "b" / "train.jsonl", "three")
+    for again in (first, f"{tmp_path}/b/../a/train.jsonl", second):
+        mixed = (recipe.SourceRows(str(again)),)
+        data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=mixed)
         with pytest.raises(ValueError, match="some rows occur twice, 'train/train/0' for one"):
-            recipe.load_examples(replace(data, mixed_in=(recipe.SourceRows(again),)))
+            recipe.load_examples(data)
+    write_rows(second, "three", id="b")
+    assert [row.question for row in recipe.load_examples(data)[0]] == ["one", "two", "three"]
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):

@@ -153,7 +153,7 @@ def read(
             left_out[str(error)].append(place)
     if not examples or layout is None:
         reason, places = max(left_out.items(), key=lambda item: len(item[1]))
-        raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read)")
     return OwnRows(
         name, layout, custom.applied(examples, judge), answer_type, list(there), judge, dict(left_out)
     )

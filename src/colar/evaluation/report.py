@@ -286,7 +286,7 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     pass@k and maj@k are means over the runs: k samples of one question come from one run.
     """
     train_seeds = [run.system.train_seed for run in runs]
-    if not _same_datasets(runs):
+    if len({frozenset(run.datasets or ()) for run in runs}) > 1:
         # Such averages differ by their data sets, not only by their training.
         return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
     return replace(
@@ -296,11 +296,6 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
         pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
         maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
     )
-
-
-def _same_datasets(rows: Iterable[ReportRow]) -> bool:
-    """True if averages are over the same data sets; rows of one data set always are."""
-    return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 
 def _reference_length(cell: Cell, members: Answers) -> float | None:

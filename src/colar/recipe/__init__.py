@@ -9,7 +9,7 @@ An unknown key is an error that names the nearest right one; every value is chec
     run            stages, one after another;  run_claim keeps two runs out of one folder
     example_sets   the rows of a recipe: to train on, and to validate with
     dry_run        `colar train --check`: what a recipe takes on this machine
-    auto_run       `colar.train`: auto_facts of a backbone and rows, auto_recipe of them, auto_speeds at its end
+    auto_run       `colar.train`: auto_recipe for a backbone and rows, auto_speeds at its end
 """
 
 from colar.recipe.auto_run import finish, folder_of, prepare_run, train

@@ -21,7 +21,7 @@ from colar.data import own, sources
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
-from colar.recipe import auto_facts, auto_recipe, auto_speeds, parsing
+from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
 from colar.recipe.run_claim import input_digest
@@ -118,18 +118,18 @@ def prepare_run(
         if known == asked and (output / RECIPE).exists():
             return
         # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-        reader = auto_facts.Reader.of(model, template)
+        reader = auto_recipe.Reader.of(model, template)
         split = _split(data, test, columns, judged_by)
         rows = {
-            "train": leave_out(split.train, reader.too_long(split.train), "training rows", auto_facts.LONGER)
+            "train": leave_out(split.train, reader.too_long(split.train), "training rows", auto_recipe.LONGER)
         }
-        found = auto_facts.facts_of(reader, rows["train"])
+        found = auto_recipe.facts_of(reader, rows["train"])
         tree, why = auto_recipe.make_recipe(found, str(output), method, grpo, judged_by)
         limits = tree["validation"]["limits"]
         generated = limits["max_latents"] + limits["max_completion_length"]
         for name, held_out in (("validation", split.validation), ("test", split.test)):
             too_long = reader.too_long(held_out, generated)
-            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_facts.LONGER)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
         # The plain command, and the recipe by itself, go on with what this command asked for.
         parsing.override_stages(tree["stages"], overrides, only)
         try:

@@ -88,7 +88,8 @@ class SourceRows:
     def __post_init__(self) -> None:
         if self.train_size is not None:
             check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
-        renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
+        if self.renumber != 0:
+            renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class DataConfig:
         for name, low in least.items():
             if getattr(self, name) is not None:
                 check_number(f"data.{name}", getattr(self, name), low, whole=True)
-        renumber.check("data.renumber", self.renumber, self.source, self.train_split)
+        if self.renumber != 0:
+            renumber.check("data.renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
