@@ -73,7 +73,7 @@ class Recorder:
     """Graphs of one kind of work, by their shape; all are dropped where the weights have moved."""
 
     work: ClassVar[str]
-    """What runs, in a warning."""
+    """Name of the work in a warning."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
@@ -285,7 +285,7 @@ class GraphedThink(Recorder):
 
 
 def _setting(state: ThinkState) -> Any:
-    """What all requests of the rows share, and whether info is read; None where they differ, or draw from a nucleus."""
+    """The values that all requests of the rows share, and if info is read; None where they differ or draw from a nucleus."""
     # A nucleus is sorted where its window is too small, which only the device knows.
     settings = set()
     for request in state.requests or ():
