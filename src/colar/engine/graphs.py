@@ -285,7 +285,7 @@ class GraphedThink(Recorder):
 
 
 def _setting(state: ThinkState) -> Any:
-    """The values that all requests of the rows share, and if info is read; None where they differ or draw from a nucleus."""
+    """The values that all requests of the rows share, or None where they differ, or draw from a nucleus."""
     # A nucleus is sorted where its window is too small, which only the device knows.
     settings = set()
     for request in state.requests or ():
