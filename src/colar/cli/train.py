@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,8 +19,6 @@ from colar.cli.options import Parser, columns_of, columns_option, judge_option
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
-PADDING = 4
-"""Columns that rich leaves free around those of a table."""
 
 
 def add_train(train: Parser) -> None:
@@ -190,25 +190,10 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A program that reads the list gets one plain line each, with nothing cut off.
-    console = Console()
-    if not console.is_terminal:
-        for name in recipes.names():
-            print(f"{name:<28} {recipes.describe(name)}")
-        return
-    shipped = recipes.names()
-    # The name is what a user types: where there is no room, the description is cut.
-    longest = max(len(name) for name in shipped)
-    room = max(console.width - longest - PADDING, 20)
-    table = Table(box=None)
-    table.add_column("recipe", min_width=longest)
-    table.add_column("description", no_wrap=True, overflow="ellipsis", max_width=room)
-    for name in shipped:
-        table.add_row(name, recipes.describe(name))
-    console.print(table)
+    # A program that reads the list gets one line each, with nothing cut off; so does a person, as far as there is room.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name in recipes.names():
+        print(f"{name:<28} {recipes.describe(name)}"[:width])
 
 
 def recipes_copy(args: argparse.Namespace) -> None:
