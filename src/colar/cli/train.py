@@ -14,7 +14,7 @@ from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
 from colar.cli import collector_off
-from colar.cli.options import Parser, columns_of, columns_option, judge_option
+from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
@@ -65,7 +65,7 @@ def add_train(train: Parser) -> None:
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
     judge_option(own)
-    train.set_defaults(run=run, takes_keys=True, resumes=True)
+    train.set_defaults(run=run, takes_keys=True, resumes=True, options=list(train._option_string_actions))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,6 +86,12 @@ def run(args: argparse.Namespace) -> None:
         _print_keys(yaml_settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
+    for word in args.overrides:
+        begun = begun_options(word, args.options)
+        if begun and word.partition("=")[0][2:] not in [
+            key.name for key in dataclasses.fields(recipe.Recipe)
+        ]:
+            raise ValueError(f"unknown {word}{begun}")
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
