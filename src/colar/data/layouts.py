@@ -16,13 +16,13 @@ published source `gsm8k` has the words as its steps (`catalogue.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.checks import check_text
 from colar.data import programs
-from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, steps_of, text_of
+from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -170,7 +170,9 @@ def _checked(question: str, solution: programs.Solution, given: Any, row: Mappin
     return Fields(question, solution.steps, solution.answer, _key(row), "number")
 
 
-def _common(row: Mapping[str, Any]) -> Fields:
+def solution(raw: Any) -> Fields:
+    """Parse a row of question, perhaps reasoning, and answer under their common names: Coconut's, for one."""
+    row = named_fields(raw)
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
     chains = (name for name in REASONING if row.get(name) is not None and name not in (question, answer))
@@ -181,8 +183,11 @@ def _common(row: Mapping[str, Any]) -> Fields:
     return fields
 
 
-def _first(row: Mapping[str, Any], names: Collection[str]) -> str:
-    return next(name for name in names if row.get(name) is not None)
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    found = next((name for name in names if row.get(name) is not None), None)
+    if found is None:
+        raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
+    return found
 
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
@@ -288,5 +293,5 @@ LAYOUTS = (
         "program", "a question and a Python program",
         lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
     ),
-    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, _common),
+    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, solution),
 )  # fmt: skip

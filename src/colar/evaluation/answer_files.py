@@ -7,6 +7,7 @@ settings of the run. An output belongs to one checkpoint, seed and decoding; que
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,20 +39,11 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
         question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
-        for name, text in (
-            ("question", question),
-            *((name, str(row.get(name, ""))) for name in ("id", "answer")),
-        ):
+        id = str(number if row.get("id") is None else row["id"])
+        for name, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
             check_text(f"{place}: {name}", text)
         context = _context(place, row.get("context") or [])
-        rows.append(
-            {
-                **row,
-                "question": question,
-                "id": str(number if row.get("id") is None else row["id"]),
-                "context": context,
-            }
-        )
+        rows.append({**row, "question": question, "id": id, "context": context})
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
@@ -93,20 +85,12 @@ def make_requests(
     """A request for every question and every combination of per-request values; `system` is a message before each."""
     before = () if system is None else (("system", system),)
     requests = []
-    for row in rows:
+    for row, params in itertools.product(rows, grid):
+        context = (*before, *row["context"])
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
-        own_seed = seed_from(seed, row["id"])
-        for params in grid:
-            request = Request(
-                row["id"],
-                row["question"],
-                params,
-                decoding,
-                own_seed,
-                keep_latents=keep_latents,
-                context=(*before, *row["context"]),
-            )
-            requests.append(request)
+        seed_of_row = seed_from(seed, row["id"])
+        request = Request(row["id"], row["question"], params, decoding, seed_of_row, context=context)
+        requests.append(dataclasses.replace(request, keep_latents=keep_latents))
     return requests
 
 

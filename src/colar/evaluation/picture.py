@@ -69,7 +69,9 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
     figure, panels = _panels(datasets)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row.dataset == dataset and not _partial(row, datasets)]
+        # An average over fewer datasets than the report has cannot be compared with one over all.
+        whole = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
+        shown = [row for row in whole if row.dataset == dataset]
         if shown:
             _draw_curves(axes, shown, styles)
             # Small panels have no room for them.
@@ -142,11 +144,6 @@ def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
     for index, dataset in enumerate(small):
         panels.append((figure.add_subplot(grid[index % 2, 1 + index // 2]), dataset, False))
     return figure, panels
-
-
-def _partial(row: ReportRow, datasets: Sequence[str]) -> bool:
-    """True for an average over fewer datasets than the report has: it cannot be compared with one over all."""
-    return row.dataset == AVERAGE and row.datasets is not None and len(row.datasets) < len(datasets)
 
 
 def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:

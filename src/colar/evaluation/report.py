@@ -188,7 +188,10 @@ def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
     made = []
     for system, members in by_system.items():
         by_seed = [accuracy_by_seed(cells[row.cell]) for row in members]
-        made.append(_average(system, members, _mean_by_seed(members, by_seed)))
+        # Seed 0 of one dataset and seed 1 of another have no common noise to average.
+        complete = all(by_seed) and len({tuple(row.seeds) for row in members}) == 1
+        means = [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)] if complete else []
+        made.append(_average(system, members, means))
     return made
 
 
@@ -271,22 +274,13 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     )
 
 
-def _mean_by_seed(members: Sequence[ReportRow], by_seed: Sequence[Sequence[float]]) -> list[float]:
-    """The average over datasets under each decoding seed; [] unless all datasets have the same seeds in full."""
-    # Seed 0 of one dataset and seed 1 of another have no common noise to average.
-    same_seeds = len({tuple(row.seeds) for row in members}) == 1
-    if not same_seeds or not all(by_seed):
-        return []
-    return [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)]
-
-
 def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     """A pooled row with its runs' interval: null where the runs of an average were asked different data sets.
 
     pass@k and maj@k are means over the runs: k samples of one question come from one run.
     """
     train_seeds = [run.system.train_seed for run in runs]
-    if not _same_datasets(runs):
+    if len({frozenset(run.datasets or ()) for run in runs}) > 1:
         # Such averages differ by their data sets, not only by their training.
         return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
     return replace(
@@ -296,11 +290,6 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
         pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
         maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
     )
-
-
-def _same_datasets(rows: Iterable[ReportRow]) -> bool:
-    """True if averages are over the same data sets; rows of one data set always are."""
-    return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 
 def _reference_length(cell: Cell, members: Answers) -> float | None:
