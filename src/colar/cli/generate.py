@@ -45,7 +45,8 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument(
         "--input",
-        help='JSONL file of questions: "question", and optionally "id", "context" and "answer" (the expected one)',
+        help='JSONL file: "question" or a chat ("messages"), and optionally "id", "context" and "answer" (the '
+        "expected one)",
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")

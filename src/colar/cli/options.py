@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from colar import yaml_files
+from colar import yaml_settings
 from colar.checks import did_you_mean
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
@@ -35,17 +35,18 @@ class Parser(argparse.ArgumentParser):
         """Reject what is left, unless the command `takes_keys` of a recipe. argparse asks the inner parser first."""
         known, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(known, "takes_keys", False):
-            self.error(f"unknown {' '.join(rest)}{nearest_options(rest[0], self._option_string_actions)}")
+            options = self._option_string_actions
+            self.error(
+                f"unknown {' '.join(rest)}{begun_options(rest[0], options) or did_you_mean(rest[0], options)}"
+            )
         return known, rest
 
 
-def nearest_options(word: str, options: Iterable[str]) -> str:
-    """The options that a word begins, or the one that it is close to, for the end of an error; "" without any."""
+def begun_options(word: str, options: Iterable[str]) -> str:
+    """The options that a word begins, for the end of an error; "" without any."""
     name = word.partition("=")[0]
     begun = [option for option in options if name.startswith("--") and option.startswith(name)]
-    if begun:
-        return f" (options are spelt in full: {', '.join(begun)})"
-    return did_you_mean(name, options)
+    return f" (options are spelt in full: {', '.join(begun)})" if begun else ""
 
 
 def checkpoint_options(parser: Parser) -> None:
@@ -178,7 +179,7 @@ def source_options(pairs: list[str], source: str, called: str = "") -> dict[str,
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
+            chosen[key] = yaml_settings.yaml_value(f"--options {pair}", value)
     return chosen
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress, recipes, settings
+from colar import files, progress, recipes, yaml_settings
 from colar.cli import collector_off
-from colar.cli.options import Parser, columns_of, columns_option, judge_option
+from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
-PADDING = 4
-"""Columns that rich leaves free around those of a table."""
 
 
 def add_train(train: Parser) -> None:
@@ -65,7 +65,7 @@ def add_train(train: Parser) -> None:
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
     judge_option(own)
-    train.set_defaults(run=run, takes_keys=True, resumes=True)
+    train.set_defaults(run=run, takes_keys=True, resumes=True, options=list(train._option_string_actions))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -83,9 +83,15 @@ def run(args: argparse.Namespace) -> None:
         from colar import processes, recipe
 
     if args.keys:
-        _print_keys(settings.keys(recipe.Recipe))
+        _print_keys(yaml_settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
+    for word in args.overrides:
+        begun = begun_options(word, args.options)
+        if begun and word.partition("=")[0][2:] not in [
+            key.name for key in dataclasses.fields(recipe.Recipe)
+        ]:
+            raise ValueError(f"unknown {word}{begun}")
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
@@ -164,14 +170,17 @@ def _check(stages: Any) -> None:
     """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
-    from colar.recipe.check import check
+    from colar.recipe.dry_run import check
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
         if place > 0 and not Path(start).exists():
-            progress.say(f"stage {stage.name} starts from {start}: it can be checked when that is trained")
+            others = ", ".join(each.name for each in stages[place:])
+            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
             return
         found = check(stage.recipe)
+        if stage.name:
+            found.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {found.title}"
         if progress.is_main():
             Console().print(found)
 
@@ -187,25 +196,10 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A program that reads the list gets one plain line each, with nothing cut off.
-    console = Console()
-    if not console.is_terminal:
-        for name in recipes.names():
-            print(f"{name:<28} {recipes.describe(name)}")
-        return
-    shipped = recipes.names()
-    # The name is what a user types: where there is no room, the description is cut.
-    longest = max(len(name) for name in shipped)
-    room = max(console.width - longest - PADDING, 20)
-    table = Table(box=None)
-    table.add_column("recipe", min_width=longest)
-    table.add_column("description", no_wrap=True, overflow="ellipsis", max_width=room)
-    for name in shipped:
-        table.add_row(name, recipes.describe(name))
-    console.print(table)
+    # A program that reads the list gets one line each, with nothing cut off; so does a person, as far as there is room.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name in recipes.names():
+        print(f"{name:<28} {recipes.describe(name)}"[:width])
 
 
 def recipes_copy(args: argparse.Namespace) -> None:

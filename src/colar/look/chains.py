@@ -49,7 +49,6 @@ from colar.look.reference_chain import (
 )
 from colar.look.thought import (
     ReadAs,
-    chosen_ids,
     directions,
     group_size,
     nearest_ids,
@@ -99,16 +98,8 @@ def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) ->
     requests = []
     for example in examples:
         seed = noise.seed_from(0, example.id)
-        request = Request(
-            example.id,
-            example.question,
-            params,
-            decoding,
-            seed,
-            keep_latents=True,
-            context=example.context,
-        )
-        requests.append(request)
+        request = Request(example.id, example.question, params, decoding, seed, context=example.context)
+        requests.append(replace(request, keep_latents=True))
     return requests
 
 
@@ -279,20 +270,13 @@ def read(
     examples = [each.example for each in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
-    for each, count in zip(passes, thoughts.counts_R.tolist(), strict=True):
+    for request, count in zip(requests_of(examples, params, limits), thoughts.counts_R.tolist(), strict=True):
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
-        decoding = replace(limits, max_latents=count + 1)
-        example = each.example
-        request = Request(
-            example.id, example.question, params, decoding, each.row.seed, context=example.context
-        )
-        requests.append(request)
-    engine = Engine(lm, GivenThoughts(method, requests, thoughts), BATCH)
-    right = []
-    for example, completion in zip(examples, engine.generate(requests), strict=True):
-        right.append(verdict(completion.text, example).correct)
-    return right
+        requests.append(replace(request, decoding=replace(limits, max_latents=count + 1)))
+    completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, "read")
+    pairs = zip(completions, examples, strict=True)
+    return [verdict(completion.text, example).correct for completion, example in pairs]
 
 
 def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> int:
@@ -302,8 +286,7 @@ def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> i
     tokens = list(itertools.chain.from_iterable(each.groups))
     start = 0
     right = 0
-    for k, group in enumerate(each.groups):
-        ids = chosen_ids({name: column[k] for name, column in each.thought.info.items()})
+    for k, (group, ids) in enumerate(zip(each.groups, each.chosen, strict=True)):
         # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):
