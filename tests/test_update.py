@@ -1,4 +1,4 @@
-"""An update of SmolLM2-135M as a GPU sees it: operations that it is sent, memory that it keeps, waits for its results.
+"""An update of SmolLM2-135M as a GPU sees it: operations that it is sent, and memory that it keeps.
 
 The operations are those below autograd, without views and bare allocations: each is about one kernel. All layers are
 alike, so 30 of them have the operations and bytes of 29 times the difference between two layers and one, and of one.
@@ -15,7 +15,6 @@ import torch
 from families import EXAMPLES, build_tokenizer, tiny_lm
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from colar.methods import pretrained, registry
@@ -29,8 +28,6 @@ from colar.training.rows import collate
 LAYERS = 30
 WIDTH = 576
 ALL_LINEARS = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
-"""Operations whose result Python waits for."""
 
 
 class Operations(TorchDispatchMode):
@@ -175,30 +172,6 @@ def test_only_modules_that_compute_the_same_are_replaced(family: str, replaced: 
         assert sum("forward" in vars(module) for module in lm.modules()) == replaced
         assert torch.allclose(lm.hidden(lm.embed(torch.arange(12)[None])), before, atol=1e-5)
     assert not any("forward" in vars(module) for module in lm.modules())
-
-
-@pytest.mark.parametrize(("method", "most"), [("cot", 5), ("colar", 10)])
-def test_waits_for_a_gpu(method: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Python decides by numbers of the device. One is transformers' own, which looks for packed rows; Trainer adds
-    one an update, for a loss that is not finite."""
-    objective, batch = made(1, ALL_LINEARS, method, width=72)
-    waits: list[str] = []
-
-    class Waits(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            by_mask = name.startswith("index") and any(
-                isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:2])
-            )
-            if name in WAITS or by_mask:
-                waits.append(name)
-            return func(*args, **(kwargs or {}))
-
-    to_list = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda tensor: waits.append("tolist") or to_list(tensor))
-    with fused(objective.lm.causal_lm), Waits(), torch.autocast("cpu", torch.bfloat16):
-        objective(**batch)["loss"].backward()
-    assert len(waits) <= most, waits
 
 
 def test_compiled_layers_take_any_length_without_another_compilation(plain_kernels: None) -> None:
