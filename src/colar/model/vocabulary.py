@@ -161,10 +161,10 @@ class HeadRows:
     """
 
     ids_S: Tensor
+    known_S: Tensor
+    """The same on the CPU."""
     weight_SD: Tensor | None = None
     bias_S: Tensor | None = None
-    known_S: Tensor | None = None
-    """The ids on the CPU."""
 
     @classmethod
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
@@ -174,19 +174,18 @@ class HeadRows:
         added = adapter_rows(head)
         base = head if added is None else added.base
         if not is_linear(base):
-            return cls(ids_S, known_S=known_S)
+            return cls(ids_S, known_S)
         weight_SD = base.weight[ids_S]
         if added is not None:
             place_S, is_added_S = find(added.ids_N, ids_S)
             own_SD = added.weight_ND.to(weight_SD.dtype)[place_S]
             weight_SD = torch.where(is_added_S[:, None], own_SD, weight_SD)
-        return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S], known_S)
+        return cls(ids_S, known_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
         # Where the ids are, so is the result.
-        on_cpu = ids.device.type == "cpu" and self.known_S is not None
-        return find(self.known_S if on_cpu else self.ids_S, ids)
+        return find(self.known_S if ids.device.type == "cpu" else self.ids_S, ids)
 
 
 def find(known_S: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -225,7 +225,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
         if self.args.optim == "adamw_torch_fused" and not self.shards:
             # The name by which torch's own gradient scaler has an update skipped.
-            self.optimizer.optimizer.found_inf = 1 - self.last_update.isfinite().all().float()
+            fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
+            fused.found_inf = 1 - self.last_update.isfinite().all().float()
         else:
             self._require_finite()
         return norm
