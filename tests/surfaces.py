@@ -19,7 +19,7 @@ from fuzzing import ODD, changed, command, damaged, failure, odd
 from serving import DECODING, QUESTION, colar_model
 
 import colar
-from colar import recipe, settings
+from colar import recipe, yaml_settings
 from colar.data import sources
 from colar.data.example import collapsed
 from colar.methods import pretrained, registry
@@ -92,7 +92,9 @@ class Recipe(Surface):
         super().__init__(folder)
         self.start = checkpoints(folder)["full"]
         self.defaults = {
-            key: default for key, default, _ in settings.keys(recipe.Recipe) if not key.startswith("grpo")
+            key: default
+            for key, default, _ in yaml_settings.keys(recipe.Recipe)
+            if not key.startswith("grpo")
         }
         self.keys = list(self.defaults)
 

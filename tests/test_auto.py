@@ -17,10 +17,10 @@ from colar.data.example import Example
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
-from colar.recipe import auto, facts, outcome, parsing
-from colar.recipe.train import prepare_run
+from colar.recipe import auto_recipe, auto_speeds, parsing
+from colar.recipe.auto_run import prepare_run
 
-FACTS = facts.Facts(
+FACTS = auto_recipe.Facts(
     model="someone/model-500m",
     parameters=500_000_000,
     context=4096,
@@ -38,12 +38,12 @@ FACTS = facts.Facts(
 )
 
 
-def _stages(found: facts.Facts, folder: Path, **asked: Any) -> list[Any]:
-    tree, why = auto.make_recipe(found, str(folder / "run"), **asked)
-    return recipe.load_stages(auto.write_recipe(folder / "recipe.yaml", tree, why))
+def _stages(found: auto_recipe.Facts, folder: Path, **asked: Any) -> list[Any]:
+    tree, why = auto_recipe.make_recipe(found, str(folder / "run"), **asked)
+    return recipe.load_stages(auto_recipe.write_recipe(folder / "recipe.yaml", tree, why))
 
 
-@pytest.mark.parametrize("method", auto.METHODS)
+@pytest.mark.parametrize("method", auto_recipe.METHODS)
 @pytest.mark.parametrize(
     "facts",
     [
@@ -53,7 +53,7 @@ def _stages(found: facts.Facts, folder: Path, **asked: Any) -> list[Any]:
         replace(FACTS, model="tiny", parameters=800_000, device="cpu", bfloat16=False, rows=300),
     ],
 )
-def test_the_recipe_is_one_that_can_be_read(facts: facts.Facts, method: str, tmp_path: Path) -> None:
+def test_the_recipe_is_one_that_can_be_read(facts: auto_recipe.Facts, method: str, tmp_path: Path) -> None:
     cot, own, reinforced = _stages(facts, tmp_path, method=method, grpo=True)
     assert [stage.recipe.method["name"] for stage in (cot, own, reinforced)] == ["cot", method, method]
     assert own.recipe.model.init_from == f"{tmp_path}/run/cot/best"
@@ -112,31 +112,31 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
 
 
 def test_limits_stay_within_the_context() -> None:
-    tree, _ = auto.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
+    tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
     assert limits["max_completion_length"] == 29
-    assert limits["max_latents"] == 4096 - 400 - facts.SLOT - 29
+    assert limits["max_latents"] == 4096 - 400 - auto_recipe.SLOT - 29
 
 
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    found = facts.facts_of(facts.Reader.of("tiny"), rows, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (found.rows, found.chain, found.answer) == (40, 7, 1)
     assert found.equations
     assert not found.digits
     assert found.judged
     assert found.layout == "plain"
-    assert facts.facts_of(facts.Reader.of("tiny-digits"), rows, device="cpu").digits
+    assert auto_recipe.facts_of(auto_recipe.Reader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    found = facts.facts_of(facts.Reader.of("tiny"), words, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), words, device="cpu")
     assert not found.equations
     assert not found.judged
 
 
 def _row(method: str, label: str, accuracy: float, length: float, **params: float) -> ReportRow:
     return ReportRow(
-        System("m", method, label, tuple(sorted(params.items())), "greedy", None), outcome.DATASET, [0], 100,
+        System("m", method, label, tuple(sorted(params.items())), "greedy", None), auto_speeds.DATASET, [0], 100,
         accuracy, 0.03, 0.0, length, length + 2, length / 100, None, None, None, 0.0, 100, None, None, None,
     )  # fmt: skip
 
@@ -185,21 +185,22 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
         _row("sequential", "", accuracy, 20 / c, compression_factor=c)
         for c, accuracy in zip((1, 2, 5), accuracies, strict=True)
     ]
-    bare = _row("cot", outcome.NO_CHAIN, 0.1, 0.0)
+    bare = _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)
     differences = [
-        Difference(row.system, outcome.DATASET, cot.system, 100, row.accuracy - 0.80, se, None) for row in own
+        Difference(row.system, auto_speeds.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
+        for row in own
     ]
     made = Report({}, "cot", None, [cot, bare, *own], differences)
-    default, sentence = outcome.choose(made)
+    default, sentence = auto_speeds.choose(made)
     assert default == {"compression_factor": chosen}
     assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
 
 
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
-    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", outcome.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
-    default, sentence = outcome.choose(Report({}, "cot", None, [cot, bare, *own], []))
+    default, sentence = auto_speeds.choose(Report({}, "cot", None, [cot, bare, *own], []))
     assert default == {"compression_factor": 1}
     assert (
         sentence
@@ -207,11 +208,27 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     )
 
 
+def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
+    """The same command without its overrides goes on as the run was begun."""
+    rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
+    words = ["--training.num_train_epochs", "2", "--stages.cot.training.learning_rate", "5e-4"]
+    words += ["--model.lora", "{r: 3}", "--template.format", "plain"]
+    made = recipe.prepare_run("tiny", rows, tmp_path, overrides=words)
+    assert [stage.recipe.training.num_train_epochs for stage in made] == [2, 2]
+    assert recipe.prepare_run("tiny", rows, tmp_path) == made
+    assert recipe.load_stages(tmp_path / "recipe.yaml") == made
+    head = (tmp_path / "recipe.yaml").read_text().splitlines()[0]
+    assert head.startswith("# Made by `colar train auto`, with the keys that its command line set.")
+
+
 def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=90)]
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match="methd"):
-        recipe.prepare_run("tiny", rows[:40], out, overrides=["--methd", "colar"])
+    # Before rows are read.
+    with pytest.raises(
+        ValueError, match="--epochs 2: unknown key 'epochs', did you mean 'training.num_train_epochs'"
+    ):
+        recipe.prepare_run("tiny", "no/such/file.jsonl", out, overrides=["--epochs", "2"])
     assert not (out / "recipe.yaml").exists()
     assert [stage.name for stage in recipe.prepare_run("tiny", rows[:60], out)] == ["cot", "sequential"]
     # Another file is no other run, as long as nothing has been trained.
@@ -237,7 +254,7 @@ def test_from_a_file_to_a_model(
     path = files.write_jsonl(
         tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
     )
-    monkeypatch.setattr(outcome, "TIMED_SINGLY", 2)
+    monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 2)
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)
     assert [row[0].removesuffix(" (default)") for row in run.grid.rows] == [

@@ -24,7 +24,7 @@ from colar.look import chains
 from colar.look.reference_chain import reference_rows
 from colar.methods import registry
 from colar.methods.pretrained import attach, load, save
-from colar.recipe import auto, facts
+from colar.recipe import auto_recipe
 from colar.template.template import Template, TemplateConfig
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -409,14 +409,14 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert rows[0].context == (("system", "Be brief."),)
 
     folder = str(tmp_path / "model")
-    found = facts.facts_of(facts.Reader.of(folder), rows, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of(folder), rows, device="cpu")
     assert found.layout == "chat"
-    assert facts.facts_of(facts.Reader.of(folder, "plain"), rows, device="cpu").layout == "plain"
-    tree, why = auto.make_recipe(found, str(tmp_path / "run"), method="colar")
+    assert auto_recipe.facts_of(auto_recipe.Reader.of(folder, "plain"), rows, device="cpu").layout == "plain"
+    tree, why = auto_recipe.make_recipe(found, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why
     files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
     cot = ["--training.max_steps", "2", "--training.save_steps", "2", "--data.validation_size", "0"]
-    path = auto.write_recipe(tmp_path / "recipe.yaml", tree, why)
+    path = auto_recipe.write_recipe(tmp_path / "recipe.yaml", tree, why)
     assert main(["train", str(path), "--stages", "cot", *cot]) == 0
 
     model = colar.load(tmp_path / "run" / "cot" / "best")
@@ -428,7 +428,7 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert request.context == tuple(context)
     assert answer.completion.token_ids == reference.complete(model.lm, model.method, request).token_ids
     with pytest.raises(ValueError, match="--template chat: the tokenizer of tiny has no chat template"):
-        facts.Reader.of("tiny", "chat")
+        auto_recipe.Reader.of("tiny", "chat")
 
 
 def test_one_question_after_other_turns_is_another(tmp_path):

@@ -140,7 +140,7 @@ def test_text_has_no_control_token_and_comes_back(kind, text):
     bos = [] if template.bos_id is None else [template.bos_id]
     assert question[: len(bos)] == bos
     assert not control.intersection(question[len(bos) : -1])
-    assert question == template.question(text, "(Thinking speed: 2)", asked=True)
+    assert question == template.question(text, "(Thinking speed: 2)", cached=False)
 
     first, second = template.steps((text, text))
     assert not control.intersection(first + second)

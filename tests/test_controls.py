@@ -96,7 +96,7 @@ def test_samples_of_one_question_never_get_each_others():
         for j, e in enumerate(EXAMPLES[:3])
         for i in range(3 - j)
     ]
-    own = controls.own_thoughts(lm, method, requests)
+    own = controls.thoughts_of(lm, Engine(lm, method, 32).generate(requests))
     marked = dataclasses.replace(
         own, embeds_RKD=torch.arange(len(requests)).float()[:, None, None].expand(-1, 6, 32)
     )

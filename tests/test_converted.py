@@ -14,7 +14,7 @@ from torch import Tensor
 from colar import files, recipe
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.folder import name_checkpoints
+from colar.evaluation.output_folder import name_checkpoints
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

@@ -15,7 +15,7 @@ from colar.cli import main
 from colar.data import own, sources
 from colar.data.example import Example
 from colar.data.judge import answers, custom
-from colar.recipe import auto, facts
+from colar.recipe import auto_recipe
 from colar.training.grpo import rewards
 
 CODE = '''
@@ -128,19 +128,19 @@ def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
 def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> None:
     data = recipe.DataConfig(train_size=4, validation_size=2, judge="judges_of_mine:mirrored")
     assert {row.judge for rows in recipe.load_examples(data) for row in rows} == {"judges_of_mine:mirrored"}
-    found = facts.facts_of(facts.Reader.of("tiny"), ROWS, device="cpu")
-    tree, _ = auto.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
+    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), ROWS, device="cpu")
+    tree, _ = auto_recipe.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
     assert tree["data"]["judge"] == "judges_of_mine:mirrored"
     with pytest.raises(ValueError, match="--grpo needs answers that can be judged .* give --judge"):
-        auto.make_recipe(found, "run", grpo=True)
+        auto_recipe.make_recipe(found, "run", grpo=True)
 
 
 def test_from_a_file_to_a_table_by_ones_own_judge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from colar.recipe import outcome
+    from colar.recipe import auto_speeds
 
-    monkeypatch.setattr(outcome, "TIMED_SINGLY", 1)
+    monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
     path = files.write_jsonl(tmp_path / "my.jsonl", rows)
     (tmp_path / "always_mine.py").write_text("def yes(question, gold, answer):\n    return True\n")

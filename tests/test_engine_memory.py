@@ -288,5 +288,5 @@ def test_cached_prompts_are_bounded(colar, monkeypatch):
             assert 0 < len(template._cached) <= 100
     before = dict(template._cached)
     template.question("x" * 10_000)
-    template.question("never cached", asked=True)
+    template.question("never cached", cached=False)
     assert template._cached == before

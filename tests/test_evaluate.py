@@ -12,7 +12,7 @@ from colar.engine import reference
 from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
-from colar.evaluation.folder import claim_evaluation
+from colar.evaluation.output_folder import claim_evaluation
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

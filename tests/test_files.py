@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar import __version__, files, yaml_files
+from colar import __version__, files, yaml_settings
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},
@@ -92,13 +92,13 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1\r\nbase: b.yaml\r\n"), ("b.yaml", "c: 2\n")):
         (tmp_path / name).write_bytes(mark + text.encode())
     assert files.read_json(tmp_path / "a.json") == {"a": 1}
-    assert list(yaml_files.yaml_layers(tmp_path / "a.yaml").values()) == [{"a": 1}, {"c": 2}]
+    assert list(yaml_settings.yaml_layers(tmp_path / "a.yaml").values()) == [{"a": 1}, {"c": 2}]
     records = tmp_path / "a.jsonl"
     records.write_bytes(mark + b'{"a": 1}\r\n' + mark + b'{"a": 2}\r\n' + mark)
     assert list(files.read_jsonl(records)) == [(1, {"a": 1}), (2, {"a": 2})]
     for read, name in (
         (files.read_json, "u.json"),
-        (yaml_files.yaml_layers, "u.yaml"),
+        (yaml_settings.yaml_layers, "u.yaml"),
         (files.resume_jsonl, "u.jsonl"),
     ):
         (tmp_path / name).write_text("{}\n", encoding="utf-16")

@@ -14,6 +14,7 @@ from colar.cli import main
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, fold
+from colar.evaluation import answer_files
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -44,6 +45,22 @@ def questions(tmp_path):
     rows = [{"id": f"q{number}", "question": text} for number, text in enumerate(QUESTIONS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_a_file_of_chats_asks_their_last_questions(tmp_path):
+    """Those that training reads: the answer behind the question is expected; one that is missing is not."""
+    before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    chat = [*before, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3 more?"}]
+    answered = [*chat, {"role": "assistant", "content": "<think>2+3=5</think>5"}]
+    path = files.write_jsonl(tmp_path / "chats.jsonl", [{"messages": answered}, {"messages": chat}])
+    first, second = answer_files.read_questions(path)
+    assert first["question"] == second["question"] == "And 3 more?"
+    turns = (("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"))
+    assert first["context"] == second["context"] == turns
+    assert (first["answer"], second.get("answer")) == ("5", None)
+    files.write_jsonl(path, [{"messages": before[:1]}])
+    with pytest.raises(ValueError, match="chats.jsonl:1: a chat without an answer"):
+        answer_files.read_questions(path)
 
 
 def offline(checkpoint, questions, output, decoding, *options):

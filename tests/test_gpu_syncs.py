@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gaussian": ("colar", {}, {}),
     "argmax": ("colar", {"stop": "argmax"}, {}),
     "sequential": ("sequential", {}, {"compression_factor": 3}),
-    "shortlist": ("sequential", {"shortlist": True, "merge": "ordered"}, {"compression_factor": 2}),
+    "shortlist": ("sequential", {"shortlist": True}, {"compression_factor": 2}),
     "any c": (
         "sequential",
         {"compression_factors": "1.0..5.0"},

@@ -11,7 +11,7 @@ from colar import files
 from colar.data import sources
 from colar.data.sources import load
 from colar.evaluation import report
-from colar.evaluation.records import load_records
+from colar.evaluation.records import RecordFiles, checked
 
 ROOT = Path(__file__).resolve().parent.parent
 PROVENANCE = {"command": "colar evaluate x", "time": "2026-11-21T00:00:00Z", "commit": "abc", "split": "test"}
@@ -72,10 +72,10 @@ def folder(tmp_path, golds):
 
 
 def test_verdicts_and_clusters_are_todays_and_all_else_is_as_it_was(rejudge, golds, folder):
-    before = load_records([folder / "records.jsonl.gz"])
+    before = [each for _, each in checked(RecordFiles([folder / "records.jsonl.gz"]))]
     saved = files.read_json(folder / "report.json")
     lines = rejudge.refold(folder, golds, STAMP)
-    after = load_records([folder / "records.jsonl.gz"])
+    after = [each for _, each in checked(RecordFiles([folder / "records.jsonl.gz"]))]
 
     changed = {(was["model"], was["id"]) for was, now in zip(before, after, strict=True) if was != now}
     first, second = (key for key in golds["multiarith"] if golds["multiarith"][key].question == "one?")
@@ -138,7 +138,7 @@ RESULTS = sorted(
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda path: path.name)
 def test_committed_records_have_todays_verdicts_and_clusters(rejudge, real_data, folder):
-    records = load_records([folder / "records.jsonl.gz"])
+    records = [each for _, each in checked(RecordFiles([folder / "records.jsonl.gz"]))]
     golds = {}
     for name in published_in(folder):
         golds[name] = {example.id: example for example in load(name, "test", data_dir=real_data)}

@@ -20,7 +20,7 @@ from colar import recipe
 from colar.cli import main
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.renumber import equations, mentions, operands, pinned, renumber
+from colar.data.renumber import equations, mentions, operands, renumber
 from colar.data.renumber.equations import CannotRenumber
 from colar.data.renumber.problem import problem_of
 
@@ -404,7 +404,7 @@ def test_a_result_of_thousands_of_digits_is_no_other_result_of_a_row():
 )
 def test_numbers_that_give_another_in_one_step_are_found(target, values, units, giving):
     numbers = [Fraction(value) for value in values]
-    found = pinned._giving({Fraction(target)}, numbers, set(map(Fraction, units)))
+    found = operands._giving({Fraction(target)}, numbers, set(map(Fraction, units)))
     assert found & set(numbers) == set(giving)
 
 

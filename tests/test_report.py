@@ -17,7 +17,7 @@ from rich.console import Console
 
 from colar import files
 from colar.evaluation import picture, report, stats, tables
-from colar.evaluation.records import load_records
+from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import Report
 
 DESIGN_KEYS = (
@@ -456,29 +456,33 @@ def write_lines(path: Path, *values: Any) -> Path:
     return path
 
 
-def test_load_records_plain_and_gzipped(tmp_path: Path) -> None:
+def loaded(paths: list[Path]) -> list[dict[str, Any]]:
+    return [record for _, record in checked(RecordFiles(paths))]
+
+
+def test_records_of_files_plain_and_gzipped(tmp_path: Path) -> None:
     records = grid_of_systems()
     plain = write_lines(tmp_path / "a.jsonl", *records[:5])
     packed = tmp_path / "b.jsonl.gz"
     packed.write_bytes(gzip.compress(("\n".join(json.dumps(r) for r in records[5:])).encode()))
-    assert load_records([plain, packed]) == records
+    assert loaded([plain, packed]) == records
 
 
-def test_load_records_names_file_and_line(tmp_path: Path) -> None:
+def test_records_of_files_names_file_and_line(tmp_path: Path) -> None:
     lacking = record()
     del lacking["parsed"], lacking["seconds"]
     path = write_lines(tmp_path / "r.jsonl", record(question=1), lacking)
     with pytest.raises(ValueError, match=r"r\.jsonl:2: the record lacks parsed, seconds"):
-        load_records([path])
+        loaded([path])
     twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
     with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
-        load_records([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
+        loaded([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
     with pytest.raises(ValueError, match=r"list\.jsonl:1: a record must be an object, got list"):
-        load_records([write_lines(tmp_path / "list.jsonl", [1])])
+        loaded([write_lines(tmp_path / "list.jsonl", [1])])
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(gzip.compress(b'\n{"model":\n'))
-    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: not valid JSON"):
-        load_records([broken])
+    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: cannot be read: "):
+        loaded([broken])
 
 
 def test_write_and_recompute(tmp_path: Path) -> None:
@@ -490,8 +494,7 @@ def test_write_and_recompute(tmp_path: Path) -> None:
     stored = files.read_json(tmp_path / "report.json")
     assert stored == made
     assert set(stored["provenance"]) >= {"command", "versions", "commit"}
-    loaded = load_records([write_lines(tmp_path / "r.jsonl", *records)])
-    again = report.fold(loaded, stored["provenance"])
+    again = report.fold(loaded([write_lines(tmp_path / "r.jsonl", *records)]), stored["provenance"])
     assert json.loads(json.dumps(again.to_json())) == stored
     assert Report.from_json(stored) == again
 
@@ -541,7 +544,8 @@ def test_the_baseline_comes_first_whatever_its_name() -> None:
 
 def test_the_pictures_leave_controls_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
-    monkeypatch.setattr(picture, "accuracy_vs_length", lambda rows, path: drawn.update({path.name: rows}))
+    monkeypatch.setattr(picture, "accuracy_vs_length", lambda rows: rows)
+    monkeypatch.setattr(picture, "save", lambda rows, path: drawn.update({path.name: rows}))
     report.write(tmp_path, grid_of_systems(), provenance={})
     assert set(drawn) == {"accuracy_vs_length.png", "accuracy_vs_length-sampled.png"}
     for rows in drawn.values():

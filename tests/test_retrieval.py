@@ -116,7 +116,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
     for each in passes_of(lm, method):
         rays = thought.directions(lm)
         ranked = retrieval.reference_ranks(each, rays)
-        assert [r.position for r in ranked] == list(range(each.n_thoughts))
+        assert [r.position for r in ranked] == list(range(len(each.latents_KD)))
         for k, neighbours in enumerate(thought.nearest_tokens(each.latents_KD, 5, rays)):
             near = [n.token_id for n in neighbours]
             for token_id, rank in zip(ranked[k].token_ids, ranked[k].ranks, strict=True):
@@ -141,7 +141,7 @@ def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head
     for each, completion in zip(passes_of(lm, method), completions, strict=True):
         written += retrieval.written_ranks(each, rays)
         own += retrieval.own_ranks(lm, each, completion, rays)
-    assert len(written) == sum(each.n_thoughts for each in passes_of(lm, method))
+    assert len(written) == sum(len(each.latents_KD) for each in passes_of(lm, method))
     assert 0 < len(own) <= sum(completion.length for completion in completions)
     for ranked in (written, own):
         found = retrieval.retrieval_accuracy(ranked)

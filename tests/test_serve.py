@@ -495,9 +495,9 @@ REFUSED = [
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "less than or equal to 20"),
     ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", "greater than or equal to 0"),
     ({"top_logprobs": 3}, 400, "top_logprobs", "top_logprobs needs logprobs: true"),
-    ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "less than or equal to 0"),
-    ({"tools": [{"type": "function"}]}, 400, "tools", "tools: List should have at most 0 items"),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "Input should be 'text'"),
+    ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty: this server has no such feature; it takes 0"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "tools: this server has no such feature; it takes []"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", 'it takes {"type": "text"}'),
 ]  # fmt: skip
 
 

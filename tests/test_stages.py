@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from colar import files, recipe, recipes
 from colar.cli import main
@@ -126,6 +127,16 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
         ValueError, match=r"run/fast was trained from other weights than .*run/cot/best holds now"
     ):
         recipe.run_stages(recipe.load_stages(staged, ["--stages.cot.training.max_steps", "4"]))
+
+
+def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
+    staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("colar.recipe.dry_run.check", lambda made: Table("x" * 60, title="tiny on 1 x cpu"))
+    assert main(["train", str(staged), "--check"]) == 0
+    shown = capsys.readouterr()
+    assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())
+    assert "not in these times: fast, faster; --check measures them once" in shown.err
 
 
 def test_a_stages_folder_leads_to_its_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import shared
 import torch
 from rich.console import Console
@@ -136,9 +137,16 @@ def voted(
         seconds += time.perf_counter() - started
         drawn = [make_record(*pair) for pair in zip(asked, completions, strict=True)]
         answers = [record["parsed"] for record in drawn]
-        majority += stats.maj_at_k(answers, [record["correct"] for record in drawn])
+        majority += majority_is_right(answers, [record["correct"] for record in drawn])
         records += drawn
     return _cell(records, len(examples), seconds, majority)
+
+
+def majority_is_right(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    """Expected correctness of the majority answer; None is an answer that could not be parsed."""
+    numbers = {answer: number for number, answer in enumerate(answers)}
+    known = [-1 if answer is None else numbers[answer] for answer in answers]
+    return float(stats.majorities(np.array([known]), np.array([correct]))[0])
 
 
 def _cell(

@@ -22,7 +22,10 @@ answers to `ANSWER` tokens, so that all systems do the same work. A chain of L t
     floor       the bare matrix products of a step, LM head included
 
 For a GPU, on request only: `b256/...` cells, and each of cot, colar2, colar5, sequential2 and sequential5 with `-eager`
-(not compiled) or `-graphs` (its steps recorded as CUDA graphs) behind its name.
+(not compiled) or `-graphs` (its steps recorded as CUDA graphs) behind its name. On request as well:
+
+    cot-float32, cot-int8, cot-int4, each also with `-eager`    weights in float32; linear layers of the model in
+                float32 quantised to int8; those of the model in bfloat16 to int4 (torchao)
 
 Every system runs all cells in a process of its own. Rounds alternate between the systems, so that a noisy minute hits
 all of them. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the
@@ -59,12 +62,16 @@ from work import (
 )
 
 from colar.data.example import Example
+from colar.model import quantized
 from colar.model.latent_lm import LatentLM
 
 SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential5-shortlist")
 OURS = ("cot", "colar2", "colar5", "sequential2", "sequential5")
-ON_REQUEST = tuple(
-    f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"
+WEIGHTS = {"float32": ("float32", None), "int8": ("float32", "int8"), "int4": ("bfloat16", "int4")}
+"""Of systems that have this in their name, dtype and quantised weights."""
+ON_REQUEST = (
+    *(f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"),
+    *(f"cot-{name}{how}" for name in WEIGHTS for how in ("", "-eager")),
 )
 LONG = (*ALL, "hf-cot-static", "colar5-eager", "colar2", *SEQUENTIAL, *ON_REQUEST)
 TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
@@ -145,9 +152,11 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     if system.endswith("-shortlist"):
         config["shortlist"] = True
         chains = load_chains(args.source, args.data_dir)
-    lm, method = load_model(
-        args.backbone, "bfloat16", method_name, best_device(), config=config, chains=chains
-    )
+    device = best_device()
+    dtype, weights = next((how for key, how in WEIGHTS.items() if f"-{key}" in system), ("bfloat16", None))
+    lm, method = load_model(args.backbone, dtype, method_name, device, config=config, chains=chains)
+    if weights is not None:
+        quantized.quantize(lm, weights, torch.device(device))
     if system == "floor":
         cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64, 256)}
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}

@@ -165,7 +165,10 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     # Boxes stand beside one another by their widths, so the panel must be where it will stay.
-    picture.freeze_layout(axes.figure)
+    picture.take_literally(axes.figure)
+    # The layout engine moves axes whenever the figure is drawn, also when it is saved.
+    axes.figure.draw_without_rendering()
+    axes.figure.set_layout_engine("none")
     axes.text(
         0,
         1,
@@ -192,7 +195,9 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
 
 def _right_of(text: Any) -> float:
     """Where the next text may begin, in data coordinates."""
-    box = picture.extent(text)
+    # As it will be drawn: texts are no mathematics.
+    text.set_parse_math(False)
+    box = text.get_window_extent(text.figure.canvas.get_renderer())
     left, right = text.axes.transData.inverted().transform([(box.x0, 0), (box.x1, 0)])[:, 0]
     assert right > left
     return float(right) + 0.016

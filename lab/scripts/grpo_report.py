@@ -19,8 +19,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture, stats
-from colar.evaluation.records import cluster_of, load_records
-from colar.evaluation.report_rows import cell_from_json
+from colar.evaluation.records import RecordFiles, checked, cluster_of
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 
@@ -251,11 +250,16 @@ def read(folder: Path, name: str, seeds: Sequence[int]) -> dict[int, list[Any]]:
     return {seed: files.read_json(folder / f"{name}-{seed}" / "history.json") for seed in seeds}
 
 
+def loaded(path: Path) -> list[dict[str, Any]]:
+    """The records of a file."""
+    return [record for _, record in checked(RecordFiles([path]))]
+
+
 def committed(path: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[Any]]]:
     """The records of a file by run and training seed, those of other seeds left out."""
     tests: dict[str, dict[int, list[Any]]] = {}
-    for record in load_records([path]):
-        system = cell_from_json(record).system
+    for cell, record in checked(RecordFiles([path])):
+        system = cell.system
         name = LABELS[system.method, system.note]
         if record["train_seed"] in seeds:
             tests.setdefault(name, {}).setdefault(record["train_seed"], []).append(record)
@@ -292,9 +296,7 @@ def main() -> None:
     output, folder = files.require_writable(args.output), args.folder
     tests = committed(args.committed, args.seeds) if args.committed else {}
     tests |= {
-        name: {
-            seed: load_records([folder / "test" / f"{name}-{seed}" / "records.jsonl"]) for seed in args.seeds
-        }
+        name: {seed: loaded(folder / "test" / f"{name}-{seed}" / "records.jsonl") for seed in args.seeds}
         for name in NAMES
         if all((folder / "test" / f"{name}-{seed}").is_dir() for seed in args.seeds)
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.records import load_records
+from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import cell_from_json
 from colar.evaluation.text_table import TextTable, markdown, percent
 
@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     records = [
         record
-        for record in load_records(args.records)
+        for _, record in checked(RecordFiles(args.records))
         if speed_of(record) is not None and args.label in (None, cell_from_json(record).system.note)
     ]
     found = sorted({" ".join((r["model"], r["method"], r["label"] or "")).strip() for r in records})

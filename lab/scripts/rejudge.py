@@ -25,7 +25,7 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
-from colar.evaluation.records import load_records
+from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, speed_text
 
 Record = dict[str, Any]
@@ -70,7 +70,7 @@ def refold(
     """
     path = folder / "records.jsonl.gz"
     saved = Report.from_json(files.read_json(folder / "report.json"))
-    records = load_records([path])
+    records = [record for _, record in checked(RecordFiles([path]))]
     made = rejudge(records, golds)
     if made == records:
         return None

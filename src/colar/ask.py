@@ -159,10 +159,12 @@ def load(
     backbone: str | None = None,
     device: str | None = None,
     batch_size: int = 32,
+    weights: str | None = None,
 ) -> Model:
     """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
 
     `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
-    that its checkpoint names, `device` by default the GPU if there is one. ValueError where there is no checkpoint.
+    that its checkpoint names, `device` by default the GPU if there is one. `weights` int8 or int4 quantises
+    linear layers (needs torchao). ValueError where there is no checkpoint.
     """
-    return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device), batch_size)
+    return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
 import os
 import re
 import signal
@@ -130,6 +131,9 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
     os.environ["MPLBACKEND"] = "agg"
+    # Both warn of kernels for other machines when they are imported, and torch warns of the first.
+    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     for beginning, category in HARMLESS:
         warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
 

@@ -14,7 +14,7 @@ import torch
 from colar import files, progress
 from colar.cli import collector_off
 from colar.cli.options import LIMITS
-from colar.evaluation.folder import split_name
+from colar.evaluation.output_folder import split_name
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint
@@ -98,8 +98,8 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device = _device(args)
-    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device)
-    if args.dtype == "bfloat16" and not devices.computes_bfloat16(lm.device):
+    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
+    if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method
 

@@ -111,9 +111,9 @@ def _show_own(args: argparse.Namespace) -> None:
 def _print_lengths(model: str, examples: list[Example]) -> None:
     """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
     # It needs torch, and the other commands do not.
-    from colar.recipe import facts
+    from colar.recipe import auto_recipe
 
-    reader = facts.Reader.of(model)
+    reader = auto_recipe.Reader.of(model)
     lengths = [reader.tokens(example)[1] for example in examples]
     lowest, highest = min(lengths), max(lengths)
     width = math.ceil((highest - lowest + 1) / BARS)
@@ -127,7 +127,7 @@ def _print_lengths(model: str, examples: list[Example]) -> None:
     if too_long:
         print(
             f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
-            f"{facts.LONGER}"
+            f"{auto_recipe.LONGER}"
         )
 
 

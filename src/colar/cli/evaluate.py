@@ -29,6 +29,7 @@ from colar.cli.options import (
     batching_options,
     checkpoint_options,
     data_options,
+    dtype_of,
     examples_of,
     judge_option,
     limit_options,
@@ -38,7 +39,7 @@ from colar.cli.options import (
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
-from colar.evaluation.folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
 from colar.evaluation.records import RecordFiles, find_records
 from colar.model import checkpoint
 
@@ -145,7 +146,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,
-        "dtype": args.dtype,
+        "dtype": dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.

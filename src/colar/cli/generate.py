@@ -15,6 +15,7 @@ from colar.cli.options import (
     DECODING_HELP,
     Parser,
     batching_options,
+    dtype_of,
     limit_options,
     limits_of,
     model_options,
@@ -44,7 +45,8 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument(
         "--input",
-        help='JSONL file of questions: "question", and optionally "id", "context" and "answer" (the expected one)',
+        help='JSONL file: "question" or a chat ("messages"), and optionally "id", "context" and "answer" (the '
+        "expected one)",
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")
@@ -162,7 +164,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "weights": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
         "backbone": args.backbone,
         "seed": args.seed,
-        "dtype": args.dtype,
+        "dtype": dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.
         "neighbours": args.neighbours if args.show_latents else None,
         **dataclasses.asdict(_decoding(args)),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from colar import yaml_files
+from colar import yaml_settings
 from colar.checks import did_you_mean
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
@@ -92,10 +92,20 @@ def model_options(parser: Parser) -> None:
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
     )
     parser.add_argument(
+        "--weights",
+        choices=["int8", "int4"],
+        help="quantise linear layers (torchao); int4 needs --dtype bfloat16",
+    )
+    parser.add_argument(
         "--backbone",
         help="folder or Hub id of an adapter's backbone, if not the one that its checkpoint names",
     )
     parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
+
+
+def dtype_of(args: argparse.Namespace) -> str:
+    """The values of --dtype and --weights as one text, for what is stored with answers."""
+    return f"{args.dtype}, {args.weights} weights" if args.weights else str(args.dtype)
 
 
 LIMITS = ("max_latents", "max_completion_length")
@@ -168,7 +178,7 @@ def source_options(pairs: list[str], source: str, called: str = "") -> dict[str,
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
+            chosen[key] = yaml_settings.yaml_value(f"--options {pair}", value)
     return chosen
 
 

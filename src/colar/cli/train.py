@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress, recipes, settings
+from colar import files, progress, recipes, yaml_settings
 from colar.cli import collector_off
 from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         from colar import processes, recipe
 
     if args.keys:
-        _print_keys(settings.keys(recipe.Recipe))
+        _print_keys(yaml_settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
     output: Path | None
@@ -164,14 +164,17 @@ def _check(stages: Any) -> None:
     """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
-    from colar.recipe.check import check
+    from colar.recipe.dry_run import check
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
         if place > 0 and not Path(start).exists():
-            progress.say(f"stage {stage.name} starts from {start}: it can be checked when that is trained")
+            others = ", ".join(each.name for each in stages[place:])
+            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
             return
         found = check(stage.recipe)
+        if stage.name:
+            found.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {found.title}"
         if progress.is_main():
             Console().print(found)
 

@@ -47,20 +47,8 @@ LOSSES = ("sub", "sub_groups")
 """The kinds whose last equation takes something away."""
 
 NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar", "Nina", "Hugo")
-THINGS = (
-    "pens",
-    "cards",
-    "coins",
-    "shells",
-    "stamps",
-    "apples",
-    "beads",
-    "books",
-    "eggs",
-    "nuts",
-    "keys",
-    "toys",
-)
+THINGS = ("pens", "cards", "coins", "shells", "stamps", "apples", "beads", "books", "eggs", "nuts", "keys",
+          "toys")  # fmt: skip
 CONTAINERS = ("boxes", "bags", "packs")
 # What a move says in a story. {0} and {1} are its numbers; where there are several forms, one is drawn.
 CLAUSES = {
@@ -144,9 +132,9 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
         # A draw is thrown away where it is a dead end, another split's, or a question that came before.
         problem = _draw_problem(config, rng)
         question = ""
-        if problem is not None and _split_of(problem) == split:
+        if problem and _split_of(problem) == split:
             question = _told(problem, rng, JOINERS[config.wording])
-        if problem is None or not question or question in seen:
+        if not problem or not question or question in seen:
             misses += 1
             if misses > MAX_MISSES:
                 raise ValueError(
@@ -156,17 +144,27 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
             continue
         misses = 0
         seen.add(question)
-        # Only where a teacher may err is a number drawn for it: other settings keep their rows.
-        slipped = _slipped(problem) if split == "train" and config.slips > 0 else None
-        if slipped is not None and rng.random() < config.slips:
-            problem = slipped
-        chain = [each for move in problem for each in move.equations]
-        longest = len(chain) == config.steps[1]
-        if split == "train" and longest and config.overruns > 0 and rng.random() < config.overruns:
-            chain.append(equation(chain[-1][3], "+", 1))
+        chain = _chain(problem) if split != "train" else _taught(problem, config, rng)
         steps = tuple(f"<<{a}{op}{b}={value}>>" for a, op, b, value in chain)
         examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, steps, str(chain[-1][3])))
     return examples
+
+
+def _chain(problem: list[Move]) -> list[Equation]:
+    return [each for move in problem for each in move.equations]
+
+
+def _taught(problem: list[Move], config: ArithmeticConfig, rng: random.Random) -> list[Equation]:
+    """The chain of a teacher, who may err: by a slip inside it, or one step too far."""
+    # Only where a teacher may err is a number drawn for it: other settings keep their rows.
+    slipped = _slipped(problem) if config.slips > 0 else None
+    if slipped is not None and rng.random() < config.slips:
+        problem = slipped
+    chain = _chain(problem)
+    longest = len(chain) == config.steps[1]
+    if longest and config.overruns > 0 and rng.random() < config.overruns:
+        chain.append(equation(chain[-1][3], "+", 1))
+    return chain
 
 
 def _slipped(problem: list[Move]) -> list[Move] | None:
@@ -196,7 +194,7 @@ def _slipped(problem: list[Move]) -> list[Move] | None:
 def _split_of(problem: list[Move]) -> str:
     """The split of a problem: by the hash of its equations alone."""
     parts = []
-    for a, op, b, _ in (each for move in problem for each in move.equations):
+    for a, op, b, _ in _chain(problem):
         # 3*4 and 4*3 are one problem, and must not stand in two splits.
         low, high = sorted((a, b)) if op in "+*" else (a, b)
         parts.append(f"{low}{op}{high}")
@@ -246,9 +244,8 @@ def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Rand
     if kind == "count":
         return move_on(kind, (between(rng, 2, min(config.max_number, config.max_value)),), total)
     if kind in PRODUCTS:
-        room = {"groups": config.max_value, "add_groups": config.max_value - total, "sub_groups": total - 2}[
-            kind
-        ]
+        rooms = {"groups": config.max_value, "add_groups": config.max_value - total, "sub_groups": total - 2}
+        room = rooms[kind]
         # Both numbers are 2 or more.
         if room < 4:
             return None

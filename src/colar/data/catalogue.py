@@ -19,13 +19,13 @@ from colar.data.fields import (
     Fields,
     Parser,
     answer_of,
-    coconut,
     filled,
     named_fields,
     stripped,
     text_of,
 )
 from colar.data.judge.latex import extract_boxed
+from colar.data.layouts import solution
 
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 _PARAGRAPH = re.compile(r"\n\s*\n")
@@ -201,14 +201,9 @@ _MATH_TRAIN = Split(
     leave_out=frozenset({"98fc77ec11ec6bfc"}),
 )
 _MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
-)
+)  # fmt: skip
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
@@ -222,7 +217,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
             parser=icot_line,
-            hub_parser=coconut,
+            hub_parser=solution,
             hub="whynlp/gsm8k-aug",
             equations=True,
         ),
@@ -307,14 +302,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="text",
             splits=_coconut_splits("prosqa"),
-            parser=coconut,
+            parser=solution,
         ),
         "prontoqa": Source(
             about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
             licence="Apache-2.0",
             answer_type="choice",
             splits=_coconut_splits("prontoqa"),
-            parser=coconut,
+            parser=solution,
         ),
         # No files and no Hub: it is made.
         "arithmetic": Source(

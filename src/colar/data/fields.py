@@ -56,20 +56,6 @@ class Fields:
         return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
 
 
-def coconut(raw: Any) -> Fields:
-    """Parse Coconut's rows, also a user's own.
-
-    Fields: question, steps (a list, or one string), answer; perhaps id, answer_type and context.
-    """
-    row = named_fields(raw)
-    # A null counts as not there, as in `text_of`: exports of tables have one for an empty list.
-    steps = row.get("steps")
-    chain = () if steps is None else steps_of(steps, "steps")
-    key = None if row.get("id") is None else text_of(row, "id")
-    question, answer = text_of(row, "question"), answer_of(row, "answer")
-    return Fields(question, chain, answer, key, row.get("answer_type"), context_of(row))
-
-
 def named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:

@@ -16,13 +16,13 @@ published source `gsm8k` has the words as its steps (`catalogue.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.checks import check_text
 from colar.data import programs
-from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, steps_of, text_of
+from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -41,11 +41,13 @@ PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generat
 TURNS = ("messages", "conversations")
 KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
+NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
 )
+LINE_END = re.compile(r"\s*\n\s*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])")
 ABBREVIATION = re.compile(r"(?:\b(?:[A-Z]|e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|Eq|Fig|approx|cf)|^\d+)\.$")
 LONG = 120
@@ -87,14 +89,9 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     """The layout of columns that a user has named. ValueError for what can be no name."""
     for key in columns:
         if key not in KEYS:
-            raise ValueError(
-                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,steps=rationale,answer=result"
-            )
+            raise ValueError(f"--columns {key}: must be {', '.join(KEYS)}, as in {NAMING}")
     if not {"question", "answer"} <= columns.keys():
-        raise ValueError(
-            "--columns must name question and answer, and may name steps, as in "
-            "--columns question=problem,steps=rationale,answer=result"
-        )
+        raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
 
     def parse(row: Mapping[str, Any]) -> Fields:
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
@@ -173,7 +170,9 @@ def _checked(question: str, solution: programs.Solution, given: Any, row: Mappin
     return Fields(question, solution.steps, solution.answer, _key(row), "number")
 
 
-def _common(row: Mapping[str, Any]) -> Fields:
+def solution(raw: Any) -> Fields:
+    """Parse a row of question, perhaps reasoning, and answer under their common names: Coconut's, for one."""
+    row = named_fields(raw)
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
     chains = (name for name in REASONING if row.get(name) is not None and name not in (question, answer))
@@ -184,8 +183,11 @@ def _common(row: Mapping[str, Any]) -> Fields:
     return fields
 
 
-def _first(row: Mapping[str, Any], names: Collection[str]) -> str:
-    return next(name for name in names if row.get(name) is not None)
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    found = next((name for name in names if row.get(name) is not None), None)
+    if found is None:
+        raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
+    return found
 
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
@@ -244,38 +246,28 @@ def cut(chain: str) -> tuple[str, ...]:
     if marks:
         return tuple(marks)
     steps: list[str] = []
-    for line in _lines(chain):
+    for line in _parts(chain, LINE_END):
         steps += sentences(line) if len(line) > LONG else [line]
     return tuple(steps)
 
 
-def _lines(chain: str) -> list[str]:
-    """Lines, but for those inside a displayed formula."""
-    held = [match.span() for match in FORMULA.finditer(chain)]
-    found, start = [], 0
-    for match in re.finditer(r"\s*\n\s*", chain):
-        if not _inside(match.start(), held):
-            found.append(chain[start : match.start()])
-            start = match.end()
-    found.append(chain[start:])
-    return [line.strip() for line in found if line.strip()]
-
-
 def sentences(text: str) -> list[str]:
-    """The sentences of a text; none ends inside a formula, behind an abbreviation, or behind the number of a list."""
-    held = [match.span() for match in FORMULA.finditer(text)]
+    """The sentences of a text; none ends behind an abbreviation, or behind the number of a list."""
+    return _parts(text, SENTENCE_END, unless=ABBREVIATION)
+
+
+def _parts(text: str, ends: re.Pattern[str], unless: re.Pattern[str] | None = None) -> list[str]:
+    """The text cut at each of `ends`, but not inside a formula, nor where the part before it has `unless`."""
+    formulas = [match.span() for match in FORMULA.finditer(text)]
     found, start = [], 0
-    for match in SENTENCE_END.finditer(text):
-        sentence = text[start : match.start()].strip()
-        if _inside(match.start(), held) or ABBREVIATION.search(sentence) or not sentence:
-            continue
-        found.append(text[start : match.end()].strip())
-        start = match.end()
-    return [*found, text[start:].strip()] if text[start:].strip() else found
-
-
-def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
-    return any(start <= place < end for start, end in spans)
+    for match in ends.finditer(text):
+        part = text[start : match.start()].strip()
+        inside = any(first <= match.start() < last for first, last in formulas)
+        if part and not inside and not (unless and unless.search(part)):
+            found.append(text[start : match.end()].strip())
+            start = match.end()
+    rest = text[start:].strip()
+    return [*found, rest] if rest else found
 
 
 def _has(row: Collection[str], names: Collection[str]) -> bool:
@@ -301,5 +293,5 @@ LAYOUTS = (
         "program", "a question and a Python program",
         lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
     ),
-    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, _common),
+    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, solution),
 )  # fmt: skip

@@ -79,7 +79,7 @@ class OwnRows:
         if not any(example.steps for example in self.examples):
             raise ValueError(
                 f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
-                "--columns question=problem,steps=rationale,answer=result"
+                f"{layouts.NAMING}"
             )
 
     def _count(self, reasons: Iterable[str]) -> int:
@@ -121,8 +121,7 @@ def read(
     name, entries = _entries(data, split)
     layout = layouts.renamed(columns) if columns else None
     left_out: defaultdict[str, list[str]] = defaultdict(list)
-    found: list[tuple[str, str, Fields]] = []
-    ids: set[str] = set()
+    found: dict[str, tuple[str, Fields]] = {}
     there: dict[str, None] = {}
     for number, (place, raw) in enumerate(entries):
         try:
@@ -131,33 +130,30 @@ def read(
             there |= dict.fromkeys(map(str, row))
             layout = layout or _layout_of(cells)
             fields = _fields(layout, cells, row, columns)
-            if fields.key is not None and fields.key in ids:
-                raise ValueError(f"id occurs twice: {fields.key!r}")
+            # A row that was left out has a number, too.
+            key = fields.key or f"{name}/{split}/{number}"
+            if key in found:
+                raise ValueError(f"id occurs twice: {key!r}")
         except ValueError as error:
             left_out[str(error)].append(place)
-            continue
-        ids.add(fields.key or "")
-        # A row that was left out has a number, too.
-        found.append((place, fields.key or f"{name}/{split}/{number}", fields))
-    if layout is None and not left_out:
+        else:
+            found[key] = (place, fields)
+    if not found and not left_out:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
     _check_columns(there, columns, ("steps",))
-    examples: list[Example] = []
-    if found and layout is not None:
-        golds = [fields.answer for _, _, fields in found if fields.answer_type is None]
-        given = {fields.answer_type for _, _, fields in found if fields.answer_type is not None}
-        if answer_type is None or not layouts.is_coconut(layout, there):
-            answer_type = given.pop() if len(given) == 1 else guess(golds)
-        for place, key, fields in found:
-            try:
-                # With a judge of the user's, answers may be anything.
-                examples.append(fields.example(key, "text" if judge else fields.answer_type or answer_type))
-            except ValueError as error:
-                left_out[str(error)].append(place)
-    if not examples or layout is None or answer_type is None:
+    if answer_type is None or layout is None or not layouts.is_coconut(layout, there):
+        answer_type = _answer_type([fields for _, fields in found.values()])
+    examples = []
+    for key, (place, fields) in found.items():
+        try:
+            # With a judge of the user's, answers may be anything.
+            examples.append(fields.example(key, "text" if judge else fields.answer_type or answer_type))
+        except ValueError as error:
+            left_out[str(error)].append(place)
+    if not examples or layout is None:
         reason, places = max(left_out.items(), key=lambda item: len(item[1]))
-        raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read)")
     return OwnRows(
         name, layout, custom.applied(examples, judge), answer_type, list(there), judge, dict(left_out)
     )
@@ -228,8 +224,12 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
             raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
 
 
-def guess(golds: Sequence[str]) -> AnswerType:
-    """The judge of answers: as numbers or letters where nearly all are, as LaTeX where some are, else as text."""
+def _answer_type(rows: Sequence[Fields]) -> AnswerType:
+    """The kind that rows name, if it is one; else numbers or letters where nearly all answers are, LaTeX or text."""
+    given = {fields.answer_type for fields in rows if fields.answer_type is not None}
+    if len(given) == 1:
+        return given.pop()
+    golds = [fields.answer for fields in rows if fields.answer_type is None]
     kinds: tuple[AnswerType, ...] = ("number", "choice")
     for kind in kinds:
         if sum(answers.understood(gold, kind) for gold in golds) >= ENOUGH * len(golds):

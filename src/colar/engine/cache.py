@@ -20,6 +20,7 @@ Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ FED = 3
 
 def round_up(columns: int) -> int:
     """The next multiple of `ROUND_TO`."""
-    return -(-columns // ROUND_TO) * ROUND_TO
+    return math.ceil(columns / ROUND_TO) * ROUND_TO
 
 
 @dataclass(frozen=True)

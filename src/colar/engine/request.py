@@ -279,7 +279,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     limits do not fit the model's context."""
     try:
         ids = lm.template.question(
-            request.question, method.speed_text(request.params), asked=True, context=request.context
+            request.question, method.speed_text(request.params), cached=False, context=request.context
         )
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error

@@ -92,14 +92,14 @@ class Runner:
         for row, ids in enumerate(questions):
             part = torch.tensor(ids[start:end], dtype=torch.int64)
             ids_NT[row, : len(part)] = part
-        embeds_NTD = self.lm.embed(ids_NT.to(device))
+        embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, start, end - start, embeds_NTD)
         position_NT = torch.arange(start, end, device=device).expand(n, -1)
         # A single question is short: it is not compiled.
         forward = self.hidden if n > 1 else self.lm.hidden
         hidden_NTD = forward(embeds_NTD, mask, position_NT, self.cache)
 
-        last_N = torch.tensor(lengths, device=device).clamp(max=end) - 1 - start
+        last_N = devices.numbers([min(length, end) - 1 - start for length in lengths], device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 
@@ -322,7 +322,10 @@ def packed_copy(lm: LatentLM) -> LatentLM:
     twin = copy.deepcopy(lm, {id(value): value for value in shared}).eval()
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+            # A quantised weight is a tensor of its own kind.
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.dtype == torch.bfloat16:
                 setattr(parent, name, PackedLinear(child))
     return twin
 

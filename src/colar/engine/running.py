@@ -79,10 +79,10 @@ class Rows:
         params = param_columns([request.params for request in requests])
 
         def whole(values: list[int]) -> Tensor:
-            return torch.tensor(values, device=device, dtype=torch.int64)
+            return devices.numbers(values, device)
 
         def real(values: list[float]) -> Tensor:
-            return torch.tensor(values, device=device, dtype=devices.widest_dtype(device))
+            return devices.send(torch.tensor(values, dtype=torch.float64), device)
 
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)

@@ -1,7 +1,7 @@
 """From a checkpoint to records, from records to a report.
 
 evaluate       ask the grid of models, data sets, params, decodings and seeds;  controls, with thoughts replaced
-folder         the output folder, and what may be added to it
+output_folder  names of what is evaluated, what may be added to a folder, and the files of several processes
 records        a line of records.jsonl
 report         records -> report.json, whose rows are in report_rows;  stats has means and intervals
 compare        paired differences

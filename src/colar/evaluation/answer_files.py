@@ -7,6 +7,7 @@ settings of the run. An output belongs to one checkpoint, seed and decoding; que
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_choice, check_holds, check_same_run, check_text
-from colar.data import data_files
+from colar.data import data_files, layouts
 from colar.data.example import ROLES
 from colar.data.fields import named_fields
-from colar.data.layouts import QUESTION
+from colar.data.layouts import QUESTION, ROLE, TURNS
 from colar.engine.request import Completion, Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
@@ -25,36 +26,42 @@ from colar.ops.noise import seed_from
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
 
-    The question may have another of the names in `layouts.QUESTION`.
+    The question may have another of the names in `layouts.QUESTION`, or be that of a chat.
     """
     rows = []
     for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
         try:
             row = named_fields(given)
+            if any(row.get(name) is not None for name in TURNS):
+                row = {**row, **_of_chat(row)}
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
-        for name, text in (
-            ("question", question),
-            *((name, str(row.get(name, ""))) for name in ("id", "answer")),
-        ):
+        id = str(number if row.get("id") is None else row["id"])
+        for name, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
             check_text(f"{place}: {name}", text)
         context = _context(place, row.get("context") or [])
-        rows.append(
-            {
-                **row,
-                "question": question,
-                "id": str(number if row.get("id") is None else row["id"]),
-                "context": context,
-            }
-        )
+        rows.append({**row, "question": question, "id": id, "context": context})
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
         raise ValueError(f"{path}: two rows have one id")
     return rows
+
+
+def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The last question of a chat, what stands before it, and the answer behind it, where there is one."""
+    name = next(name for name in TURNS if row.get(name) is not None)
+    turns = row[name]
+    last = turns[-1] if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) else {}
+    role = last.get("role", last.get("from"))
+    unanswered = ROLE.get(role, role) == "user"
+    ended = [*turns, {"role": "assistant", "content": "?"}] if unanswered else turns
+    fields = layouts.of({name: ended}).parse({name: ended})
+    found = {"question": fields.question, "context": [list(turn) for turn in fields.context]}
+    return found if unanswered else found | {"answer": fields.answer}
 
 
 def _context(where: str, given: Any) -> tuple[tuple[str, str], ...]:
@@ -78,20 +85,12 @@ def make_requests(
     """A request for every question and every combination of per-request values; `system` is a message before each."""
     before = () if system is None else (("system", system),)
     requests = []
-    for row in rows:
+    for row, params in itertools.product(rows, grid):
+        context = (*before, *row["context"])
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
-        own_seed = seed_from(seed, row["id"])
-        for params in grid:
-            request = Request(
-                row["id"],
-                row["question"],
-                params,
-                decoding,
-                own_seed,
-                keep_latents=keep_latents,
-                context=(*before, *row["context"]),
-            )
-            requests.append(request)
+        seed_of_row = seed_from(seed, row["id"])
+        request = Request(row["id"], row["question"], params, decoding, seed_of_row, context=context)
+        requests.append(dataclasses.replace(request, keep_latents=keep_latents))
     return requests
 
 

@@ -21,6 +21,7 @@ Shape suffixes: R requests, K thoughts, D width, B rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from colar import checks
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request
-from colar.evaluation import folder
+from colar.evaluation import output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import CONTROL
@@ -166,18 +167,13 @@ def build(
     if not requests:
         raise ValueError("a control is built from requests, got none")
     _rows(requests)  # before the model thinks about them, which takes a while
-    own = own_thoughts(lm, method, requests, max_batch)
+    asked = [replace(request, keep_latents=True) for request in requests]
+    own = thoughts_of(lm, Engine(lm, method, max_batch).generate(asked))
     controls = []
     for kind in kinds:
         replaced = KINDS[kind](own, requests, seed)
         controls.append(GivenThoughts(method, requests, replaced))
     return controls
-
-
-def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_batch: int = 32) -> Thoughts:
-    """Let `method` think about each request, and keep the thoughts."""
-    kept = [replace(request, keep_latents=True) for request in requests]
-    return thoughts_of(lm, Engine(lm, method, max_batch).generate(kept))
 
 
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
@@ -284,14 +280,14 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in folder.collect(records)}
+    done = {record_key(record) for record in output_folder.collect(records)}
     order: list[RecordKey] = []
     n_new = 0
     for point in grid:
         examples = datasets[point.dataset]
-        for kind in kinds:
-            order += [labelled(point, kind).record_key(example) for example in examples]
-        missing = [kind for kind in kinds if not _is_done(labelled(point, kind), examples, done)]
+        keys = {kind: [labelled(point, kind).record_key(example) for example in examples] for kind in kinds}
+        order += itertools.chain(*keys.values())
+        missing = [kind for kind in keys if not done.issuperset(keys[kind])]
         if not missing:
             continue
         # The model thinks once, for all the controls that are missing.
@@ -304,7 +300,7 @@ def evaluate_controls(
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    folder.merge_parts(records, order)
+    output_folder.merge_parts(records, order)
     return n_new
 
 
@@ -313,7 +309,3 @@ def labelled(point: GridPoint, kind: str) -> GridPoint:
     labels = [point.model.label, f"{CONTROL}{kind}"]
     label = ", ".join(part for part in labels if part)
     return replace(point, model=replace(point.model, label=label))
-
-
-def _is_done(point: GridPoint, examples: Sequence[Example], done: set[RecordKey]) -> bool:
-    return all(point.record_key(example) in done for example in examples)

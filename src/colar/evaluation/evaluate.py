@@ -3,7 +3,7 @@
 Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
 order of the questions. The report is a fold over them (`report.py`). The judge is `data/judge/answers.py`, the same as
 for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
-same question, and several processes that share the questions give the records that one gives (`folder.py`).
+same question, and several processes that share the questions give the records that one gives (`output_folder.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
-from colar.evaluation import folder
+from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
 from colar.methods.base import Method
@@ -139,7 +139,7 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    found = folder.collect(records)
+    found = output_folder.collect(records)
     done = {record_key(record) for record in found}
     questions = questions_of(grid, datasets, limits)
     asked = [question for question in questions if question.key not in done]
@@ -149,7 +149,7 @@ def evaluate(
         # Every N-th one: neighbours in the grid take about as long as each other.
         state = PartialState()
         _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
-    folder.merge_parts(records, [question.key for question in questions])
+    output_folder.merge_parts(records, [question.key for question in questions])
     return len(asked)
 
 
@@ -159,7 +159,7 @@ def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> No
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in asked:
         by_model[question.point.model].append(question)
-    path = folder.process_file(records)
+    path = output_folder.process_file(records)
     systems = {question.point.cell.system for question in asked}
     # Of several systems the bar names the model that it has come to.
     only = [f"evaluate {system_name(system, systems)}" for system in systems]

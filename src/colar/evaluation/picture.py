@@ -1,6 +1,6 @@
 """The picture of a report: accuracy against reasoning length. Also the style of all pictures.
 
-`accuracy_vs_length` takes rows of a report (evaluation/report_rows.py) and writes one PNG. Bars are 95% intervals, 1.96
+`accuracy_vs_length` draws rows of a report (evaluation/report_rows.py). Bars are 95% intervals, 1.96
 standard errors clustered by question, as in the tables.
 
 Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a server or a
@@ -48,20 +48,15 @@ MAX_DATASETS = 4
 """Small panels beside the average."""
 
 
-def accuracy_vs_length(rows: Iterable[ReportRow], path: str | Path) -> Path:
-    """Draw accuracy (%) against reasoning length, one curve per system over its speeds.
+def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
+    """A figure of accuracy (%) against reasoning length, one curve per system over its speeds.
 
     `rows` are rows of one report. Each training run of a curve is drawn as a line. Where systems were asked at several
     values of another parameter (`confidence_threshold`), a curve is over these, with a line for each speed. A single
     dataset fills the picture. Of several, the first four by name stand beside a large panel with the macro-average over
-    all of them; systems that were not asked on all are in the small panels alone. Returns the path. Raises ValueError
-    without rows, and for several datasets without rows of their average.
+    all of them; systems that were not asked on all are in the small panels alone. Raises ValueError without rows, and
+    for several datasets without rows of their average.
     """
-    return save(draw_accuracy(rows), path)
-
-
-def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
-    """The figure of `accuracy_vs_length`."""
     rows = sorted(rows, key=lambda row: row.system.order)
     if not rows:
         raise ValueError("accuracy_vs_length needs at least one row")
@@ -74,7 +69,9 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
 
     figure, panels = _panels(datasets)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row.dataset == dataset and not _partial(row, datasets)]
+        # An average over fewer datasets than the report has cannot be compared with one over all.
+        whole = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
+        shown = [row for row in whole if row.dataset == dataset]
         if shown:
             _draw_curves(axes, shown, styles)
             # Small panels have no room for them.
@@ -147,11 +144,6 @@ def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
     for index, dataset in enumerate(small):
         panels.append((figure.add_subplot(grid[index % 2, 1 + index // 2]), dataset, False))
     return figure, panels
-
-
-def _partial(row: ReportRow, datasets: Sequence[str]) -> bool:
-    """True for an average over fewer datasets than the report has: it cannot be compared with one over all."""
-    return row.dataset == AVERAGE and row.datasets is not None and len(row.datasets) < len(datasets)
 
 
 def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
@@ -289,7 +281,7 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
 
 def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
     """The figure as the content of a file of that kind, png or svg."""
-    _take_literally(drawn)
+    take_literally(drawn)
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the image is made.
     with matplotlib.rc_context(_SVG):
@@ -297,22 +289,7 @@ def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
     return buffer.getvalue()
 
 
-def freeze_layout(drawn: Any) -> None:
-    """Fix the layout: positions that are measured from now on are those of the file."""
-    _take_literally(drawn)
-    # The layout engine moves axes whenever the figure is drawn, also when it is saved.
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
-
-
-def extent(text: Any) -> Any:
-    """The box of a text in pixels, as it will be drawn. The layout must be final, see `settle`."""
-    # The text may be younger than `settle`, and `save` is still to come.
-    text.set_parse_math(False)
-    return text.get_window_extent(text.figure.canvas.get_renderer())
-
-
-def _take_literally(artist: Any) -> None:
+def take_literally(artist: Any) -> None:
     """Have all texts below `artist` drawn as they are, but for the names of ticks.
 
     Those are matplotlib's own: on a logarithmic axis they are mathematics, 10 with an exponent.
@@ -323,4 +300,4 @@ def _take_literally(artist: Any) -> None:
         elif isinstance(part, Text):
             part.set_parse_math(False)
         else:
-            _take_literally(part)
+            take_literally(part)

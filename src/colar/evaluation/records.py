@@ -17,7 +17,7 @@ import json
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,19 +56,35 @@ Cells = Mapping[Cell, Answers]
 """The answers of each cell."""
 
 _NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
-_REQUIRED = (
-    *_NAMES,
-    "params",
-    "completion",
-    "parsed",
-    "correct",
-    "truncated",
-    "length",
-    "forward_passes",
-    "seconds",
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_amount(value: Any) -> bool:
+    return checks.is_number(value) and value >= 0
+
+
+# A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN. Seeds become
+# columns, which would take true for 1.
+_VALUES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("model", "method", "label", "dataset", "decoding", "id", "completion"), _is_text, "a text"),
+    (("cluster",), _is_text, "a text"),
+    (("parsed",), lambda value: value is None or _is_text(value), "a text or null"),
+    (("params",), lambda value: isinstance(value, Mapping), "an object of numbers"),
+    (("train_seed",), lambda value: value is None or type(value) is int, "a whole number or null"),
+    (
+        ("seed",),
+        lambda value: type(value) is int and value in checks.INT64,
+        "a whole number of at most 64 bits",
+    ),
+    (("correct", "truncated"), lambda value: isinstance(value, bool), "true or false"),
+    (("length", "forward_passes", "seconds"), _is_amount, "a number from 0"),
+    (("gold_length",), lambda value: value is None or _is_amount(value), "a number from 0"),
 )
-_TEXTS = ("model", "method", "label", "dataset", "decoding", "id")
-_AMOUNTS: tuple[str, ...] = ("length", "forward_passes", "seconds")
+"""Keys, the check of their values, and what is allowed."""
+_OPTIONAL = ("cluster", "gold_length")
 
 
 class RecordKey(NamedTuple):
@@ -88,8 +104,8 @@ def record_key(record: Record) -> RecordKey:
 class RecordFiles:
     """The records in JSONL files, gzipped where the name ends in .gz; read anew in each loop, one at a time.
 
-    They are not checked yet: `load_records` and a report's `fold` do that. Raises ValueError that names file and line
-    for text that is not JSON, and the file for a broken archive.
+    They are not checked yet (`checked`). Raises ValueError, with file and line, for text that is not JSON and for a
+    broken archive.
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
@@ -104,15 +120,6 @@ class RecordFiles:
         """File and line of the record of this number, from 1. Reads the files again: it is meant for errors."""
         places = (f"{path}:{line}" for path in self.paths for line, _ in _lines(path))
         return next(itertools.islice(places, number - 1, None))
-
-
-def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """All records of these files in a list. A report is folded from `RecordFiles`, which needs no such memory.
-
-    Raises ValueError that names file and line for text that is not JSON, for a value that is not a record, and for
-    a second record of the same system, dataset, seed and question.
-    """
-    return [record for _, record in _checked(RecordFiles(paths))]
 
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
@@ -132,14 +139,13 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
 def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
     """The answers of each cell, in the order of the report: by system first, then by dataset.
 
-    Raises ValueError where there is no record, where one is wrong, and where one comes twice. It names file and line of
-    a record in `RecordFiles`, the number of another.
+    Raises ValueError where there is no record, and those of `checked`.
     """
     questions = _numbering()
     answers = _numbering()
     runs = _numbering()
     members: defaultdict[Cell, list[tuple[Any, ...]]] = defaultdict(list)
-    for cell, record in _checked(records):
+    for cell, record in checked(records):
         parsed = record["parsed"]
         answer = (
             runs[record["train_seed"]],
@@ -169,37 +175,16 @@ def check_record(record: Any) -> None:
     """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    missing = [key for key in _REQUIRED if key not in record]
+    missing = [key for keys, _, _ in _VALUES for key in keys if key not in record and key not in _OPTIONAL]
     if missing:
         raise ValueError(f"the record lacks {', '.join(missing)}")
-    for key in _TEXTS:
-        if type(record[key]) is not str:
-            raise ValueError(f"{key} must be a text, got {record[key]!r}")
-    if record["parsed"] is not None and type(record["parsed"]) is not str:
-        raise ValueError(f"parsed must be a text or null, got {record['parsed']!r}")
-    if type(record.get("cluster", "")) is not str:
-        raise ValueError(f"cluster must be a text, got {record['cluster']!r}")
-    if not isinstance(record["params"], Mapping):
-        raise ValueError(f"params must be an object of numbers, got {record['params']!r}")
+    for keys, holds, allowed in _VALUES:
+        for key in keys:
+            if key in record and not holds(record[key]):
+                raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
     for name, value in record["params"].items():
         if value is not True and not checks.is_number(value):
             raise ValueError(f"params: {name} must be a number, got {value!r}")
-    if record["train_seed"] is not None and type(record["train_seed"]) is not int:
-        raise ValueError(f"train_seed must be a whole number, got {record['train_seed']!r}")
-    # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
-    for key in ("correct", "truncated"):
-        if not isinstance(record[key], bool):
-            raise ValueError(f"{key} must be true or false, got {record[key]!r}")
-    amounts = _AMOUNTS
-    if record.get("gold_length") is not None:
-        amounts = (*_AMOUNTS, "gold_length")
-    for key in amounts:
-        if not checks.is_number(record[key]) or record[key] < 0:
-            raise ValueError(f"{key} must be a number from 0, got {record[key]!r}")
-    # Seeds and amounts become columns, which would take true for 1 and cut 1.5 down to 1.
-    seed = record["seed"]
-    if type(seed) is not int or not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must be a whole number of at most 64 bits, got {seed!r}")
     if record["correct"] and record["parsed"] is None:
         raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
     if record["dataset"] == AVERAGE:
@@ -212,8 +197,12 @@ def _cell_order(cell: Cell) -> tuple[Any, ...]:
     return *name, cell.dataset, speed
 
 
-def _checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """(cell, record) for one record after the other. Errors say which one is wrong, as `load_records` does."""
+def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """(cell, record) for one record after the other.
+
+    ValueError for what is not a record, and for a second one of the same system, dataset, seed and question. It names
+    file and line of a record in `RecordFiles`, the number of another.
+    """
     # The place of a record is worked out only for an error: most reports have none, and many records.
     place = records.place if isinstance(records, RecordFiles) else "record {}".format
     numbers: defaultdict[Cell, dict[tuple[int, str], int]] = defaultdict(dict)
@@ -255,22 +244,15 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix.lower() != ".gz":
         yield from files.read_jsonl(path)
         return
-    # files.read_jsonl reads plain text alone. A decoder of its own: json.loads looks at its options for every line.
-    decode = json.JSONDecoder().decode
-    with gzip.open(path, "rt", encoding="utf-8-sig") as stream:
-        number = 0
-        try:
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield number, decode(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
-        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-            # Text is decoded by blocks: the fault lies somewhere after this line.
-            raise ValueError(f"{path}: cannot be read after line {number}: {error}") from error
-        except ValueError as error:
-            # Python reads no whole number of more than 4,300 digits.
-            raise ValueError(f"{path}:{number}: {error}") from error
+                    yield number, json.loads(line)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        # Text is decoded by blocks: the fault of a broken archive lies somewhere after this line.
+        raise ValueError(f"{path}:{number}: cannot be read: {error}") from error
 
 
 def _describe(record: Record) -> str:

@@ -96,26 +96,19 @@ def write(
     if provenance is None:
         provenance = files.provenance()
     report = fold(records, provenance, baseline, nearest, pairs)
-    # First the numbers: they are kept even if a picture fails.
+    # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
-    pictures: dict[str, list[ReportRow]] = {}
+    drawn: list[str] = []
     # Greedy and sampled answers of one system would lie over each other in one picture.
-    for decoding in sorted({row.system.decoding for row in report.shown_rows}):
+    for number, decoding in enumerate(sorted({row.system.decoding for row in report.shown_rows})):
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
-        name = f"{PICTURE}-{decoding}.png" if pictures else f"{PICTURE}.png"
+        name = f"{PICTURE}-{decoding}.png" if number else f"{PICTURE}.png"
         # Where every system is a control there is nothing else to show.
-        pictures[name] = [row for row in rows if not row.system.is_control] or rows
-    _write_markdown(folder, report, title, list(pictures))
-    drawn = [name for name, rows in pictures.items() if _draw(rows, folder / name)]
-    if drawn != list(pictures):
-        _write_markdown(folder, report, title, drawn)
+        if _draw([row for row in rows if not row.system.is_control] or rows, folder / name):
+            drawn.append(name)
+    text = render_markdown(report, TITLE if title is None else title, drawn)
+    files.write_text(folder / "report.md", text)
     return report
-
-
-def _write_markdown(folder: Path, report: Report, title: str | None, pictures: Sequence[str]) -> None:
-    files.write_text(
-        folder / "report.md", render_markdown(report, TITLE if title is None else title, pictures)
-    )
 
 
 def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
@@ -124,7 +117,7 @@ def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
         # Imported here: matplotlib may be what fails.
         from colar.evaluation import picture
 
-        picture.accuracy_vs_length(rows, path)
+        picture.save(picture.accuracy_vs_length(rows), path)
         return True
     # A picture of an earlier report would be taken for one of this report.
     with contextlib.suppress(OSError):
@@ -293,7 +286,7 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     pass@k and maj@k are means over the runs: k samples of one question come from one run.
     """
     train_seeds = [run.system.train_seed for run in runs]
-    if not _same_datasets(runs):
+    if len({frozenset(run.datasets or ()) for run in runs}) > 1:
         # Such averages differ by their data sets, not only by their training.
         return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
     return replace(
@@ -303,11 +296,6 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
         pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
         maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
     )
-
-
-def _same_datasets(rows: Iterable[ReportRow]) -> bool:
-    """True if averages are over the same data sets; rows of one data set always are."""
-    return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 
 def _reference_length(cell: Cell, members: Answers) -> float | None:
@@ -331,9 +319,7 @@ def _at_k(members: Answers, k: int) -> tuple[stats.Estimate | None, stats.Estima
     correct_QK = members["correct"][order].reshape(-1, k)
     answers_QK = members["parsed"][order].reshape(-1, k)
     clusters_Q = members["cluster"][order].reshape(-1, k)[:, 0]
-    # By the number of right samples, 0 to k.
-    chances = np.array([stats.pass_at_k(k, right, k) for right in range(k + 1)])
-    passed = stats.mean(chances[correct_QK.sum(axis=1)], clusters_Q)
+    passed = stats.mean(correct_QK.sum(axis=1) > 0, clusters_Q)
     majority = stats.mean(stats.majorities(answers_QK, correct_QK), clusters_Q)
     return passed, majority
 

@@ -1,4 +1,4 @@
-"""Means and their intervals: clustered by question, paired differences, t intervals, pass@k, maj@k.
+"""Means and their intervals: clustered by question, paired differences, t intervals, majorities.
 
 Three sources of noise, three intervals, never mixed:
   questions       the benchmark is a sample of questions: standard error clustered by question (`mean`,
@@ -158,53 +158,21 @@ def t_interval(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    return t_quantile(0.975, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
-def t_quantile(p: float, df: int) -> float:
-    """The `p` quantile (0 < p < 1) of Student's t with `df` >= 1 whole degrees of freedom, to about 1e-12."""
-    if not 0 < p < 1:
-        raise ValueError(f"p must be between 0 and 1, got {p}")
-    if df < 1 or df != int(df):
-        raise ValueError(f"df must be a whole number from 1, got {df}")
-    if p < 0.5:
-        return -t_quantile(1 - p, df)
+def t_quantile(df: int) -> float:
+    """The 97.5% quantile of Student's t with `df` >= 1 whole degrees of freedom, to about 1e-12."""
     # Bisection in theta = atan(t / sqrt(df)), where every quantile is finite: 60 halvings are a double's precision.
-    wanted = 2 * p - 1  # P(|T| < t)
     low = 0.0
     high = math.pi / 2
     for _ in range(60):
         theta = (low + high) / 2
-        if _central_mass(theta, df) < wanted:
+        if _central_mass(theta, df) < 0.95:
             low = theta
         else:
             high = theta
     return math.tan((low + high) / 2) * math.sqrt(df)
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that at least one of `k` samples is right where `correct` of all `n` are: 1 - C(n-c, k) / C(n, k).
-
-    The unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, equation 1), in exact integers.
-    """
-    if not 0 <= correct <= n:
-        raise ValueError(f"correct must be in 0..{n}, got {correct}")
-    if not 1 <= k <= n:
-        raise ValueError(f"k must be in 1..{n} (the samples there are), got {k}")
-    return 1 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """Expected correctness of the majority answer of one question's samples, as `majorities`.
-
-    None is an answer that could not be parsed. Answers are compared as strings: `parsed` is the judge's normalised
-    form.
-    """
-    _same_length(answers, correct)
-    (numbers,) = _numbered(answers)
-    parsed = [answer is not None for answer in answers]
-    found = majorities(np.where(parsed, numbers, -1)[None], np.asarray(correct, dtype=bool)[None])
-    return float(found[0])
 
 
 def majorities(answers_QK: Array, correct_QK: Array) -> Array:

@@ -72,8 +72,9 @@ class ColarLM(LM):  # type: ignore[misc]
     """A checkpoint as lm-eval's model.
 
     `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none.
-    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). All other arguments are the method's
-    per-request values (`compression_factor`, ...). ValueError names what is wrong.
+    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4
+    quantises linear layers. All other arguments are the method's per-request values (`compression_factor`, ...).
+    ValueError names what is wrong.
     """
 
     def __init__(
@@ -87,18 +88,21 @@ class ColarLM(LM):  # type: ignore[misc]
         max_latents: int = 128,
         max_gen_toks: int = 64,
         seed: int = 0,
+        weights: str | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
         # A folder may be called 2024, which lm-eval reads as a number.
-        self.lm, self.method = checkpoints.load_for_inference(str(pretrained), dtype, backbone, place(device))
+        self.lm, self.method = checkpoints.load_for_inference(
+            str(pretrained), dtype, backbone, place(device), weights
+        )
         self.params = registry.make_params(self.method, params)
         self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
         self.asked_with = {
             "weights": checkpoint.digest(checkpoint.resolve(str(pretrained))),
-            "dtype": dtype,
+            "dtype": f"{dtype}, {weights} weights" if weights else dtype,
             "params": dataclasses.asdict(self.params),
             "limits": dataclasses.asdict(self.limits),
         }

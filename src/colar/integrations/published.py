@@ -2,7 +2,7 @@
 
     file --names--> tensors of the model, and of the method's modules --shapes--> the backbone with them --> folder
 
-`published_formats.py` says what each format is, `tensor_files.py` reads files without running any code of theirs.
+`published_formats.py` says what each format is, and reads files without running any code of theirs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import AddedToken
 
 from colar import progress
-from colar.integrations.published_formats import Layout, Options, Settings, recognise, some
-from colar.integrations.tensor_files import File, read
+from colar.integrations.published_formats import File, Layout, Options, Settings, read, recognise, some
 from colar.methods import pretrained, registry
 from colar.model import backbones, card, checkpoint
 from colar.model.backbones import Backbone

@@ -49,7 +49,6 @@ from colar.look.reference_chain import (
 )
 from colar.look.thought import (
     ReadAs,
-    chosen_ids,
     directions,
     group_size,
     nearest_ids,
@@ -99,16 +98,8 @@ def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) ->
     requests = []
     for example in examples:
         seed = noise.seed_from(0, example.id)
-        request = Request(
-            example.id,
-            example.question,
-            params,
-            decoding,
-            seed,
-            keep_latents=True,
-            context=example.context,
-        )
-        requests.append(request)
+        request = Request(example.id, example.question, params, decoding, seed, context=example.context)
+        requests.append(replace(request, keep_latents=True))
     return requests
 
 
@@ -302,8 +293,7 @@ def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> i
     tokens = list(itertools.chain.from_iterable(each.groups))
     start = 0
     right = 0
-    for k, group in enumerate(each.groups):
-        ids = chosen_ids({name: column[k] for name, column in each.thought.info.items()})
+    for k, (group, ids) in enumerate(zip(each.groups, each.chosen, strict=True)):
         # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):

@@ -112,16 +112,12 @@ def rank_tokens(
 def written_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
     """Thoughts that the method writes after a right prefix."""
     # At the last position the method should stop: its embedding there stands for no group.
-    embeds_KD = each.thought.embeds[:-1]
-    chosen = []
-    for k in range(each.n_thoughts):
-        chosen.append(chosen_ids({name: column[k] for name, column in each.thought.info.items()}))
-    return _ranks(each.example.first_id, embeds_KD, each.groups, chosen, directions_VD)
+    return _ranks(each.example.first_id, each.thought.embeds[:-1], each.groups, each.chosen, directions_VD)
 
 
 def reference_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
     """The reference's latents. Nothing is chosen there."""
-    chosen = [None] * each.n_thoughts
+    chosen = [None] * len(each.latents_KD)
     return _ranks(each.example.first_id, each.latents_KD, each.groups, chosen, directions_VD)
 
 

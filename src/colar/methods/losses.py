@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from colar.methods.base import Batch
@@ -60,7 +59,7 @@ def go_on_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> 
     """log(1 - p[###]) of each thought, (L,): that another one comes."""
     scaled_LV = logits_LV / temperature_L[:, None]
     # As the mass of all other tokens, without the 1 - p: exact where stopping is nearly certain, too.
-    separator = torch.tensor([separator_id], device=logits_LV.device)
+    separator = devices.constant((separator_id,), logits_LV.device)
     others_LV = scaled_LV.index_fill(1, separator, -math.inf)
     return others_LV.logsumexp(-1) - scaled_LV.logsumexp(-1)
 

@@ -23,7 +23,7 @@ from colar import files
 from colar.checks import check_holds, in_library
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import backbones, card, checkpoint, weights
+from colar.model import backbones, card, checkpoint, quantized, weights
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.ops import devices
@@ -93,12 +93,21 @@ def load_for_inference(
     dtype: str = "float32",
     backbone: str | None = None,
     device: str | None = None,
+    weights: str | None = None,
 ) -> tuple[LatentLM, Method]:
-    """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one."""
+    """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one.
+
+    `weights` is int8 or int4 for linear layers that are quantised after that (`model/quantized.py`).
+    """
+    place = torch.device(device or devices.best())
+    if weights is not None:
+        quantized.check(weights, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)
     # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
-    return lm.to(device or devices.best()), method
+    if weights is not None:
+        quantized.quantize(lm, weights, place)
+    return lm.to(place), method
 
 
 def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from colar import settings
+from colar import yaml_settings
 from colar.checks import did_you_mean
 from colar.methods import converted
 from colar.methods.base import Method
@@ -33,7 +33,7 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
         )
     converted.check_recipe(name, config or {})
     cls = METHODS[name]
-    return cls(settings.built(cls.Config, config or {}, "method."))
+    return cls(yaml_settings.built(cls.Config, config or {}, "method."))
 
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
@@ -56,7 +56,7 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
         if key not in allowed:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
             raise ValueError(f"method {method.name} has no {key}; it {takes}")
-    return settings.built(method.Params, values)
+    return yaml_settings.built(method.Params, values)
 
 
 def param_names(*methods: Method) -> list[str]:

@@ -32,7 +32,7 @@ from torch import Tensor
 from colar.methods import losses
 from colar.methods.base import flat_tensors
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import devices, ragged
 
 LatentLogprob = Literal["mean", "sum"]
 """A latent's log-density: the mean over its dimensions (of the size of a token's log-prob), or their sum."""
@@ -263,4 +263,4 @@ def _mean_or_nan(values_M: Tensor, where_BN: Tensor) -> Tensor:
 
 
 def _separator(lm: LatentLM, device: torch.device) -> Tensor:
-    return torch.tensor([lm.template.closing_id], device=device)
+    return devices.constant((lm.template.closing_id,), device)

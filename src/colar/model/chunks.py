@@ -24,6 +24,7 @@ Shape suffixes: X positions, C positions of a chunk, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -134,7 +135,7 @@ def with_slopes(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[V
 def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
     """All tensors in chunks of at most `size` rows, all of one size but the last: a short one needs own kernels."""
     rows = len(tensors[0])
-    even = -(-rows // -(-rows // size))
+    even = math.ceil(rows / math.ceil(rows / size))
     return list(zip(*(torch.split(tensor, even) for tensor in tensors), strict=True))
 
 

@@ -6,6 +6,7 @@ all that was asked of it is done, and then the GPU waits for Python. Sending num
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -74,6 +75,17 @@ def beside(tensor: Tensor, other: Tensor) -> Tensor:
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+@functools.lru_cache(maxsize=256)
+def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64 numbers on the device, sent once: `torch.tensor(values, device=device)` waits for a GPU each time.
+
+    All callers share the tensor, which must not be written to.
+    """
+    # An inference tensor could not be saved for a later backward pass.
+    with torch.inference_mode(False):
+        return numbers(values, device)
 
 
 def empty_cache(device: torch.device) -> None:

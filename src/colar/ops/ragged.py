@@ -27,6 +27,7 @@ Shape suffixes: B rows, L positions of a segment, T positions, N positions read,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,7 +56,7 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
     a `multiple`; gradients flow.
     """
     lengths_SB = torch.stack([lengths_B for _, lengths_B in segments])
-    longest = _round_up(int(lengths_SB.sum(0).max()), multiple)
+    longest = round_up(int(lengths_SB.sum(0).max()), multiple)
     first, _ = segments[0]
     side_by_side = torch.cat([values.to(first.dtype) for values, _ in segments], dim=1)
     if side_by_side.shape[1] == 0:
@@ -86,7 +87,7 @@ def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
 
     Padding repeats the row's first value: the mask keeps it from being seen.
     """
-    longest = _round_up(int(lengths_B.max()), PAD_TO)
+    longest = round_up(int(lengths_B.max()))
     # The column of the input that each column of the output takes; negative in the padding.
     source_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
     source_BT1 = devices.beside(source_BT.clamp(min=0)[..., None], values_BLD)
@@ -130,5 +131,6 @@ def put_masked(values_M: Tensor, mask_BN: Tensor) -> Tensor:
     return put_XD.view(*mask_BN.shape, *values_M.shape[1:])
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def round_up(n: int, multiple: int = PAD_TO) -> int:
+    """The next multiple."""
+    return math.ceil(n / multiple) * multiple

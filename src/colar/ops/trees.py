@@ -21,6 +21,7 @@ Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from colar.ops import devices
-from colar.ops.ragged import PAD_TO
+from colar.ops.ragged import round_up
 
 SPARED = 0.5
 """A row joins a tree where that spares at least this part of its ids."""
@@ -126,7 +127,7 @@ def plan(
 def _bins(sizes: Sequence[int]) -> list[list[int]]:
     """Indices of trees of these sizes, by sequence: of some numbers of sequences the one with the least padding."""
     total, longest = sum(sizes), max(sizes)
-    fewest, most = (-(-total // int(times * longest)) for times in reversed(PACKED))
+    fewest, most = (math.ceil(total / int(times * longest)) for times in reversed(PACKED))
     # Of many trees there are many numbers, all with little padding.
     counts = range(fewest, most + 1, 1 + (most - fewest) // 10)
     packings = [_packing(sizes, count) for count in counts]
@@ -135,7 +136,7 @@ def _bins(sizes: Sequence[int]) -> list[list[int]]:
 
 def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
     longest = max(sum(sizes[tree] for tree in own) for own in bins)
-    return -(-longest // PAD_TO) * PAD_TO
+    return round_up(longest)
 
 
 def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:

@@ -5,19 +5,19 @@ overrides.
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
 
-    schema         the sections and keys;  parsing reads and checks them
-    examples, start   the rows of a recipe; its method and model
-    run            stages, one after another;  ownership keeps two runs out of one folder, check measures a recipe
-    train          `colar.train`: facts of a backbone and rows, auto makes a recipe of them, outcome measures its end
+    schema         the sections and keys;  parsing reads a file of them, with overrides
+    run            stages, one after another;  run_claim keeps two runs out of one folder
+    example_sets   the rows of a recipe: to train on, and to validate with
+    dry_run        `colar train --check`: what a recipe takes on this machine
+    auto_run       `colar.train`: auto_recipe for a backbone and rows, auto_speeds at its end
 """
 
-from colar.recipe.examples import load_examples
-from colar.recipe.ownership import claim_run
-from colar.recipe.parsing import Stage, load, load_stages
-from colar.recipe.run import run, run_stages
-from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows
-from colar.recipe.start import build_method, load_model
-from colar.recipe.train import finish, folder_of, prepare_run, train
+from colar.recipe.auto_run import finish, folder_of, prepare_run, train
+from colar.recipe.example_sets import load_examples
+from colar.recipe.parsing import load, load_stages
+from colar.recipe.run import load_model, run, run_stages
+from colar.recipe.run_claim import claim_run
+from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows, Stage, build_method
 
 __all__ = [
     "DataConfig",

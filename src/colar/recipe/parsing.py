@@ -22,16 +22,14 @@ from __future__ import annotations
 import copy
 import re
 import typing
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import processes, recipes, settings, yaml_files
+from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
 from colar.model.masks import MASKED
-from colar.recipe.schema import Recipe
-from colar.recipe.start import build_method
+from colar.recipe.schema import Recipe, Stage, build_method
 from colar.training.grpo import rewards
 
 Override = tuple[str, str]
@@ -42,15 +40,6 @@ START = ("model.backbone", "model.init_from", "template")
 """Keys of the command line for the first stage alone: the others start from the stage before them."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One run of a recipe."""
-
-    name: str
-    """"" in a recipe without stages."""
-    recipe: Recipe
-
-
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, or the shipped one of that name, with `--dotted.key value` overrides.
 
@@ -59,7 +48,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     tree = _read(path)
     if "stages" in tree:
         raise ValueError(f"{path} has stages, each a run of its own: load_stages reads them")
-    return _parsed(str(path), tree, _overrides(overrides))
+    return _parsed(str(path), tree, pairs_of(overrides))
 
 
 def load_stages(
@@ -76,48 +65,72 @@ def load_stages(
             raise ValueError(f"--stages {' '.join(only)}: {path} has no stages")
         return [Stage("", load(path, overrides))]
     stages = _checked_stages(path, tree.pop("stages"))
-    check_known("--stages", only or [], list(stages))
-    given = _overrides(overrides)
-    check_known(
-        "--stages", [key.split(".")[1] for key, _ in given if key.startswith("stages.")], list(stages)
-    )
-    shared = [pair for pair in given if not pair[0].startswith("stages.")]
-    output = dict(shared).get("output") or tree.get("output")
+    given = pairs_of(overrides)
+    of_stage = _pairs_of_stages(given, list(stages), only)
+    output = dict(given).get("output") or tree.get("output")
     found: list[Stage] = []
     before: str | None = None
     for name, own in stages.items():
-        keys = yaml_files.laid_over(tree, own)
+        keys = yaml_settings.laid_over(tree, own)
         keys["output"] = f"{output}/{name}"
         if before is not None and "init_from" not in (own.get("model") or {}):
-            keys = yaml_files.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
+            keys = yaml_settings.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
         before = keys["output"]
-        if only and name not in only:
+        if name not in of_stage:
             continue
-        left_out = ("output", *START) if found else ("output",)
-        pairs = [pair for pair in shared if not _below(pair[0], left_out)]
-        prefix = f"stages.{name}."
-        pairs += [(key.removeprefix(prefix), text) for key, text in given if key.startswith(prefix)]
         where = f"{path}, stage {name}"
         try:
-            found.append(Stage(name, _parsed(where, keys, pairs)))
+            found.append(Stage(name, _parsed(where, keys, of_stage[name])))
         except ValueError as error:
             # An override's error does not know which stage it is.
             raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
     return found
 
 
+def override_stages(
+    stages: Mapping[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
+) -> None:
+    """Set the overrides of a command line in the stages that they are for, or in those in `only`."""
+    for name, pairs in _pairs_of_stages(pairs_of(overrides), list(stages), only).items():
+        for key, text in pairs:
+            _override(stages[name], key, text)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Reject overrides of unknown keys, or of values of another type, before a recipe is there."""
+    for key, text in pairs_of(overrides):
+        _override({}, re.sub(r"^stages\.[^.]*\.", "", key), text)
+
+
+def _pairs_of_stages(
+    given: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
+) -> dict[str, list[Override]]:
+    """The overrides of each stage that is wanted."""
+    check_known("--stages", only or [], names)
+    check_known("--stages", [key.split(".")[1] for key, _ in given if key.startswith("stages.")], names)
+    found: dict[str, list[Override]] = {}
+    for name in names:
+        if only and name not in only:
+            continue
+        left_out = ("output", "stages", *START) if found else ("output", "stages")
+        prefix = f"stages.{name}."
+        found[name] = [pair for pair in given if not _below(pair[0], left_out)]
+        found[name] += [(key.removeprefix(prefix), text) for key, text in given if key.startswith(prefix)]
+    return found
+
+
 def _read(path: str | Path) -> dict[str, Any]:
     """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
     tree: dict[str, Any] = {}
-    for layer, own in reversed(yaml_files.yaml_layers(recipes.find(path)).items()):
+    for layer, own in reversed(yaml_settings.yaml_layers(recipes.find(path)).items()):
         _check(str(layer), {key: value for key, value in own.items() if key != "stages"})
-        tree = yaml_files.laid_over(tree, own)
+        tree = yaml_settings.laid_over(tree, own)
     return tree
 
 
 def _check(where: str, tree: dict[str, Any]) -> None:
     try:
-        settings.check(Recipe, tree)
+        yaml_settings.check(Recipe, tree)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -137,7 +150,7 @@ def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
     return stages
 
 
-def _overrides(words: Sequence[str]) -> list[Override]:
+def pairs_of(words: Sequence[str]) -> list[Override]:
     """The pairs of a command line, `--key value` or `--key=value`."""
     pairs = []
     rest = list(words)
@@ -164,7 +177,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
     try:
         if "output" not in tree:
             raise ValueError("output is missing: name the run's folder")
-        recipe = settings.built(Recipe, tree)
+        recipe = yaml_settings.built(Recipe, tree)
         method = build_method(recipe)
         name = recipe.model.attn_implementation
         if recipe.generates and name is not None and name not in MASKED:
@@ -190,14 +203,14 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
     *above, name = key.split(".")
     section: Any = Recipe
     for part in above:
-        section = section and settings.section_of(typing.get_type_hints(section).get(part))
+        section = section and yaml_settings.section_of(typing.get_type_hints(section).get(part))
     hint = typing.get_type_hints(section).get(name) if section else None
     value: Any = text
     if hint == str | None and text == "null":
         value = None
     # A text has lost its quotes to the shell, and stays one.
     elif hint not in (str, str | None):
-        value = yaml_files.yaml_value(f"--{key} {text}", text)
+        value = yaml_settings.yaml_value(f"--{key} {text}", text)
     alone = {name: value}
     for part in reversed(above):
         alone = {part: alone}
@@ -207,7 +220,7 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         tree[part] = dict(tree.get(part) or {})
         tree = tree[part]
     # Sections are merged; a mapping of the user's own (data.options) is replaced.
-    tree[name] = yaml_files.laid_over(tree.get(name), value) if settings.section_of(hint) else value
+    tree[name] = yaml_settings.laid_over(tree.get(name), value) if yaml_settings.section_of(hint) else value
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:

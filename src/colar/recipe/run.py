@@ -12,18 +12,19 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from colar import files, processes, progress
+from colar import files, processes, progress, recipes
 from colar.data.example import Example
+from colar.engine import cache
 from colar.engine.request import DECODINGS, Decoding, fitting_questions
 from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.methods import pretrained, registry
 from colar.methods.base import Method
+from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.recipe.examples import load_examples
-from colar.recipe.ownership import claim_run, is_finished
-from colar.recipe.parsing import Stage
-from colar.recipe.schema import Recipe, ValidationConfig, to_json
-from colar.recipe.start import load_model, start_method
+from colar.recipe.example_sets import load_examples
+from colar.recipe.run_claim import claim_run, is_finished
+from colar.recipe.schema import Recipe, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
@@ -67,6 +68,70 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
             _write_page(recipe.validation, folder, lm, method, held_out)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})
         return result
+
+
+def start_method(recipe: Recipe) -> Method:
+    """The method as the run trains it; ValueError, before rows are read, for a start that is no checkpoint or no fit.
+
+    Reinforcement continues with the method that the weights have learnt, a measured sigma_e included: the recipe may
+    not name another method, give a key another value than the checkpoint has, or set what that method has no use for.
+    A checkpoint of the Hub is downloaded.
+    """
+    method = build_method(recipe)
+    if recipe.model.init_from is None:
+        return method
+    folder = _start_folder(recipe.model.init_from)
+    if recipe.grpo is None:
+        return method
+    trained = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
+    if trained.name != method.name:
+        raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained.name}")
+    for key in recipe.method.keys() - {"name"}:
+        mine, theirs = getattr(method.config, key), getattr(trained.config, key)
+        if mine != theirs:
+            raise ValueError(
+                f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
+            )
+    method.config = trained.config
+    recipe.grpo.check_method(method)
+    return method
+
+
+def _start_folder(init_from: str) -> Path:
+    """The folder of a checkpoint. Where there is none, the message names the shipped recipe that makes it."""
+    try:
+        return checkpoint.check_folder(checkpoint.resolve(init_from))
+    except ValueError as error:
+        start = Path(init_from)
+        maker = None if start.exists() else recipes.that_writes(start.parent)
+        if maker is None:
+            raise ValueError(f"model.init_from: {error}") from error
+        raise ValueError(
+            f"model.init_from: no checkpoint at {start}: there is no such folder; `colar train {maker}` makes it"
+        ) from error
+
+
+def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, Method]:
+    """Model and method, ready to train; `method` is that of `start_method`, where it was made before."""
+    method = method or start_method(recipe)
+    model, seed = recipe.model, recipe.training.seed
+    # peft draws an adapter's first weights from the global generator.
+    torch.manual_seed(seed)
+    if model.init_from is not None:
+        lm = pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+    else:
+        backbone = backbones.load(model.backbone, model.dtype, seed)
+        lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+        pretrained.attach(lm, method, seed)
+    # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
+    # attention is replaced: a run that never generates may train with one that takes no mask.
+    cache.check(lm.causal_lm)
+    if model.attn_implementation is not None:
+        try:
+            lm.causal_lm.set_attn_implementation(model.attn_implementation)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"model.attn_implementation: {error}") from error
+    return lm, method
 
 
 def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:

@@ -1,4 +1,4 @@
-"""The sections and keys of a recipe, each checked by itself."""
+"""The sections and keys of a recipe, each checked by itself, and the method that it names."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class SourceRows:
     def __post_init__(self) -> None:
         if self.train_size is not None:
             check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
-        renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
+        if self.renumber != 0:
+            renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class DataConfig:
         for name, low in least.items():
             if getattr(self, name) is not None:
                 check_number(f"data.{name}", getattr(self, name), low, whole=True)
-        renumber.check("data.renumber", self.renumber, self.source, self.train_split)
+        if self.renumber != 0:
+            renumber.check("data.renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,27 @@ class Recipe:
     def generates(self) -> bool:
         """True if the run generates: to validate, or to learn from its own outputs."""
         return self.grpo is not None or self.data.validation_size != 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a recipe."""
+
+    name: str
+    """"" in a recipe without stages."""
+    recipe: Recipe
+
+
+def build_method(recipe: Recipe) -> Method:
+    """The method as the recipe says. ValueError for an unknown name, key or per-request value."""
+    config = dict(recipe.method)
+    name = config.pop("name", "")
+    if name is None:
+        raise ValueError(f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}")
+    method = registry.build(str(name), config)
+    # A value that the method lacks fails here, and not at the first validation.
+    recipe.validation.method_params(method)
+    return method
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

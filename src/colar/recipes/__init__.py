@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from colar import files, yaml_files
+from colar import files, yaml_settings
 from colar.checks import did_you_mean
 
 FOLDER = Path(__file__).resolve().parent
@@ -71,7 +71,7 @@ def copy(name: str, target: str | Path) -> list[Path]:
             f"no shipped recipe is called {name}{_nearest(name)} (`colar recipes list` shows them all)"
         )
     texts = {}
-    for source in yaml_files.yaml_layers(FOLDER / f"{name}.yaml"):
+    for source in yaml_settings.yaml_layers(FOLDER / f"{name}.yaml"):
         path = Path(target) / source.resolve().relative_to(FOLDER)
         texts[path] = source.read_text(encoding="utf-8")
     # Two recipes may share a base: a file that is there already and says the same is left alone.

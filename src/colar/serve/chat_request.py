@@ -1,12 +1,12 @@
 """The body of a chat completion, checked by pydantic.
 
 Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
-and are found in `params`. OpenAI fields for features that this server does not have are accepted at their neutral
-value only. docs/serve.md has the table.
+and are found in `params`. docs/serve.md has the table.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,6 +20,22 @@ MAX_BODY = 2**20
 """Bytes of a request's body."""
 MAX_CHOICES = 16
 """Samples of a question, and stop strings."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+}
+"""OpenAI's fields for what this server does not have, with the values that ask for nothing."""
+IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 
 class Strict(BaseModel):
@@ -78,13 +94,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
-class ResponseFormat(Strict):
-    type: Literal["text"] = "text"
-
-
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Empty = Annotated[list[Any], Field(max_length=0)]
-Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class ChatRequest(BaseModel):
@@ -112,39 +122,27 @@ class ChatRequest(BaseModel):
     include_reasoning: bool = True
     return_thoughts: bool = False
 
-    # Accepted at their neutral value.
-    frequency_penalty: Zero = 0
-    presence_penalty: Zero = 0
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
-    tools: Empty = []
-    functions: Empty = []
-    tool_choice: Literal["none", "auto"] = "none"
-    parallel_tool_calls: bool = False
-    response_format: ResponseFormat = ResponseFormat()
-    modalities: list[Literal["text"]] = ["text"]
-    store: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
-    verbosity: Literal["medium"] = "medium"
-
-    # Accepted and ignored.
-    user: Any = None
-    metadata: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: Any) -> Any:
-        """Reject unknown fields. A field that is null counts as missing."""
+        """Reject unknown fields, and leave out those that change nothing. One that is null counts as missing."""
         # ApiErrors, because the error of a validator of the whole model has no field.
         if not isinstance(given, dict):
             raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
         known = [*cls.model_fields, *registry.param_names()]
-        for name in given:
-            if name not in known:
+        kept = {}
+        for name, value in given.items():
+            if value is None and name in (*known, *NEUTRAL):
+                continue
+            if name in known:
+                kept[name] = value
+            elif name in NEUTRAL and value not in NEUTRAL[name]:
+                allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
+                raise ApiError(400, f"{name}: this server has no such feature; it takes {allowed}", name)
+            elif name not in (*NEUTRAL, *IGNORED):
                 near = did_you_mean(name, known)
                 raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
-        return {name: value for name, value in given.items() if value is not None}
+        return kept
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:

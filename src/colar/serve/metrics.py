@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -49,10 +48,13 @@ class Metrics:
         waiting = Gauge(
             "colar_samples_waiting", "Samples that wait for a slot", ["model"], registry=self.registry
         )
+
+        def watch(name: str, engine: Engine) -> None:
+            running.labels(name).set_function(lambda: len(engine.running))
+            waiting.labels(name).set_function(lambda: len(engine.scheduler.waiting))
+
         for each in models:
-            engine = each.engine.engine
-            running.labels(each.name).set_function(partial(_running, engine))
-            waiting.labels(each.name).set_function(partial(_waiting, engine))
+            watch(each.name, each.engine.engine)
 
     async def observed(
         self, asked: ApiRequest, samples: Sequence[Sample]
@@ -79,11 +81,3 @@ class Metrics:
             self.tokens.labels(name, "prompt").inc(asked.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
-
-
-def _running(engine: Engine) -> int:
-    return len(engine.running)
-
-
-def _waiting(engine: Engine) -> int:
-    return len(engine.scheduler.waiting)

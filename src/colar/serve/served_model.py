@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar import settings
+from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
@@ -96,7 +96,7 @@ def _defaults(method: Method) -> dict[str, Any]:
 def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Each value that a request may choose: its default, the trained ones, and the docstring of its field."""
     choices = method.choices()
-    about = {name: meaning for name, _, meaning in settings.keys(method.Params)}
+    about = {name: meaning for name, _, meaning in yaml_settings.keys(method.Params)}
     card = {}
     for name, default in defaults.items():
         offered = choices.get(name)

@@ -167,12 +167,13 @@ class Template:
         self._control = control
 
     def question(
-        self, question: str, speed: str = "", asked: bool = False, context: Sequence[Turn] = ()
+        self, question: str, speed: str = "", cached: bool = True, context: Sequence[Turn] = ()
     ) -> list[int]:
-        """Ids up to and including the opening separator. `asked`: of an engine, where it is not cached.
+        """Ids up to and including the opening separator.
 
-        `context` are the turns before the question. In the plain format their texts stand before it, without the
-        roles, a blank line behind each.
+        With `cached` a text that comes again is tokenised once, as a training row's is in every epoch. `context` are
+        the turns before the question. In the plain format their texts stand before it, without the roles, a blank line
+        behind each.
         """
         if self.chat is None and context:
             question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question.strip()])
@@ -186,7 +187,7 @@ class Template:
         if self._question_controls:
             ids = self._marked(text, question.strip(), speed)
         else:
-            ids = self._tokenise(text) if asked else self._ids(text)
+            ids = self._ids(text) if cached else self._tokenise(text)
         return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:

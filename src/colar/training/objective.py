@@ -94,7 +94,7 @@ class LossTermSums:
         """Mean of each term over the summed rows of all processes, and rows a second."""
         # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
         parts = [devices.to_widest(value).reshape(()) for value in self.sums.values()]
-        parts.append(torch.tensor(float(self.rows), dtype=devices.widest_dtype(device), device=device))
+        parts.append(devices.send(torch.tensor(float(self.rows), dtype=torch.float64), device))
         *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
         rows = max(rows, 1)
         means = {name: total / rows for name, total in zip(self.sums, totals, strict=True)}

@@ -44,7 +44,7 @@ from colar.data.example import Example, leave_out
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.ops.ragged import PAD_TO
+from colar.ops.ragged import round_up
 
 POOL = 50
 """Most updates that are sorted together."""
@@ -284,11 +284,11 @@ def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
     """
     B = lengths_B.shape[0]
     everyone = torch.arange(B, device=lengths_B.device)
-    if most is None or B == 0 or B * _padded(int(lengths_B.max())) <= most:
+    if most is None or B == 0 or B * round_up(int(lengths_B.max())) <= most:
         return [everyone]
     # The longest first: a run that does not fit into memory fails at the first part.
     order_B = lengths_B.argsort(descending=True, stable=True)
-    widths = [_padded(length) for length in lengths_B[order_B].tolist()]
+    widths = [round_up(length) for length in lengths_B[order_B].tolist()]
     parts = []
     start = 0
     while start < B:
@@ -331,7 +331,3 @@ def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
         if name.endswith("_ids") and lengths is not None:
             rows[name] = ids[:, : int(lengths.max())]
     return rows
-
-
-def _padded(length: int) -> int:
-    return -(-length // PAD_TO) * PAD_TO

@@ -8,22 +8,16 @@ value of its expression: for a chain that rounds (10/3=3.33) no rule says how it
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from colar.data import programs
 from colar.data.judge import numbers
 
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
-_OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 _MOST_PLACES = 15
 
 
@@ -128,7 +122,7 @@ def _tree(expression: str) -> ast.expr:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise CannotRenumber("a step is no equation") from error
-    allowed = (ast.Constant, ast.BinOp, *_OPERATORS)
+    allowed = (ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div)
     if not all(isinstance(node, allowed) for node in ast.walk(tree)):
         raise CannotRenumber("a step is no equation")
     return tree
@@ -138,5 +132,6 @@ def _value(node: ast.expr, operands: Iterator[Fraction]) -> Fraction:
     """The value of a node; its numbers are the next of `operands`, from left to right."""
     if isinstance(node, ast.BinOp):
         left = _value(node.left, operands)
-        return _OPERATORS[type(node.op)](left, _value(node.right, operands))
+        _, compute = programs.OPERATORS[type(node.op)]
+        return compute(left, _value(node.right, operands))
     return next(operands)

@@ -1,4 +1,4 @@
-"""Origins of the operands of a chain: each is a number of the question, an earlier result, or a constant.
+"""Ties between the chain and the question: where each operand comes from, and the numbers that must stay for it.
 
     Ann has 20 bags of 5 pens and gives 30% away.     <<20*5=100>> <<100*0.3=30>>
     20: the number 20      5: the number 5      100: the result of step 0      0.3: a hundredth of the number 30
@@ -13,15 +13,25 @@ An operand without any is a constant if it is whole and up to 12, or round. Any 
 left alone. An operand may have several origins; new numbers are right only if all of them give one new value. Only one
 such case is decided here: an operand that may be a result is that result if the chain has not used the result before
 and has used up the numbers of that value.
+
+    Ben and his 2 brothers eat 12 slices each.        <<3*12=36>>
+
+Numbers are pinned if something that the chain does not write may depend on them. 3 is 2 + 1 in the reader's head: with
+5 brothers the chain would need a 6 that nothing computes, so 2 is pinned, and only 12 changes. Too much is pinned
+rather than too little: that costs variety, and a missed tie makes a wrong row.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from colar.data.renumber.equations import CannotRenumber, Step
 from colar.data.renumber.mentions import SCALES, Mention
@@ -35,16 +45,11 @@ FORMS: Mapping[str, Callable[[Fraction], Fraction]] = {
     "1 and it": lambda value: 1 + value / 100,  # 20% -> 1.2
     "top": lambda value: Fraction(value.numerator),  # 2/5 -> 2
     "bottom": lambda value: Fraction(value.denominator),  # 2/5 -> 5
-    "other part": lambda value: 1 - value,  # 2/5 -> 0.6
-    "hundred": lambda value: value * SCALES["hundred"],
-    "thousand": lambda value: value * SCALES["thousand"],
-    "million": lambda value: value * SCALES["million"],  # "3 million" -> 3000000
-    "billion": lambda value: value * SCALES["billion"],
-    "dozen": lambda value: value * SCALES["dozen"],  # "2 dozen" -> 24
+    **{name: partial(operator.mul, scale) for name, scale in SCALES.items()},  # "2 dozen" -> 24
 }
 """The forms that a number of the question may have in a chain."""
 PERCENT_FORMS = ("hundredth", "rest of 100", "rest of 1", "100 and it", "1 and it")
-FRACTION_FORMS = ("top", "bottom", "other part")
+FRACTION_FORMS = ("top", "bottom")
 SMALL = 12
 """Whole numbers up to this may be constants without a cue, and so may these:"""
 ROUND = frozenset(map(Fraction, ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5")))
@@ -77,6 +82,18 @@ CUES: tuple[tuple[str, str], ...] = (
 """Words of a question, and the constants that a chain may have from them. Generous on purpose: a number of the question
 that equals a cued constant keeps its value, which costs a little variety; a constant that is taken for a number of the
 question makes a wrong row."""
+FEW = 5
+"""The largest number that may be a count of persons without their being listed."""
+UNITS = frozenset(map(Fraction, (7, 12, 24, 30, 52, 60)))
+"""Constants of the calendar: 3 may be what 4 days leave of a week, and 15 the minutes of a mile at 4 an hour."""
+PEOPLE = {
+    "friend", "brother", "sister", "sibling", "kid", "child", "children", "people", "person", "cousin", "son",
+    "daughter", "man", "men", "woman", "women", "boy", "girl", "neighbor", "roommate", "coworker", "colleague",
+    "player", "runner", "member", "guest", "student", "teacher", "employee", "worker", "grandchild", "grandchildren",
+}  # fmt: skip
+_OTHERS = re.compile(r"\b(?:other|remaining|rest of the) (?:two|three|four|five|six|[2-9])\b", re.IGNORECASE)
+_LIST = re.compile(r"[^,.;:?!]{1,60}(?:, [^,.;:?!]{1,60}?)+,? (?:and|or) |\b[A-Z][a-z]+(?: and) [A-Z][a-z]+")
+_NAME = re.compile(r"(?<![.?!] )(?<!^)\b[A-Z][a-z]+\b")
 
 
 @dataclass(frozen=True)
@@ -222,3 +239,115 @@ def _follows(value: Fraction, result: Fraction, numbers: Collection[Fraction]) -
     # Each step solved for the number, which is then looked up.
     partners = (result - value, result + value, value / result, result / value)
     return any(partner in numbers for partner in partners if partner)
+
+
+# --- numbers that stay -------------------------------------------------------------------------------------
+
+
+def pinned(
+    question: str, mentions: Sequence[Mention], operands: Sequence[Operand], cued: Collection[Fraction]
+) -> set[Fraction]:
+    """The values that stay as they are, of those that the chain uses (others stay anyway)."""
+    values = {mention.value for mention in mentions}
+    fixed = {mention.value for mention in mentions if mention.kind == "fixed"}
+    constants = [operand for operand in operands if CONSTANT in operand.origins]
+    # Constants that no word explains may be computed from the question's numbers: 3 is 2 + 1, and 6 is 20% of 30.
+    odd = {operand.value for operand in constants if unexplained(operand, cued)}
+    # A fixed number, or one that the chain leaves out, may be a sum, a part or a rest of others that it uses.
+    used = {value for operand in operands for value in operand.numbers}
+    outside = {value for value in fixed | (values - used) if value > SMALL}
+    return set().union(
+        fixed,
+        *(operand.numbers for operand in constants),
+        _counts(question, mentions),
+        _overused_and_sums(mentions, operands),
+        _with_rests(mentions, operands),
+        _giving(odd, values, UNITS.intersection(cued)),
+        _giving({100 * value for value in odd}, values),
+        _giving(outside, values),
+    )
+
+
+def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
+    """Small numbers that may count what the question lists.
+
+    4 of "Four friends, Ann, Bob, Cid and Dot", and 5 of "5 men ... the other two".
+    """
+    small = {
+        mention.value
+        for mention in mentions
+        if mention.value <= SMALL and mention.kind in ("integer", "word")
+    }
+    if _OTHERS.search(question):
+        return small
+    lengths = set()
+    for match in _LIST.finditer(question):
+        commas = match[0].count(",")
+        # "a, b, and c" has a comma more than "a, b and c": both list three.
+        with_last = commas + (1 if re.search(r", (?:and|or) $", match[0]) else 2)
+        lengths.add(with_last if commas else 2)
+    names = len(set(_NAME.findall(question)))
+    counts = {value for value in small if value in lengths}
+    for mention in mentions:
+        # "Four runners": Ann, Bob, Cid and Dot need not stand in one list, nor "I" among them.
+        if mention.unit in PEOPLE and abs(mention.value - names) <= 1:
+            counts.add(mention.value)
+    return counts
+
+
+def _overused_and_sums(mentions: Sequence[Mention], operands: Sequence[Operand]) -> set[Fraction]:
+    """Numbers up to 5 that the chain uses more often than the question names them, and sums of two constants.
+
+    "A, B and C have 3 pens and share them" names 3 once; a second 3 in the chain counts persons. Of "5 trees fell, one
+    more of these than of those" the chain may have 2 and 3 as constants: 5 is their sum.
+    """
+    named = Counter(mention.value for mention in mentions)
+    uses = Counter(
+        origin.number
+        for operand in operands
+        for origin in operand.origins
+        if origin.number is not None and origin.form == "itself"
+    )
+    overused = {value for value in named if value <= FEW and uses[value] > named[value]}
+    constants = {operand.value for operand in operands if CONSTANT in operand.origins} - {1, 100}
+    return overused | {sum(pair, Fraction(0)) for pair in itertools.combinations(constants | overused, 2)}
+
+
+def _with_rests(mentions: Sequence[Mention], operands: Sequence[Operand]) -> set[Fraction]:
+    """Fractions of which an operand may be a part of the rest, or of the whole and as much again.
+
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question.
+    """
+    values = {operand.value for operand in operands}
+    fractions = {mention.value for mention in mentions if mention.kind == "fraction"}
+    found = set()
+    for fraction in fractions:
+        top, bottom = fraction.as_integer_ratio()
+        if values & ({bottom - top, bottom + top} - {top, bottom}):
+            found.add(fraction)
+    return found
+
+
+def _giving(
+    targets: set[Fraction], values: Collection[Fraction], units: Collection[Fraction] = ()
+) -> set[Fraction]:
+    """Numbers from which a target follows in one step, with another of `values`, one of `units`, 1 or 100.
+
+    14 follows from 8 and 6, and 3 from 2 and 1; no target follows from itself (14 = 28 - 14).
+    """
+    giving: set[Fraction] = set()
+    if targets:
+        for one, other in itertools.product(values, {*values, *units, Fraction(1), Fraction(100)}):
+            if targets & _made(one, other) - {one, other}:
+                giving |= {one, other}
+    return giving
+
+
+def _made(one: Fraction, other: Fraction) -> set[Fraction]:
+    """Results of one step with two numbers, in either order; only the first one is divided without its remainder."""
+    made = {one + other, one - other, other - one, one * other}
+    if other:
+        made |= {one / other, Fraction(one // other)}
+    if one:
+        made.add(other / one)
+    return made

@@ -29,8 +29,7 @@ from colar.data.judge.numbers import MAX_DIGITS
 from colar.data.renumber import equations, mentions
 from colar.data.renumber.equations import CannotRenumber, Step
 from colar.data.renumber.mentions import Mention
-from colar.data.renumber.operands import FORMS, Operand, Origin, cued_constants, trace
-from colar.data.renumber.pinned import pinned
+from colar.data.renumber.operands import FORMS, Operand, Origin, cued_constants, pinned, trace
 
 MOST_NUMBERS = 40
 """Numbers of a question: their pairs and sums are tried one by one."""

@@ -9,8 +9,7 @@ The pipeline, with what each stage makes of the row above:
 |---|---|---|
 | find the numbers in the words | `mentions.py` | 20, 5 and 8 are whole numbers |
 | parse the chain | `equations.py` | a * b, then c - d |
-| trace each operand | `operands.py` | a is 20, b is 5, c is the first result, d is 8 |
-| pin the numbers that must stay | `pinned.py` | none here |
+| trace each operand, pin the numbers that must stay | `operands.py` | a is 20, b is 5, c is the first result, d is 8 |
 | draw others of like size and kind | this one | 34, 7 and 9 |
 | run the chain, check the story, write the row | `problem.py` | the second row |
 

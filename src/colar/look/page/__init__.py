@@ -55,12 +55,13 @@ def render(
 ) -> str:
     """The page. `whole` is inside.json; `chains[i][j]` is the chain of system i for question j."""
     systems = whole["systems"]
+    models = dict.fromkeys(system["model"] for system in systems)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
-        title=_title(whole),
+        title=f"Look inside {whole.get('title') or ', '.join(models)}",
         cost=cost_section(whole),
         sections=[each for each in (cause_section(systems), retrieval_section(systems)) if each],
         causes=CAUSES,
@@ -181,12 +182,6 @@ def _packed(
     # NaN is not JSON: an error here, before the page rejects all of its data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
-
-
-def _title(whole: Mapping[str, Any]) -> str:
-    """By the key `title`, else by the models."""
-    models = dict.fromkeys(system["model"] for system in whole["systems"])
-    return f"Look inside {whole.get('title') or ', '.join(models)}"
 
 
 def _policy(style: str, script: str) -> str:

@@ -117,7 +117,7 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
 
 def without(logits_PV: Tensor, separator_id: int) -> Tensor:
     """The logits given that the separator is not chosen."""
-    separator = torch.tensor([separator_id], device=logits_PV.device)
+    separator = devices.constant((separator_id,), logits_PV.device)
     return logits_PV.index_fill(1, separator, -torch.inf)
 
 

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from colar.ops import devices
 from colar.template.template import Template
 
 DIGITS = tuple("0123456789")
@@ -64,11 +65,11 @@ class Equations:
 
     def is_digit(self, ids: Tensor) -> Tensor:
         """bool, of the shape of `ids`, which may hold -1."""
-        return torch.isin(ids, torch.tensor(self.digit_ids, device=ids.device))
+        return _any_of(ids, self.digit_ids)
 
     def is_start(self, ids: Tensor) -> Tensor:
         """Signs and "=": tokens that start a group."""
-        return torch.isin(ids, torch.tensor((*self.sign_ids, self.equals_id), device=ids.device))
+        return _any_of(ids, (*self.sign_ids, self.equals_id))
 
     def is_end(self, ids: Tensor) -> Tensor:
         """Tokens that nothing joins in their group."""
@@ -226,6 +227,12 @@ class Extents:
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
         """True if no digit may join, be there room or not, (X,) bool."""
         return (self.run_B[rows_X] >= LONGEST) & self.numbers_B[rows_X]
+
+
+def _any_of(ids: Tensor, some: tuple[int, ...]) -> Tensor:
+    """True where an id is one of some, bool of the shape of `ids`."""
+    # Not by `torch.isin`: of a few ids it makes them unique first, which waits for a GPU.
+    return (ids[..., None] == devices.constant(some, ids.device)).any(-1)
 
 
 def _shifted(what_BT: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """`colar train auto`: a recipe for any backbone and any file of problems, its values chosen from what is there.
 
     rows -> split by a hash of the question -> OUTPUT/data/{train,validation,test}.jsonl
-    model, rows, device -> OUTPUT/recipe.yaml, with the reason of each choice
+    model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
     stages cot, then the method's own, then grpo where it is asked for
 
 The recipe is written once: the same command goes on with it, and `colar train OUTPUT/recipe.yaml` runs it as any other.
@@ -10,19 +10,32 @@ The recipe is written once: the same command goes on with it, and `colar train O
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from transformers import AutoModelForCausalLM
 
 from colar import files
 from colar.checks import check_choice
-from colar.model import tiny
+from colar.data.example import Example
+from colar.methods.sequential.equations import DIGITS, Equations
+from colar.model import backbones, tiny
 from colar.ops import devices
-from colar.recipe.facts import PERCENTILE, SLOT, Facts
+from colar.template.template import Format, Template, TemplateConfig
 
+PERCENTILE = 99.5
+"""Of the lengths of the rows: what is longer is cut in generation."""
+SLOT = 32
+"""Positions left for the speed in the prompt."""
+LONGER = "choose a --model with a longer context"
+EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
@@ -33,6 +46,148 @@ COMPILED = 50e6
 """Parameters from which compiled layers repay their half minute."""
 VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A backbone and rows, as far as the values of a recipe follow from them."""
+
+    model: str
+    parameters: int
+    context: int
+    rows: int
+    chain: int
+    """Tokens of a chain at the percentile."""
+    question: int
+    """Tokens of a question at the percentile."""
+    answer: int
+    """Tokens of an answer at the percentile."""
+    row: float
+    """Mean tokens of a row."""
+    equations: bool
+    """True if the chains are equations."""
+    digits: bool
+    """True if the tokenizer has a token for each digit."""
+    judged: bool
+    """True if an answer can be judged right or wrong: all but free text."""
+    layout: Format
+    """Of the prompt."""
+    device: str
+    bfloat16: bool
+    """True if the device computes faster in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A backbone's config and its template, by which rows are measured."""
+
+    model: str
+    config: Any
+    template: Template
+
+    @classmethod
+    def of(cls, model: str, layout: str = "auto") -> Reader:
+        """The reader of a backbone, without its weights. ValueError where the backbone is not there."""
+        if model in backbones.BUILT_IN:
+            backbone = backbones.load(model)
+            config, tokenizer = backbone.lm.config, backbone.tokenizer
+        else:
+            config, tokenizer = backbones.described(model)
+        has_chat = bool(getattr(tokenizer, "chat_template", None))
+        check_choice("template", layout, ["auto", "plain", "chat"])
+        if layout == "chat" and not has_chat:
+            raise ValueError(
+                f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
+            )
+        form: Format = "chat" if has_chat and layout != "plain" else "plain"
+        return cls(model, config, Template(TemplateConfig(format=form), tokenizer))
+
+    def tokens(self, example: Example) -> tuple[int, int, int]:
+        """Tokens of a row's question, chain and answer."""
+        question = self.template.question(example.question, context=example.context)
+        chain = self.template.steps(example.steps)
+        return len(question), sum(map(len, chain)), len(self.template.answer(example.answer)) - 2
+
+    def too_long(self, examples: Sequence[Example], generated: int | None = None) -> dict[int, str]:
+        """The rows that do not fit the context, by index with the reason.
+
+        Counted is the question with its chain and answer, or with the positions that are `generated`.
+        """
+        context = backbones.context_of(self.config)
+        found = {}
+        for index, example in enumerate(examples):
+            question, chain, answer = self.tokens(example)
+            n = SLOT + question + (chain + answer if generated is None else generated)
+            if n > context.length:
+                found[index] = f"{example.id}: the row needs {n} positions, {context}"
+        return found
+
+
+def facts_of(reader: Reader, examples: Sequence[Example], device: str | None = None) -> Facts:
+    """Describe a backbone and the training rows."""
+    lengths = np.array([reader.tokens(example) for example in examples])
+    question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()
+    device = device or devices.best()
+    fast = devices.computes_bfloat16(torch.device(device))
+    # A model of shapes takes no memory.
+    with torch.device("meta"):
+        parameters = int(AutoModelForCausalLM.from_config(reader.config).num_parameters())
+    return Facts(
+        model=reader.model,
+        parameters=parameters,
+        context=backbones.context_of(reader.config).length,
+        rows=len(examples),
+        chain=chain,
+        question=question,
+        answer=answer,
+        row=float(lengths.sum(1).mean()),
+        equations=_equations(examples),
+        digits=_digits(reader.template),
+        judged=all(example.answer_type != "text" for example in examples),
+        layout=reader.template.config.format,
+        device=device,
+        bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
+    )
+
+
+def _bfloat16_speed() -> float:
+    """Speed of this CPU's matrix products in bfloat16 over float32.
+
+    Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
+    """
+    seconds: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        # The shape of a small model's layer with a batch of rows.
+        left, right = torch.ones(1024, 576, dtype=dtype), torch.ones(576, 1536, dtype=dtype)
+        runs = []
+        for _ in range(5):
+            started = time.perf_counter()
+            left @ right
+            runs.append(time.perf_counter() - started)
+        # The fastest: others had the cores to share, or were the first.
+        seconds[dtype] = min(runs)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def _equations(examples: Sequence[Example]) -> bool:
+    """True if nine in ten chains are equations and nothing else."""
+    found = [
+        all(EQUATION.fullmatch(step) and "=" in step for step in row.steps) for row in examples if row.steps
+    ]
+    return bool(found) and sum(found) >= 0.9 * len(found)
+
+
+def _digits(template: Template) -> bool:
+    """True if a number is as many tokens as it has digits."""
+    try:
+        Equations.of(template)
+    except ValueError:
+        return False
+    [ids] = template.steps(("".join(DIGITS),))
+    return len(ids) == len(DIGITS)
+
+
+# --- the choice of values ------------------------------------------------------------------------------------
 
 
 def make_recipe(
@@ -78,10 +233,9 @@ def make_recipe(
         tree["data"]["judge"] = judge
     why.append(f"template: {facts.layout}")
     tree["template"] = {"format": facts.layout}
-    cot = {"method": {"name": "cot"}}
     own, note = _method_stage(facts, method, scratch, lora)
     why.append(note)
-    tree["stages"] = {"cot": cot, method: own}
+    tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
     if grpo:
         tree["stages"]["grpo"] = _grpo_stage(own, limits, lora)
     return tree, why
@@ -187,8 +341,9 @@ def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -
 def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [
-        "# Made by `colar train auto`. Change what you like and run it with",
+        "# Made by `colar train auto`, with the keys that its command line set. Change what you like and run it with",
         f"#   colar train {path}",
+        "# A stage's folder has recipe.json: every key as it was run, those of later command lines included.",
         "#",
     ]
     lines += [f"# {reason}" for reason in why]

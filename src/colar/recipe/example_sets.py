@@ -6,7 +6,6 @@ No row is both. A question may be, in two rows of their own: published sets over
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from colar import progress
@@ -32,14 +31,14 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     train_rows: list[Example] = []
     for source in (first, *data.mixed_in):
         rows = _load(data, source)
-        rows = _selected(data, rows) if source is first else _with_file_ids(rows, train_rows, source)
+        rows = _selected(data, rows) if source is first else rows
         train_rows += rows + _renumbered(data, source, rows, held_out)
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
     if repeated:
         raise ValueError(
-            f"data.mixed_in: some rows occur twice, {repeated[0]!r} for one; a source is mixed in once, beside other "
-            "sources"
+            f"data.mixed_in: some rows occur twice, {repeated[0]!r} for one: mix a source in once, and give rows of "
+            "files of one name ids of their own"
         )
     trained = {(example.id, example.question) for example in train_rows}
     shared = [example.id for example in held_out if (example.id, example.question) in trained]
@@ -49,12 +48,9 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "rows, or set data.validation_size 0"
         )
     _say_asked_twice(train_rows, held_out)
+    if data.judge is None:
+        return train_rows, held_out
     return custom.applied(train_rows, data.judge), custom.applied(held_out, data.judge)
-
-
-def _asked(example: Example) -> tuple[str, ...]:
-    """The question of an example and the turns before it, spaces and case aside."""
-    return (*(collapsed(text) for _, text in example.context), collapsed(example.question))
 
 
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
@@ -62,33 +58,17 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
 
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """
-    trained = {_asked(example) for example in train_rows}
-    both = [example.id for example in held_out if _asked(example) in trained]
+
+    def asked(example: Example) -> tuple[str, ...]:
+        return (*(collapsed(text) for _, text in example.context), collapsed(example.question))
+
+    trained = {asked(example) for example in train_rows}
+    both = [example.id for example in held_out if asked(example) in trained]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
             "on these says little about new questions"
         )
-
-
-def _with_file_ids(rows: list[Example], before: list[Example], source: SourceRows) -> list[Example]:
-    """The rows of a source that is mixed in; of a user's file whose ids others have, by ids that name the file.
-
-    Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
-    their ids: they occur twice.
-    """
-    if sources.user_file(source.source, source.train_split) is None:
-        return rows
-    questions = {row.id: row.question for row in before}
-    taken = [row for row in rows if row.id in questions]
-    if not taken or any(questions[row.id] == row.question for row in taken):
-        return rows
-    prefix = f"{source.source}/{source.train_split}:"
-    renamed = []
-    for row in rows:
-        cluster = prefix + row.cluster if row.cluster else ""
-        renamed.append(replace(row, id=prefix + row.id, cluster=cluster))
-    return renamed
 
 
 def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
@@ -143,19 +123,14 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             "data.train_split validation is the one to validate on: name another, another data.validation_source, or "
             "set data.validation_size 0"
         )
-    if same and Path(source).is_file():
-        raise ValueError(
-            f"{source} is one file, which would validate on its own training rows: name another in "
-            "data.validation_source, or set data.validation_size 0"
-        )
     # The same file may be written in several ways.
     file = sources.user_file(source, VALIDATION)
     trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for each in trained:
         if file is not None and file == sources.user_file(each.source, each.train_split):
             raise ValueError(
-                f"data.validation_source: {source} and {each.source} are one file, {file}, which would validate on "
-                "its own training rows: name another, or set data.validation_size 0"
+                f"{each.source} is one file, {file}, which would validate on its own training rows: name another in "
+                "data.validation_source, or set data.validation_size 0"
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}

@@ -1,9 +1,9 @@
 """`colar.train`: from a model and a file of problems to a model that thinks at any speed.
 
     OUTPUT/data/       the rows, split by a hash of the question
-    OUTPUT/recipe.yaml the recipe that was made for this model and these rows (`auto.py`)
+    OUTPUT/recipe.yaml the recipe that was made for this model and these rows (`auto_recipe.py`)
     OUTPUT/cot, ...    a folder for each stage
-    OUTPUT/results/    every speed on questions held out (`outcome.py`)
+    OUTPUT/results/    every speed on questions held out (`auto_speeds.py`)
     OUTPUT/best/       the model
 
 Each part is made once: the same call goes on where it was stopped.
@@ -21,11 +21,11 @@ from colar.data import own, sources
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
-from colar.recipe import auto, facts, outcome, parsing
-from colar.recipe.outcome import Outcome
-from colar.recipe.ownership import input_digest
-from colar.recipe.parsing import Stage
+from colar.recipe import auto_recipe, auto_speeds, parsing
+from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
+from colar.recipe.run_claim import input_digest
+from colar.recipe.schema import Stage
 from colar.training.run_folder import RunFolder
 
 RECIPE = "recipe.yaml"
@@ -95,6 +95,8 @@ def prepare_run(
 
     A recipe that is there for the same call is taken as it is: a user may have changed it.
     """
+    # Before rows are read: a misspelt key costs a second.
+    parsing.check_overrides(overrides)
     processes.join()
     judged_by = custom.name_of(judge)
     asked = {
@@ -116,18 +118,22 @@ def prepare_run(
         if known == asked and (output / RECIPE).exists():
             return
         # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-        reader = facts.Reader.of(model, template)
+        reader = auto_recipe.Reader.of(model, template)
         split = _split(data, test, columns, judged_by)
-        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", facts.LONGER)}
-        found = facts.facts_of(reader, rows["train"])
-        tree, why = auto.make_recipe(found, str(output), method, grpo, judged_by)
+        rows = {
+            "train": leave_out(split.train, reader.too_long(split.train), "training rows", auto_recipe.LONGER)
+        }
+        found = auto_recipe.facts_of(reader, rows["train"])
+        tree, why = auto_recipe.make_recipe(found, str(output), method, grpo, judged_by)
         limits = tree["validation"]["limits"]
         generated = limits["max_latents"] + limits["max_completion_length"]
         for name, held_out in (("validation", split.validation), ("test", split.test)):
             too_long = reader.too_long(held_out, generated)
-            rows[name] = leave_out(held_out, too_long, f"{name} questions", facts.LONGER)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
+        # The plain command, and the recipe by itself, go on with what this command asked for.
+        parsing.override_stages(tree["stages"], overrides, only)
         try:
-            auto.write_recipe(output / RECIPE, tree, why)
+            auto_recipe.write_recipe(output / RECIPE, tree, why)
             parsing.load_stages(output / RECIPE, overrides, only)
         except ValueError:
             (output / RECIPE).unlink()
@@ -178,7 +184,7 @@ def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
     held_out = custom.applied(sources.load(str(output / "data"), "test"), first.data.judge)
-    made = outcome.conclude(
+    made = auto_speeds.conclude(
         output,
         RunFolder(first.output).best,
         RunFolder(last.output).best,

@@ -20,9 +20,8 @@ from transformers import PrinterCallback, TrainerCallback
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.ops import devices
-from colar.recipe.run import load
+from colar.recipe.run import load, start_method
 from colar.recipe.schema import Recipe
-from colar.recipe.start import start_method
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import run as grpo_run

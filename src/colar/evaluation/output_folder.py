@@ -83,7 +83,14 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
     A source names itself, a file by its stem, a folder of files by its name, however its path is written. Raises
     ValueError for two of one name, and for the name of the report's means.
     """
-    pairs = [_named_source(text) for text in texts]
+    pairs = []
+    for text in texts:
+        name, source = split_name(text)
+        if name is None:
+            # A whole path would be a wide head for a column, and may be written in several ways.
+            own_folder = Path(text).is_dir() and sources.user_file(text, "test") is not None
+            name = Path(text).resolve().name if own_folder else Path(text).stem if is_own_file(text) else text
+        pairs.append((name, source))
     names = [name for name, _ in pairs]
     # Rejected before all questions are answered: the report would reject the records.
     if AVERAGE in names:
@@ -93,16 +100,6 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
     if len(set(names)) < len(names):
         raise ValueError(f"two data sets of --data have one name: {', '.join(names)}; write NAME=... for one")
     return dict(pairs)
-
-
-def _named_source(text: str) -> tuple[str, str]:
-    name, source = split_name(text)
-    if name is not None:
-        return name, source
-    # A whole path would be a wide head for a column, and may be written in several ways.
-    if Path(text).is_dir() and sources.user_file(text, "test") is not None:
-        return Path(text).resolve().name, text
-    return (Path(text).stem if is_own_file(text) else text), text
 
 
 def split_name(text: str) -> tuple[str | None, str]:
@@ -141,24 +138,28 @@ def claim_evaluation(
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
-        checks.check_same_run(output, _in_order(earlier), _in_order(settings), REMEDY)
+        # The options of the sources are the same in any order.
+        before, after = ({**each, "options": sorted(each.get("options", []))} for each in (earlier, settings))
+        checks.check_same_run(output, before, after, REMEDY)
         # A name that only one of the two has is no conflict: checkpoints and questions may be added.
         both = earlier_models.keys() & models.keys()
         before = {f"checkpoint {name}": earlier_models[name] for name in both}
         after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
         for name in earlier_questions.keys() & questions.keys():
-            _check_questions(output, name, earlier_questions[name], questions[name])
+            common = earlier_questions[name].keys() & questions[name].keys()
+            changed = sorted(id for id in common if earlier_questions[name][id] != questions[name][id])
+            # Other questions or answers under ids that have records. The first is enough to find out why.
+            if changed:
+                raise ValueError(
+                    f"{output} holds another run (other questions of {name}: {len(changed)} have changed, "
+                    f"{changed[0]} first); {REMEDY}"
+                )
         # Earlier records stay in the report, so their origin stays in the file.
         models = {**earlier_models, **models}
         for name, digests in earlier_questions.items():
             questions[name] = digests | questions.get(name, {})
     files.write_json(path, {**settings, "questions": questions, "models": models})
-
-
-def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the options of the sources in one order: they are the same in any."""
-    return {key: sorted(value) if key == "options" else value for key, value in settings.items()}
 
 
 def question_digests(examples: Sequence[Example]) -> dict[str, str]:
@@ -169,18 +170,6 @@ def question_digests(examples: Sequence[Example]) -> dict[str, str]:
         text = json.dumps(example.as_row())
         digests[example.id] = hashlib.sha256(text.encode()).hexdigest()[:8]
     return digests
-
-
-def _check_questions(output: Path, dataset: str, earlier: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Reject other questions, or other answers, under ids that have records."""
-    both = earlier.keys() & now.keys()
-    changed = checks.changed_keys({id: earlier[id] for id in both}, {id: now[id] for id in both})
-    # An edited file can change every question: the first one is enough to find out why.
-    if changed:
-        raise ValueError(
-            f"{output} holds another run (other questions of {dataset}: {len(changed)} have changed, {changed[0]} "
-            f"first); {REMEDY}"
-        )
 
 
 # Records of several processes

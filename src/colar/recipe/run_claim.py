@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from colar import files, settings
-from colar.checks import check_same_run
+from colar import files, progress, yaml_settings
+from colar.checks import changed_keys, check_same_run
 from colar.recipe.schema import Recipe, SourceRows, to_json
 from colar.training.run_folder import RunFolder
 
@@ -18,24 +18,23 @@ INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_s
 """Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
 PIECE, PIECES = 1 << 18, 64
 """Bytes of a piece of a file that are digested, and the number of pieces."""
-OPEN = ("method.", "data.options.", "data.mixed_in.")
+OPEN = ("method.", "data.options.")
 """Beginnings of keys that are not the schema's."""
+BUDGET = ("training.num_train_epochs", "training.max_steps", "training.max_hours")
 RESUMABLE = (
+    *BUDGET,
     "output",
-    "data_dir",
-    "num_train_epochs",
-    "max_hours",
-    "max_steps",
-    "report_to",
-    "ddp_timeout",
-    "tokens_per_batch",
-    "packing",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "save_total_limit",
-    "page_size",
+    "data.data_dir",
+    "training.report_to",
+    "training.ddp_timeout",
+    "training.tokens_per_batch",
+    "training.packing",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.save_total_limit",
+    "validation.page_size",
 )
-"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
+"""Keys that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it is logged,
 what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their number stays
 the same is checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 
@@ -43,30 +42,31 @@ the same is checked where it is known (`training/run.py`), and so are the rows, 
 def claim_run(recipe: Recipe, output: Path, resume: bool = True) -> None:
     """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
 
-    Without `resume` any run that is there is to be replaced.
+    Without `resume` any run that is there is to be replaced. Says so where a run that has ended goes on.
 
     A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
     """
     path, digests = output / "recipe.json", output / "inputs.json"
-    now = _comparable(to_json(recipe))
+    now = _flat(recipe)
     folder = RunFolder(output)
-    found = {key: input_digest(text) for key, text in _named(now).items()}
+    found = {key: input_digest(now[key]) for key in INPUTS if now[key] is not None}
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if resume and path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        before = _comparable(files.read_json(path))
+        before = _flat(files.read_json(path))
         known = files.read_json(digests) if digests.exists() else {}
-        for key in _named(before).keys() & found.keys():
+        for key in found.keys() & {key for key in INPUTS if before[key] is not None}:
             same_path = os.path.normpath(before[key]) == os.path.normpath(now[key])
-            # Without a digest of then it is made now, if the earlier path is still there.
-            digest = None if same_path else known.get(key) or input_digest(before[key])
-            if same_path or (found[key] is not None and found[key] == digest):
+            if same_path or (found[key] is not None and found[key] == known.get(key)):
                 now[key] = before[key]
         check_same_run(
             output,
-            before,
-            now,
+            {key: value for key, value in before.items() if key not in RESUMABLE},
+            {key: value for key, value in now.items() if key not in RESUMABLE},
             "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
         )
+        if folder.finished.exists():
+            for key in changed_keys({key: before[key] for key in BUDGET}, {key: now[key] for key in BUDGET}):
+                progress.say(f"{output} had ended with {key} {before[key]}: it goes on with {now[key]}")
     folder.finished.unlink(missing_ok=True)
     files.write_json(path, to_json(recipe))
     files.write_json(digests, {key: digest for key, digest in found.items() if digest is not None})
@@ -118,38 +118,23 @@ def input_digest(path: str | Path) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _named(flat: dict[str, Any]) -> dict[str, str]:
-    """The keys that may name a folder or file of the user's, and are not null."""
-    of_mixed = [key for key in flat if key.startswith("data.mixed_in.") and key.endswith(".source")]
-    return {key: flat[key] for key in (*INPUTS, *of_mixed) if isinstance(flat.get(key), str)}
-
-
-def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe that must stay as they are when a run resumes, each by its dotted name.
+def _flat(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe, or of a recipe.json, by their dotted names.
 
     An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys that
     are gone.
     """
-    flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
-    defaults = asdict(SourceRows(""))
-    for number, entry in enumerate(flat.pop("data.mixed_in")):
-        flat |= _flat({f"data.mixed_in.{number}": {**defaults, **entry}})
-    known = {key for key, _, _ in settings.keys(Recipe)}
-    return {
-        key: value
-        for key, value in flat.items()
-        if key in known or key.startswith(OPEN)
-        if key.rpartition(".")[2] not in RESUMABLE
-    }
+    tree = to_json(recipe) if isinstance(recipe, Recipe) else recipe
+    flat = {**_dotted(to_json(Recipe(output=""))), **_dotted(tree)}
+    flat["data.mixed_in"] = [{**asdict(SourceRows("")), **entry} for entry in flat["data.mixed_in"]]
+    known = {key for key, _, _ in yaml_settings.keys(Recipe)}
+    return {key: value for key, value in flat.items() if key in known or key.startswith(OPEN)}
 
 
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+def _dotted(tree: dict[str, Any]) -> dict[str, Any]:
     """{"model": {"lora": {"r": 8}}} -> {"model.lora.r": 8}; a dict without keys stays as it is."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            for inner_key, inner_value in _flat(value).items():
-                flat[f"{key}.{inner_key}"] = inner_value
-        else:
-            flat[key] = value
+        inner = _dotted(value) if isinstance(value, dict) and value else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
     return flat
