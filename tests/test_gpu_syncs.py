@@ -143,11 +143,16 @@ def test_looks_are_counted() -> None:
     assert len(looks) == 4
 
 
-def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
-    """Rows, gradient norm, terms of the loss, hours: one look says whether the update is sound."""
+def test_a_run_looks_at_a_log_alone(tmp_path: Path) -> None:
+    """Rows, gradient norm, terms of the loss, hours: a look at the last log says whether all updates were finite."""
     lm, method, _ = build("gaussian")
     config = TrainingConfig(
-        report_to="none", max_steps=3, per_device_train_batch_size=4, logging_steps=100, max_hours=1
+        report_to="none",
+        max_steps=3,
+        per_device_train_batch_size=4,
+        logging_steps=100,
+        save_steps=100,
+        max_hours=1,
     )
     with counted() as looks:
         sft.train(lm, method, EXAMPLES, config, tmp_path)
@@ -160,10 +165,8 @@ def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
     own = [line for line in looks if any(place in line for place in places)]
     # A data loader's seed, on the CPU: for the lengths of the rows, and at the beginning of an epoch.
     own = [line for line in own if "get_batch_samples" not in line and "from_iterable(loader)" not in line]
-    assert sum("isfinite" in line for line in own) == 3
-    # A row of the log is read together: here one at each save, which is each update.
-    assert [line for line in own if "isfinite" not in line and "tolist" not in line] == []
-    assert sum("tolist" in line for line in own) <= 3
+    # The save at the end logs a row, and Trainer the times of the run.
+    assert ["tolist" in line for line in own] == 3 * [True]
 
 
 # What is computed instead is the same.

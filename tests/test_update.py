@@ -6,6 +6,7 @@ alike, so 30 of them have the operations and bytes of 29 times the difference be
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from random import Random
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import torch
 from families import EXAMPLES, build_tokenizer, tiny_lm
 from torch import Tensor
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,6 +31,10 @@ from colar.training.rows import collate
 LAYERS = 30
 WIDTH = 576
 ALL_LINEARS = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
+
+
+CALLS = re.compile(r"^ +(?:buf\d+ = )?(?:extern_kernels\.|cpp_fused|torch\.ops\.)[\w.]+\(", re.MULTILINE)
+"""Kernels in the code that inductor writes."""
 
 
 class Operations(TorchDispatchMode):
@@ -172,6 +179,28 @@ def test_only_modules_that_compute_the_same_are_replaced(family: str, replaced: 
         assert sum("forward" in vars(module) for module in lm.modules()) == replaced
         assert torch.allclose(lm.hidden(lm.embed(torch.arange(12)[None])), before, atol=1e-5)
     assert not any("forward" in vars(module) for module in lm.modules())
+
+
+@pytest.mark.parametrize(("lora", "most"), [(*LORA.values, 3000), (*ALL_WEIGHTS.values, 1500)])
+def test_kernels_of_a_compiled_update(lora: LoraSettings | None, most: int, plain_kernels: None) -> None:
+    """30 times the calls in a compiled layer's code, forward and backward, and the operations outside of the layers.
+
+    The code is a CPU's: of a GPU's kernels some are fused in other ways.
+    """
+    objective, batch = made(1, lora, width=72)
+
+    def update() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = objective(**batch)["loss"]
+        loss.backward()
+
+    with preflight.prepared(objective.lm, compiled=True), inductor_config.patch(force_disable_caches=True):
+        _, codes = run_and_get_code(update)
+    assert len(codes) == 2
+    of_a_layer = sum(len(CALLS.findall(code.partition("def call(")[2])) for code in codes)
+    one, two = operations(1, lora), operations(2, lora)
+    assert of_a_layer > 30
+    assert LAYERS * of_a_layer + one - (two - one) <= most
 
 
 def test_compiled_layers_take_any_length_without_another_compilation(plain_kernels: None) -> None:
