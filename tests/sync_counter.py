@@ -36,6 +36,8 @@ LOOKS = {
     torch.allclose,
 }
 """What reads numbers, or makes a tensor whose size depends on them."""
+SENDS = {torch.tensor, torch.as_tensor, torch.asarray}
+"""What makes a tensor of Python's numbers, on a device where one is named."""
 
 
 class Looks(TorchFunctionMode):
@@ -48,7 +50,7 @@ class Looks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
         # Python's numbers lie in memory that is not pinned: to send them waits for the copy, and all that came before.
-        sent = func is torch.tensor and (kwargs or {}).get("device") is not None
+        sent = func in SENDS and not isinstance(args[0], Tensor) and (kwargs or {}).get("device") is not None
         if sent or ((func in LOOKS or by_mask) and not _is_known(args[0])):
             frames = traceback.extract_stack()[:-1]
             own = [frame for frame in frames if "/src/colar/" in frame.filename] or frames

@@ -262,7 +262,7 @@ def test_from_a_file_to_a_model(
     ]  # fmt: skip
     assert run.picture.exists()
     assert "accuracy %" in run.table
-    assert run.sentence in run._repr_html_()
+    assert run.sentence in run._repr_markdown_()
     # The folder is a model, and asks at the speed that was chosen.
     folder = checkpoint.resolve(tmp_path / "run")
     info = checkpoint.read_info(folder)

@@ -24,6 +24,6 @@ def test_the_notebook_runs(
         text = text.replace(full, short)
     names: dict[str, Any] = {}
     exec(compile(text, str(NOTEBOOK), "exec"), names)
-    assert "<table>" in names["run"]._repr_html_()
+    assert "| c = 2 |" in names["run"]._repr_markdown_()
     printed = capsys.readouterr().out
     assert printed.count("thoughts, answer") == 3

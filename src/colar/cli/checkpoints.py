@@ -97,22 +97,16 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 @collector_off()
 def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
-    device = _device(args)
-    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
-    if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
-        progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
-    return lm, method
-
-
-def _device(args: argparse.Namespace) -> str:
-    """--device, or the GPU if there is one. ValueError where it is unknown, not built in, or not there."""
     device: str = args.device or devices.best()
-    # A tensor tells: torch raises one error or another for each reason.
+    # A tensor tells: torch raises one error or another where a device is unknown, not built in, or not there.
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
+    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
+    if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
+        progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
+    return lm, method
 
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:

@@ -41,6 +41,7 @@ from colar.cli.options import (
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
 from colar.evaluation.records import RecordFiles, find_records
+from colar.evaluation.text_table import print_tables
 from colar.model import checkpoint
 
 
@@ -218,8 +219,7 @@ def _write_report(
         nearest=nearest,
         pairs=pairs,
     )
-    console = Console()
-    console.print(tables.render_console(made, console.width))
+    print_tables(tables.grids(made), Console())
     written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
     progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")
 

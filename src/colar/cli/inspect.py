@@ -34,7 +34,7 @@ from colar.cli.options import (
     single_source_options,
 )
 from colar.engine.request import Decoding
-from colar.evaluation.text_table import rich_table
+from colar.evaluation.text_table import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.look.tables import all_tables
 from colar.model import checkpoint
@@ -97,8 +97,7 @@ def run(args: argparse.Namespace) -> None:
     numbers = inspection.to_json()
     # On one line: most of it are ranks of tokens, which are for programs.
     files.write_text(written[0], json.dumps(numbers, ensure_ascii=False, allow_nan=False) + "\n")
-    for table in all_tables(numbers):
-        Console().print(rich_table(table))
+    print_tables(all_tables(numbers), Console())
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")

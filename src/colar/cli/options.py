@@ -35,17 +35,18 @@ class Parser(argparse.ArgumentParser):
         """Reject what is left, unless the command `takes_keys` of a recipe. argparse asks the inner parser first."""
         known, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(known, "takes_keys", False):
-            self.error(f"unknown {' '.join(rest)}{nearest_options(rest[0], self._option_string_actions)}")
+            options = self._option_string_actions
+            self.error(
+                f"unknown {' '.join(rest)}{begun_options(rest[0], options) or did_you_mean(rest[0], options)}"
+            )
         return known, rest
 
 
-def nearest_options(word: str, options: Iterable[str]) -> str:
-    """The options that a word begins, or the one that it is close to, for the end of an error; "" without any."""
+def begun_options(word: str, options: Iterable[str]) -> str:
+    """The options that a word begins, for the end of an error; "" without any."""
     name = word.partition("=")[0]
     begun = [option for option in options if name.startswith("--") and option.startswith(name)]
-    if begun:
-        return f" (options are spelt in full: {', '.join(begun)})"
-    return did_you_mean(name, options)
+    return f" (options are spelt in full: {', '.join(begun)})" if begun else ""
 
 
 def checkpoint_options(parser: Parser) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,13 +14,11 @@ from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
 from colar.cli import collector_off
-from colar.cli.options import Parser, columns_of, columns_option, judge_option
+from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
-PADDING = 4
-"""Columns that rich leaves free around those of a table."""
 
 
 def add_train(train: Parser) -> None:
@@ -65,7 +65,7 @@ def add_train(train: Parser) -> None:
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
     judge_option(own)
-    train.set_defaults(run=run, takes_keys=True, resumes=True)
+    train.set_defaults(run=run, takes_keys=True, resumes=True, options=list(train._option_string_actions))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,6 +86,12 @@ def run(args: argparse.Namespace) -> None:
         _print_keys(yaml_settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
+    for word in args.overrides:
+        begun = begun_options(word, args.options)
+        if begun and word.partition("=")[0][2:] not in [
+            key.name for key in dataclasses.fields(recipe.Recipe)
+        ]:
+            raise ValueError(f"unknown {word}{begun}")
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
@@ -190,25 +196,10 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A program that reads the list gets one plain line each, with nothing cut off.
-    console = Console()
-    if not console.is_terminal:
-        for name in recipes.names():
-            print(f"{name:<28} {recipes.describe(name)}")
-        return
-    shipped = recipes.names()
-    # The name is what a user types: where there is no room, the description is cut.
-    longest = max(len(name) for name in shipped)
-    room = max(console.width - longest - PADDING, 20)
-    table = Table(box=None)
-    table.add_column("recipe", min_width=longest)
-    table.add_column("description", no_wrap=True, overflow="ellipsis", max_width=room)
-    for name in shipped:
-        table.add_row(name, recipes.describe(name))
-    console.print(table)
+    # A program that reads the list gets one line each, with nothing cut off; so does a person, as far as there is room.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name in recipes.names():
+        print(f"{name:<28} {recipes.describe(name)}"[:width])
 
 
 def recipes_copy(args: argparse.Namespace) -> None:

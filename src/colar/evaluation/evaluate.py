@@ -22,7 +22,7 @@ from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
+from colar.engine.request import DECODINGS, Completion, Request, fold, prompt_ids
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
@@ -120,15 +120,11 @@ def make_grid(
     # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
         # Greedy decoding draws nothing: every seed would give the same answers, and count as several samples.
-        asked_with = [GREEDY_SEED] if is_greedy(DECODINGS[decoding]) else seeds
+        asked_with = [GREEDY_SEED] if decoding == "greedy" else seeds
         for seed in asked_with:
             point = GridPoint(model, dataset, param, decoding, seed)
             points[point.cell, seed] = point
     return list(points.values())
-
-
-def is_greedy(decoding: Decoding) -> bool:
-    return decoding.temperature == 0 and decoding.latent_temperature == 0
 
 
 def evaluate(

@@ -125,14 +125,10 @@ class RecordFiles:
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
     """The records files that a user named, each by itself or by its folder. ValueError where there is none."""
     found = []
-    for text in texts:
-        path = Path(text)
-        if path.is_dir():
-            found += _records_in(path)
-        elif path.exists():
-            found.append(path)
-        else:
+    for path in map(Path, texts):
+        if not path.exists():
             raise ValueError(f"no records at {path}: there is no such file or folder")
+        found += _records_in(path) if path.is_dir() else [path]
     return found
 
 

@@ -188,7 +188,10 @@ def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
     made = []
     for system, members in by_system.items():
         by_seed = [accuracy_by_seed(cells[row.cell]) for row in members]
-        made.append(_average(system, members, _mean_by_seed(members, by_seed)))
+        # Seed 0 of one dataset and seed 1 of another have no common noise to average.
+        complete = all(by_seed) and len({tuple(row.seeds) for row in members}) == 1
+        means = [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)] if complete else []
+        made.append(_average(system, members, means))
     return made
 
 
@@ -269,15 +272,6 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
         maj_at_k_se=stats.average_error([row.maj_at_k_se for row in members]) if same_k else None,
         datasets=[row.dataset for row in members],
     )
-
-
-def _mean_by_seed(members: Sequence[ReportRow], by_seed: Sequence[Sequence[float]]) -> list[float]:
-    """The average over datasets under each decoding seed; [] unless all datasets have the same seeds in full."""
-    # Seed 0 of one dataset and seed 1 of another have no common noise to average.
-    same_seeds = len({tuple(row.seeds) for row in members}) == 1
-    if not same_seeds or not all(by_seed):
-        return []
-    return [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)]
 
 
 def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:

@@ -117,7 +117,8 @@ class System(NamedTuple):
     def order(self) -> tuple[Any, ...]:
         """Sort key among the systems of a report."""
         values = (self.model, self.method, self.note, self.speed, self.decoding, self.train_seed)
-        return none_first(values)
+        # None cannot be compared with a number or a text: 0 stands for it, and it comes first.
+        return tuple((value is not None, 0 if value is None else value) for value in values)
 
 
 class Cell(NamedTuple):
@@ -159,12 +160,6 @@ def system_name(system: System, systems: Collection[System]) -> str:
         other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
     }
     return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
-
-
-def none_first(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
-    """Sort key for values of which some are None: None comes first."""
-    # None cannot be compared with a number or a text, so 0 stands for it.
-    return tuple((value is not None, 0 if value is None else value) for value in values)
 
 
 # JSON

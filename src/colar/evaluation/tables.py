@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
-
 from colar.evaluation.report_rows import (
     AVERAGE,
     Difference,
@@ -28,12 +26,10 @@ from colar.evaluation.text_table import (
     accuracy_of,
     half_width,
     markdown,
-    narrowed,
     number,
     percent,
     plus_minus,
     points,
-    rich_table,
     share_of,
 )
 
@@ -57,11 +53,6 @@ def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) ->
     for grid in grids(report):
         parts.append(markdown(grid))
     return "\n\n".join(parts) + "\n"
-
-
-def render_console(report: Report, width: int) -> Group:
-    """The tables for a terminal of `width` characters; one that does not fit keeps only its averages."""
-    return Group(*(rich_table(narrowed(grid, width)) for grid in grids(report)))
 
 
 def grids(report: Report) -> list[TextTable]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -68,6 +69,12 @@ def narrowed(grid: TextTable, width: int) -> TextTable:
     note = f"{left_out} more columns do not fit this terminal; they are in report.md."
     rows = [kept(row) for row in grid.rows]
     return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
+
+
+def print_tables(grids: Iterable[TextTable], console: Console) -> None:
+    """Print tables; one that does not fit the terminal keeps its last columns, such as averages, where it says so."""
+    for grid in grids:
+        console.print(rich_table(narrowed(grid, console.width)))
 
 
 def rich_table(grid: TextTable) -> Table:

@@ -270,20 +270,13 @@ def read(
     examples = [each.example for each in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
-    for each, count in zip(passes, thoughts.counts_R.tolist(), strict=True):
+    for request, count in zip(requests_of(examples, params, limits), thoughts.counts_R.tolist(), strict=True):
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
-        decoding = replace(limits, max_latents=count + 1)
-        example = each.example
-        request = Request(
-            example.id, example.question, params, decoding, each.row.seed, context=example.context
-        )
-        requests.append(request)
-    engine = Engine(lm, GivenThoughts(method, requests, thoughts), BATCH)
-    right = []
-    for example, completion in zip(examples, engine.generate(requests), strict=True):
-        right.append(verdict(completion.text, example).correct)
-    return right
+        requests.append(replace(request, decoding=replace(limits, max_latents=count + 1)))
+    completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, "read")
+    pairs = zip(completions, examples, strict=True)
+    return [verdict(completion.text, example).correct for completion, example in pairs]
 
 
 def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> int:

@@ -6,8 +6,10 @@ well as CoT
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +28,7 @@ from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
 
-SPEEDS = (
-    {"compression_factor": 1},
-    {"compression_factor": 2},
-    {"compression_factor": 3},
-    {"compression_factor": 5},
-)
+SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
 WITH_THRESHOLD = {"compression_factor": 2, "confidence_threshold": 0.8}
 """Groups of two that also end before a token of low confidence, of a method that has these."""
 NO_CHAIN = "no chain"
@@ -74,22 +71,12 @@ class Outcome:
     def __str__(self) -> str:
         return f"{self.table}\n\n{self.sentence}"
 
-    def _repr_html_(self) -> str:
-        import base64
-        import html
-
-        head = "".join(f"<th>{html.escape(text)}</th>" for text in self.grid.head)
-        rows = []
-        for row in self.grid.rows:
-            rows.append("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>")
+    def _repr_markdown_(self) -> str:
         picture = ""
         if self.picture.exists():
             data = base64.b64encode(self.picture.read_bytes()).decode()
-            picture = (
-                f'<img alt="accuracy against the number of thoughts" src="data:image/png;base64,{data}">'
-            )
-        table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-        return f"{table}<p>{html.escape(self.sentence)}</p>{picture}"
+            picture = f"\n\n![accuracy against the number of thoughts](data:image/png;base64,{data})"
+        return f"{self}{picture}"
 
 
 def conclude(
@@ -257,16 +244,13 @@ def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: eval
         },
     }
     with files.replace_folder(target) as partial:
-        for path in folder.iterdir():
-            if path.name != "colar.json" and path.is_file():
-                _link(path, partial / path.name)
+        own = shutil.ignore_patterns("colar.json")
+        shutil.copytree(folder, partial, copy_function=_link, ignore=own, dirs_exist_ok=True)
         files.write_json(partial / "colar.json", info)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link(source: str, target: str) -> None:
     """A second name of a file, or a copy where the file system has no links."""
-    import shutil
-
     try:
         os.link(source, target)
     except OSError:
