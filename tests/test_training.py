@@ -1006,6 +1006,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert all(bool(torch.isfinite(value).all()) for value in lm.state_dict().values())
 
 
+def test_weights_stay_as_they_were_before_a_loss_that_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates go on until the next log, and change nothing."""
+    monkeypatch.setattr(preflight, "before_training", lambda *_: None)
+    lm = build()
+    with pytest.raises(NonFiniteError, match=r"step 3: ce [\d.]+, latent nan"):
+        run(tmp_path / "breaks", Breaks(ColarConfig(), math.nan), lm=lm, max_steps=6, logging_steps=5)
+    two, _ = run(tmp_path / "two", max_steps=2)
+    assert_same(lm, two)
+
+
 def test_nothing_saved_is_said(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="nothing was saved yet"):
         run(tmp_path, Breaks(ColarConfig(), math.nan), per_device_train_batch_size=5)
