@@ -57,10 +57,14 @@ class Looks(TorchFunctionMode):
             self.lines.append(f"{own[-1].filename}:{own[-1].lineno} {own[-1].line}")
         result = func(*args, **(kwargs or {}))
         # Made of numbers that Python has, and of no other tensor: on a GPU's side this is another tensor.
-        if isinstance(result, Tensor):
+        made_here = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if made_here:
             read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             made = func is torch.tensor and (kwargs or {}).get("device") is None
-            result._known = made or (len(read) > 0 and all(map(_is_known, read)))
+            # `arange` and `zeros`, say: on the side of what they meet, for other operands of each side fail on a GPU.
+            sides = {getattr(tensor, "_known", False) for tensor in read} - {None}
+            for each in made_here:
+                each._known = made or (None if not sides else sides == {True})
         return result
 
 

@@ -250,6 +250,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     taken in float32.
     """
     B, T, D = embeds_BTD.shape
+    sizes_BK = devices.beside(sizes_BK, embeds_BTD)
     K = sizes_BK.shape[1]
     if K == 0:
         return embeds_BTD.new_zeros(B, 0, D)

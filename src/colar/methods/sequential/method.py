@@ -244,7 +244,7 @@ class Sequential(grouping.GroupMethod):
         if len(at_X):
             tested_XTG = tested_BTG[at_X]
             logps_XTG = self._logps_after_single_tokens(lm, batch.rows(at_X), ids_BTG[at_X], tested_XTG)
-            reached_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
+            reached_XTG = logps_XTG.exp().to(threshold_B.device) >= threshold_B[at_X, None, None]
             confident_BTG[at_X] = reached_XTG | ~tested_XTG
         # The tokens before the first of low confidence.
         return 1 + confident_BTG[..., 1:].long().cumprod(-1).sum(-1)
