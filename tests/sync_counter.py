@@ -36,6 +36,8 @@ LOOKS = {
     torch.allclose,
 }
 """What reads numbers, or makes a tensor whose size depends on them."""
+SENDS = {torch.tensor, torch.as_tensor, torch.asarray}
+"""What makes a tensor of Python's numbers, on a device where one is named."""
 
 
 class Looks(TorchFunctionMode):
@@ -48,17 +50,21 @@ class Looks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
         # Python's numbers lie in memory that is not pinned: to send them waits for the copy, and all that came before.
-        sent = func is torch.tensor and (kwargs or {}).get("device") is not None
+        sent = func in SENDS and not isinstance(args[0], Tensor) and (kwargs or {}).get("device") is not None
         if sent or ((func in LOOKS or by_mask) and not _is_known(args[0])):
             frames = traceback.extract_stack()[:-1]
             own = [frame for frame in frames if "/src/colar/" in frame.filename] or frames
             self.lines.append(f"{own[-1].filename}:{own[-1].lineno} {own[-1].line}")
         result = func(*args, **(kwargs or {}))
         # Made of numbers that Python has, and of no other tensor: on a GPU's side this is another tensor.
-        if isinstance(result, Tensor):
+        made_here = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if made_here:
             read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             made = func is torch.tensor and (kwargs or {}).get("device") is None
-            result._known = made or (len(read) > 0 and all(map(_is_known, read)))
+            # `arange` and `zeros`, say: on the side of what they meet, for other operands of each side fail on a GPU.
+            sides = {getattr(tensor, "_known", False) for tensor in read} - {None}
+            for each in made_here:
+                each._known = made or (None if not sides else sides == {True})
         return result
 
 

@@ -184,7 +184,7 @@ def test_controls_of_a_system(model):
         if kind != "own":
             own = found.outcomes["own"].accuracy.mean
             assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
-    alone = cost.control_results(lm, method, EXAMPLES, requests, completions, kinds=())
+    alone = cost.control_results(lm, method, EXAMPLES, requests, completions, with_controls=False)
     assert list(alone.outcomes) == ["own"]
     # One question has no other to take thoughts from.
     one = cost.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from typing import Any
 
 import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from colar.engine import graphs
 from colar.engine.cache import EMPTY, CacheSize
@@ -15,6 +19,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import Scheduler
 from colar.methods import pretrained, registry
+from colar.methods.sequential import choice
 from colar.model.lora import LoraSettings
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
@@ -47,6 +52,123 @@ def test_a_cache_with_graphs_only_grows_within_its_budget() -> None:
     assert scheduler.next_size(size, 1, 20) == size
     assert scheduler.next_size(size, 2, 300) == CacheSize(5, 512)
     assert Scheduler(32, budget=1100, for_graphs=True).next_size(size, 1, 300) == CacheSize(2, 512)
+
+
+class Tape(TorchDispatchMode):
+    """What a CUDA graph is: the operations of a run, which are done again with the tensors of that run.
+
+    What Python decided in between is decided for good.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = {each.untyped_storage().data_ptr() for each in leaves((args, kwargs))}
+        # A view has what it is a view of.
+        made = [each for each in leaves(result) if each.untyped_storage().data_ptr() not in read]
+        self.done.append((func, args, kwargs or {}, made))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.done:
+            again = leaves(func(*args, **kwargs))
+            for own, new in zip(made, again, strict=False):
+                own.copy_(new)
+
+
+def leaves(tree: Any) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+THINKERS = {
+    "cot": ("cot", {}, {}),
+    "colar": ("colar", {}, {"compression_factor": 2}),
+    "majority": ("colar", {"stop": "majority"}, {"compression_factor": 3}),
+    "sequential": ("sequential", {}, {"compression_factor": 3}),
+    "real": ("sequential", {"compression_factors": "1.0..5.0"}, {"compression_factor": 1.5}),
+    "threshold": ("sequential", {"confidence_thresholds": [0, 0.6]}, {"compression_factor": 3, "confidence_threshold": 0.02}),
+    "ordered": ("sequential", {"merge": "ordered"}, {"compression_factor": 2}),
+    "coconut": ("coconut", {}, {}),
+    "pause": ("pause", {}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wants_info", [False, True], ids=["", "info"])
+@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", THINKERS)
+def test_recorded_thoughts_are_the_thoughts(
+    name: str, decoding: Decoding, wants_info: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several numbers of rows, replayed for many steps: nothing that Python decides may depend on the step."""
+    kind, config, params = THINKERS[name]
+    torch.manual_seed(0)
+    lm = liven(tiny_lm("llama"))
+    method = registry.build(kind, config)
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    monkeypatch.setattr(choice, "choose", functools.partial(choice.choose, compact=False))
+    replayed = []
+
+    def capture(recorder: Any, work: Any) -> Any:
+        with Tape() as tape:
+            result = work()
+
+        def replay() -> Any:
+            replayed.append(recorder)
+            tape.replay()
+            return result
+
+        return replay
+
+    monkeypatch.setattr(graphs.GraphedThink, "_capture", capture)
+    monkeypatch.setattr(graphs.GraphedHidden, "_capture", lambda recorder, work: work)
+    made = registry.make_params(method, params)
+    asked = [
+        Request(f"{i}", example.question, made, decoding, seed=i, keep_latents=wants_info)
+        for i, example in enumerate(EXAMPLES * 2)
+    ]
+    wanted = Engine(lm, method, 5).generate(asked)
+    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
+    engine = Engine(lm, method, 5, cuda_graphs=True)
+    for round_ in range(2):
+        found = engine.generate(asked)
+        assert len(replayed) > 10 * round_
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert (mine.text, mine.thought_ids, mine.length) == (
+                theirs.text,
+                theirs.thought_ids,
+                theirs.length,
+            )
+            if mine.latents is not None and theirs.latents is not None:
+                torch.testing.assert_close(mine.latents, theirs.latents, rtol=1e-3, atol=1e-4)
+    assert engine.thinks is not None
+    assert len({rows for rows, _ in engine.thinks.recorded}) > 1
+
+
+def test_rows_of_several_settings_think_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, method = liven(tiny_lm("llama")), registry.build("sequential")
+    pretrained.attach(lm, method, seed=1)
+    engine = Engine(lm, method, 4, cuda_graphs=True)
+    asked = [
+        Request(
+            f"{i}",
+            EXAMPLES[0].question,
+            registry.make_params(method, {"compression_factor": c}),
+            GREEDY,
+            seed=i,
+        )
+        for i, c in enumerate((1, 2, 2, 2))
+    ]
+    found = engine.generate(asked)
+    assert [each.text for each in found] == [each.text for each in Engine(lm, method, 4).generate(asked)]
+    assert engine.thinks is not None
+    nucleus = dataclasses.replace(SAMPLED, top_p=0.9)
+    engine.thinks.recorded.clear()
+    engine.generate([dataclasses.replace(each, decoding=nucleus) for each in asked[1:]])
+    assert not engine.thinks.recorded
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])

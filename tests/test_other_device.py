@@ -24,6 +24,7 @@ from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
+from colar.training.objective import Objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,16 +88,18 @@ def test_answers_are_those_of_the_cpu(case: str, decoding: Decoding, elsewhere: 
     assert [each.length for each in found] == [each.length for each in wanted]
 
 
+@pytest.mark.parametrize("batch_is", ["there", "on the CPU"])
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_the_cpu(case: str, elsewhere: str) -> None:
+def test_losses_and_gradients_are_those_of_the_cpu(case: str, batch_is: str, elsewhere: str) -> None:
+    """Training leaves batches on the CPU; under DDP they are on the device."""
     lm, method, _ = made(case)
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in ASKED]
 
     def loss(device: str) -> tuple[float, float]:
         lm.to(device).zero_grad()
-        tensors = {name: column.to(device) for name, column in Batch.collate(rows).tensors().items()}
-        terms = method.loss(lm, Batch.from_tensors(tensors))
-        total = sum(term.mean() for name, term in terms.items() if not name.startswith("_"))
+        batch_device = device if batch_is == "there" else "cpu"
+        tensors = {name: column.to(batch_device) for name, column in Batch.collate(rows).tensors().items()}
+        total = Objective(lm, method)(**tensors)["loss"]
         total.backward()
         grads = [weight.grad.norm() ** 2 for weight in lm.parameters() if weight.grad is not None]
         return float(total), float(sum(grads))

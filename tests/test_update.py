@@ -1,4 +1,4 @@
-"""An update of SmolLM2-135M as a GPU sees it: operations that it is sent, memory that it keeps, waits for its results.
+"""An update of SmolLM2-135M as a GPU sees it: operations that it is sent, and memory that it keeps.
 
 The operations are those below autograd, without views and bare allocations: each is about one kernel. All layers are
 alike, so 30 of them have the operations and bytes of 29 times the difference between two layers and one, and of one.
@@ -6,6 +6,7 @@ alike, so 30 of them have the operations and bytes of 29 times the difference be
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from random import Random
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import torch
 from families import EXAMPLES, build_tokenizer, tiny_lm
 from torch import Tensor
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from colar.methods import pretrained, registry
@@ -29,8 +31,10 @@ from colar.training.rows import collate
 LAYERS = 30
 WIDTH = 576
 ALL_LINEARS = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
-"""Operations whose result Python waits for."""
+
+
+CALLS = re.compile(r"^ +(?:buf\d+ = )?(?:extern_kernels\.|cpp_fused|torch\.ops\.)[\w.]+\(", re.MULTILINE)
+"""Kernels in the code that inductor writes."""
 
 
 class Operations(TorchDispatchMode):
@@ -177,28 +181,26 @@ def test_only_modules_that_compute_the_same_are_replaced(family: str, replaced: 
     assert not any("forward" in vars(module) for module in lm.modules())
 
 
-@pytest.mark.parametrize(("method", "most"), [("cot", 5), ("colar", 10)])
-def test_waits_for_a_gpu(method: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Python decides by numbers of the device. One is transformers' own, which looks for packed rows; Trainer adds
-    one an update, for a loss that is not finite."""
-    objective, batch = made(1, ALL_LINEARS, method, width=72)
-    waits: list[str] = []
+@pytest.mark.parametrize(("lora", "most"), [(*LORA.values, 3000), (*ALL_WEIGHTS.values, 1500)])
+def test_kernels_of_a_compiled_update(lora: LoraSettings | None, most: int, plain_kernels: None) -> None:
+    """30 times the calls in a compiled layer's code, forward and backward, and the operations outside of the layers.
 
-    class Waits(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            by_mask = name.startswith("index") and any(
-                isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:2])
-            )
-            if name in WAITS or by_mask:
-                waits.append(name)
-            return func(*args, **(kwargs or {}))
+    The code is a CPU's: of a GPU's kernels some are fused in other ways.
+    """
+    objective, batch = made(1, lora, width=72)
 
-    to_list = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda tensor: waits.append("tolist") or to_list(tensor))
-    with fused(objective.lm.causal_lm), Waits(), torch.autocast("cpu", torch.bfloat16):
-        objective(**batch)["loss"].backward()
-    assert len(waits) <= most, waits
+    def update() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = objective(**batch)["loss"]
+        loss.backward()
+
+    with preflight.prepared(objective.lm, compiled=True), inductor_config.patch(force_disable_caches=True):
+        _, codes = run_and_get_code(update)
+    assert len(codes) == 2
+    of_a_layer = sum(len(CALLS.findall(code.partition("def call(")[2])) for code in codes)
+    one, two = operations(1, lora), operations(2, lora)
+    assert of_a_layer > 30
+    assert LAYERS * of_a_layer + one - (two - one) <= most
 
 
 def test_compiled_layers_take_any_length_without_another_compilation(plain_kernels: None) -> None:

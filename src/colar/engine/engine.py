@@ -18,6 +18,7 @@ an embedding like any other, and is written into the row's own next column of th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Collection, Iterable, Iterator
 
@@ -86,6 +87,7 @@ class Engine:
         self.prefill = Prefill()
         self.running = Rows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
         self._head_rows = CachedHeadRows(self.lm)
+        self.thinks = graphs.GraphedThink(self.lm, method, max_batch) if cuda_graphs else None
         self._events: list[Event] = []
         self._n_requests = 0
 
@@ -220,6 +222,8 @@ class Engine:
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.refresh()
+            if self.thinks is not None:
+                self.thinks.refresh()
             self._head_rows.clear()
         widest = max(rows.widest, *(entry.positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
@@ -231,7 +235,8 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        chosen = choose(self.lm, self.method, rows, self._head_rows)
+        think = self.thinks or functools.partial(self.method.think, self.lm)
+        chosen = choose(self.lm, think, rows, self._head_rows)
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events

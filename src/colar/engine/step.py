@@ -15,6 +15,7 @@ Shape suffixes: N running rows, B those of one kind (thinking or answering), D w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from colar.engine.request import Event
 from colar.engine.running import Rows
-from colar.methods.base import Method, ThinkState, Thought, decoding_columns
+from colar.methods.base import ThinkState, Thought, decoding_columns
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
 from colar.ops import devices, noise
@@ -41,8 +42,10 @@ class Chosen:
     """The rows that end, each with its reason."""
 
 
-def choose(lm: LatentLM, method: Method, rows: Rows, head_rows: CachedHeadRows) -> Chosen:
-    """Choose the next embedding of every row."""
+def choose(
+    lm: LatentLM, think: Callable[[ThinkState], Thought], rows: Rows, head_rows: CachedHeadRows
+) -> Chosen:
+    """Choose the next embedding of every row. `think` is the method's."""
     device = rows.hidden_ND.device
     chosen = Chosen(torch.zeros_like(rows.hidden_ND))
 
@@ -67,7 +70,7 @@ def choose(lm: LatentLM, method: Method, rows: Rows, head_rows: CachedHeadRows) 
     if thinking:
         rows_B = devices.numbers(thinking, device)
         state = rows.think_state(thinking, rows_B, hidden_ND, lambda _: logits(rows_B), head_rows)
-        thoughts, done_B = _think(method, rows, rows_B, state, lm, chosen.embeds_ND)
+        thoughts, done_B = _think(think, rows, rows_B, state, lm, chosen.embeds_ND)
         told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
     if answering:
         rows_B = devices.numbers(answering, device)
@@ -84,7 +87,12 @@ def choose(lm: LatentLM, method: Method, rows: Rows, head_rows: CachedHeadRows) 
 
 
 def _think(
-    method: Method, rows: Rows, rows_B: Tensor, state: ThinkState, lm: LatentLM, embeds_ND: Tensor
+    think: Callable[[ThinkState], Thought],
+    rows: Rows,
+    rows_B: Tensor,
+    state: ThinkState,
+    lm: LatentLM,
+    embeds_ND: Tensor,
 ) -> tuple[Thought, Tensor]:
     """Let these rows think one step; those that are done, or at their limit, feed the separator.
 
@@ -93,7 +101,7 @@ def _think(
     # While a row thinks, each of its steps has fed one thought. Rows at their limit think too, and their thought is
     # dropped.
     cut_B = rows.step_N[rows_B] >= rows.max_latents_N[rows_B]
-    thought = method.think(lm, state)
+    thought = think(state)
     done_B = thought.done | cut_B
     # Filled on the device: nothing is sent.
     separator_1D = lm.embed(rows_B.new_full((1,), lm.template.closing_id))

@@ -177,8 +177,8 @@ def question_digests(examples: Sequence[Example]) -> dict[str, str]:
 
 def process_file(records: Path) -> Path:
     """The file that this process appends to."""
-    state = PartialState()
-    return records if state.is_main_process else _part(records, str(state.process_index))
+    index = PartialState().process_index
+    return _part(records, str(index)) if index else records
 
 
 def collect(records: Path) -> list[dict[str, Any]]:

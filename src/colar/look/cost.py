@@ -26,7 +26,6 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 REPLACED = ("shuffled", "zeroed")
-CONTROLS = (*REPLACED, "none")
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,12 @@ def control_results(
     examples: Sequence[Example],
     requests: Sequence[Request],
     completions: Sequence[Completion],
-    kinds: Sequence[str] = CONTROLS,
-    seed: int = 0,
+    with_controls: bool = True,
 ) -> ControlResults:
-    """Answer the requests with other thoughts than those of their `completions`, for each of the `kinds` of control.
-
-    `seed` fixes who gets whose thoughts.
-    """
+    """Fold the `completions` of the requests, and answer these with other thoughts under each control."""
     outcomes = {"own": outcome_of(examples, completions)}
     # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
-    for kind, asked, made in _controls(lm, method, list(requests), completions, kinds, seed):
+    for kind, asked, made in _controls(lm, method, requests, completions) if with_controls else ():
         outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
     differences = {}
     for kind, outcome in outcomes.items():
@@ -85,31 +80,22 @@ def control_results(
 
 
 def _controls(
-    lm: LatentLM,
-    method: Method,
-    requests: list[Request],
-    completions: Sequence[Completion],
-    kinds: Sequence[str],
-    seed: int,
-) -> list[tuple[str, list[Request], Method]]:
+    lm: LatentLM, method: Method, requests: Sequence[Request], completions: Sequence[Completion]
+) -> list[tuple[str, Sequence[Request], Method]]:
     """Each control: its requests, and the method that answers them."""
-    made: list[tuple[str, list[Request], Method]] = []
+    made: list[tuple[str, Sequence[Request], Method]] = []
     # A chain of tokens has no latents to replace, and neither has a model that never thought.
     if method.thinks_in_latents and any(completion.length for completion in completions):
         own = controls.thoughts_of(lm, completions)
         questions = {(request.question, request.context) for request in requests}
         for kind in REPLACED:
             # A single question has no other to take thoughts from.
-            if kind in kinds and (kind != "shuffled" or len(questions) > 1):
-                replaced = controls.KINDS[kind](own, requests, seed)
+            if kind != "shuffled" or len(questions) > 1:
+                replaced = controls.KINDS[kind](own, requests, 0)
                 made.append((kind, requests, GivenThoughts(method, requests, replaced)))
-    if "none" in kinds:
-        at_once = []
-        for request in requests:
-            # At this limit the engine feeds the closing separator at once, for any choice of the method.
-            at_once.append(replace(request, decoding=replace(request.decoding, max_latents=0)))
-        made.append(("none", at_once, method))
-    return made
+    # At this limit the engine feeds the closing separator at once, for any choice of the method.
+    at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
+    return [*made, ("none", at_once, method)]
 
 
 def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> ControlOutcome:

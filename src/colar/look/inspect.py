@@ -25,7 +25,7 @@ from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
 from colar.evaluation.report_rows import given
 from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
-from colar.look.cost import CONTROLS, control_results, difference
+from colar.look.cost import control_results, difference
 from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
 from colar.look.thought import directions
@@ -35,8 +35,6 @@ from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
-REFERENCE_KEYS = ("n", "retrieval", "diagnosis")
-"""The keys that need a reference chain to compare with."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,12 @@ def inspect_system(
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     chains = chains_of(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = dict.fromkeys(REFERENCE_KEYS)
+    found: dict[str, Any] = dict.fromkeys(("n", "retrieval", "diagnosis"))
     if compared and numbers:
         found |= measure_against_reference(lm, method, examples, params, decoding, completions)
     cost = None
     if numbers:
-        kinds = CONTROLS if controls else ()
-        cost = asdict(control_results(lm, method, examples, requests, completions, kinds))
+        cost = asdict(control_results(lm, method, examples, requests, completions, controls))
     answers = [chain.summary() for chain in chains]
     return Findings({**key, **found, "cost": cost, "answers": answers}, chains)
 
@@ -92,10 +89,7 @@ def measure_against_reference(
     decoding: Decoding,
     completions: Sequence[Completion],
 ) -> dict[str, Any]:
-    """The numbers of `REFERENCE_KEYS`, of the examples that have a reference chain.
-
-    `completions` are those of all examples.
-    """
+    """The numbers that need a reference chain, of the examples that have one; `completions` are those of all."""
     pairs = [(example, own) for example, own in zip(examples, completions, strict=True) if example.steps]
     with_steps = [example for example, _ in pairs]
     own = [completion for _, completion in pairs]

@@ -154,7 +154,9 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
     `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
     c_B = devices.to_widest(c_B)
-    phase_B = torch.as_tensor(phase_B, dtype=c_B.dtype, device=c_B.device).expand_as(c_B)
+    if not isinstance(phase_B, Tensor):
+        phase_B = torch.full_like(c_B, phase_B)
+    phase_B = phase_B.to(c_B.dtype).expand_as(c_B)
     # An upper bound of any row's groups: a phase only makes them fewer.
     n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) if lengths_B.numel() else 0
     # Where each group starts; the one behind the last starts at the chain's end, or later.
@@ -248,6 +250,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     taken in float32.
     """
     B, T, D = embeds_BTD.shape
+    sizes_BK = devices.beside(sizes_BK, embeds_BTD)
     K = sizes_BK.shape[1]
     if K == 0:
         return embeds_BTD.new_zeros(B, 0, D)

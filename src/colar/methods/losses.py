@@ -14,8 +14,7 @@ from torch import Tensor
 
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices
-from colar.ops.ragged import length_mask, row_mean
+from colar.ops import devices, ragged
 
 
 def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
@@ -25,14 +24,12 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     usual cross-entropy. Logits are made only at labelled positions, a chunk at a time.
     """
     mask_BN = weights_BNG.sum(-1) > 0
-    # Once: a GPU is waited for at each indexing by a mask.
-    (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
-    hidden_MD, labels_MG, weights_MG = (
-        values.flatten(0, 1).index_select(0, at_M) for values in (hidden_BND, labels_BNG, weights_BNG)
+    hidden_MD = ragged.take_masked(hidden_BND, mask_BN)
+    labels_MG, weights_MG = (
+        devices.beside(ragged.take_masked(values, mask_BN), hidden_MD) for values in (labels_BNG, weights_BNG)
     )
     (losses_M,) = lm.reduce_logits(position_losses, hidden_MD, labels_MG, weights_MG)
-    losses_BN = losses_M.new_zeros(mask_BN.numel()).index_copy(0, at_M, losses_M).view_as(mask_BN)
-    return row_mean(losses_BN, mask_BN)
+    return ragged.row_mean(ragged.put_masked(losses_M, mask_BN), mask_BN)
 
 
 def position_losses(logits_MV: Tensor, labels_MG: Tensor, weights_MG: Tensor) -> tuple[Tensor]:
@@ -75,5 +72,5 @@ def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     """
     # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
     labels_BN = batch.answer_ids[:, 1:]
-    mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
+    mask_BN = ragged.length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
     return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)

@@ -24,7 +24,7 @@ from transformers import DynamicCache
 
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import devices, ragged
 
 
 class Unrolled:
@@ -50,6 +50,7 @@ class Unrolled:
         self, embeds_BTD: Tensor, real_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, DynamicCache | None]:
         """Embeddings, mask, positions and cache of the next forward."""
+        real_BT = devices.beside(real_BT, embeds_BTD)
         before_BT = real_BT[:, :0] if self.real_BT is None else self.real_BT
         self.real_BT = torch.cat([before_BT, real_BT], dim=1)
         # Positions count what is real: padding on the left of a question moves nothing.
@@ -88,7 +89,7 @@ def unroll(
     for k in range(int(batch.n_latents.max())):
         latent_BD = latent(hidden[-1]).to(tail_BND.dtype)
         # A row with fewer latents is already in its own tail here.
-        thinks_B1 = (batch.n_latents > k)[:, None]
+        thinks_B1 = devices.beside((batch.n_latents > k)[:, None], latent_BD)
         fed_BD = torch.where(thinks_B1, latent_BD, tail_BND[:, k])
         fed.append(fed_BD)
         hidden.append(sequence.feed(fed_BD[:, None], real_BN[:, k : k + 1])[:, 0])

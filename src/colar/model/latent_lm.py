@@ -119,7 +119,7 @@ class LatentLM(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
-        return vocabulary.embed(self.causal_lm.get_input_embeddings(), ids)
+        return vocabulary.embed(self.causal_lm.get_input_embeddings(), devices.send(ids, self.device))
 
     def hidden(
         self,
@@ -146,6 +146,7 @@ class LatentLM(nn.Module):
         tree = None
         if self.why_no_trees() is None:
             tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
+            tree = None if tree is None else tree.to(embeds_BTD.device)
         if tree is None:
             return self.hidden(embeds_BTD)
         mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
@@ -284,8 +285,11 @@ class LatentLM(nn.Module):
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Fold the adapter into the weights inside the block, and put them back bit for bit after it."""
-        if not isinstance(self.lm, PeftModel):
+        """Fold the adapter into the weights inside the block, and put them back bit for bit after it.
+
+        Weights of 4 bits stay as they are: rounded to 4 bits again, most of the adapter would be lost.
+        """
+        if not isinstance(self.lm, PeftModel) or getattr(self.causal_lm, "is_loaded_in_4bit", False):
             yield
             return
         weights = adapted_weights(self.lm)

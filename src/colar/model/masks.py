@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 
 from colar.model import backbones, vocabulary
 from colar.ops import trees
@@ -184,6 +184,20 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 @contextlib.contextmanager
+def no_search_for_packed_rows() -> Iterator[None]:
+    """Keep transformers from looking for rows that are packed by position ids, inside the block.
+
+    Python waits for a GPU at each of its searches, one a forward. Rows of ours are packed by masks, or not at all.
+    """
+    search = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = search
+
+
+@contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off inside the block, and restore the model's mode after it."""
     was_training = model.training
@@ -225,6 +239,7 @@ def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     ids_BL = torch.zeros(2, shared, dtype=torch.int64, device=lm.device)
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
+    tree = tree.to(lm.device)
     mask = additive(lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
     output = lm.base_model(
         inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False

@@ -17,6 +17,7 @@ from peft.utils import TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from colar.ops import devices
 from colar.template.template import Template
 
 # Rows of an added separator
@@ -160,27 +161,31 @@ class HeadRows:
     """
 
     ids_S: Tensor
+    known_S: Tensor
+    """The same on the CPU."""
     weight_SD: Tensor | None = None
     bias_S: Tensor | None = None
 
     @classmethod
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
         """The head's rows at these ids. Gradients go through them to the head."""
-        ids_S = torch.tensor(ids, device=device)
+        known_S = torch.tensor(ids)
+        ids_S = devices.send(known_S, device)
         added = adapter_rows(head)
         base = head if added is None else added.base
         if not is_linear(base):
-            return cls(ids_S)
+            return cls(ids_S, known_S)
         weight_SD = base.weight[ids_S]
         if added is not None:
             place_S, is_added_S = find(added.ids_N, ids_S)
             own_SD = added.weight_ND.to(weight_SD.dtype)[place_S]
             weight_SD = torch.where(is_added_S[:, None], own_SD, weight_SD)
-        return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S])
+        return cls(ids_S, known_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
-        return find(self.ids_S, ids)
+        # Where the ids are, so is the result.
+        return find(self.known_S if ids.device.type == "cpu" else self.ids_S, ids)
 
 
 def find(known_S: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,11 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def beside(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor on the device of another one, as `send` brings it there."""
+    return send(tensor, other.device)
+
+
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)

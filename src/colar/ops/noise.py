@@ -9,6 +9,7 @@ Shape suffixes: B rows, N draws a row.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 
@@ -44,10 +45,18 @@ def keys(seed_B: Tensor, *counters: Tensor | int) -> Tensor:
     """Fold counters (sample, step, stream ...) into int64 seeds, (B,)."""
     key_B = _mix(seed_B.long() + GOLDEN)
     for counter in counters:
-        counter_B = torch.as_tensor(counter, device=key_B.device).long()
-        # Mixed by itself first, so that neighbouring counters do not make neighbouring keys.
-        key_B = _mix(key_B ^ _mix(counter_B + GOLDEN))
+        # Mixed by itself first, so that neighbouring counters do not make neighbouring keys. A number of Python's is
+        # mixed on the CPU: to send it would wait for a GPU.
+        if isinstance(counter, Tensor):
+            key_B = _mix(key_B ^ _mix(counter.long() + GOLDEN))
+        else:
+            key_B = _mix(key_B ^ _mixed(counter))
     return key_B
+
+
+@functools.cache
+def _mixed(counter: int) -> int:
+    return int(_mix(torch.tensor(counter) + GOLDEN))
 
 
 def uniform(key_B: Tensor, n: int) -> Tensor:

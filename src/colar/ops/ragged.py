@@ -20,6 +20,8 @@ of a row from its own start on, for instance from the last question position, wh
 
 Each mean is within a row first, so that a row's loss does not depend on who shares its batch.
 
+Lengths, starts and masks may be on the CPU where the values are on a GPU: sizes are then known without waiting for it.
+
 Shape suffixes: B rows, L positions of a segment, T positions, N positions read, D width.
 """
 
@@ -30,6 +32,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from colar.ops import devices
 
 PAD_TO = 8
 """Sequences that go through the backbone are padded to multiples of this: few lengths means few kernels to make."""
@@ -59,7 +63,7 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
         return first.new_zeros(first.shape[0], longest, *first.shape[2:])
 
     # (B, T): the column of `side_by_side` that each column of the output takes.
-    column_T = torch.arange(longest, device=first.device)
+    column_T = torch.arange(longest, device=lengths_SB.device)
     source_BT = torch.zeros_like(column_T)
     start_B = torch.zeros_like(lengths_SB[0])
     offset = 0
@@ -69,8 +73,8 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
         start_B = start_B + lengths_B
         offset += values.shape[1]
     shape = (*source_BT.shape, *(1 for _ in first.shape[2:]))
-    source = source_BT.clamp(max=offset - 1).view(shape)
-    real = (column_T < start_B[:, None]).view(shape)
+    source = devices.beside(source_BT.clamp(max=offset - 1).view(shape), first)
+    real = devices.beside((column_T < start_B[:, None]).view(shape), first)
     # `where`, not a product: what stands in a segment's padding may be NaN.
     return torch.where(real, side_by_side.gather(1, source.expand(-1, -1, *first.shape[2:])), 0)
 
@@ -86,7 +90,7 @@ def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
     longest = round_up(int(lengths_B.max()))
     # The column of the input that each column of the output takes; negative in the padding.
     source_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
-    source_BT1 = source_BT.clamp(min=0)[..., None]
+    source_BT1 = devices.beside(source_BT.clamp(min=0)[..., None], values_BLD)
     moved_BTD = values_BLD.gather(1, source_BT1.expand(-1, -1, values_BLD.shape[2]))
     return moved_BTD, source_BT >= 0
 
@@ -100,14 +104,31 @@ def take_from(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
     """Row b's hidden states at positions start_b, start_b + 1, ... (B, n, D), clamped at the end."""
     last = hidden_BTD.shape[1] - 1
     index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=last)
+    index_BN = devices.beside(index_BN, hidden_BTD)
     return hidden_BTD.gather(1, index_BN[..., None].expand(-1, -1, hidden_BTD.shape[2]))
 
 
 def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over each row's masked entries, (B,); 0 where a row has none."""
     # `where`, not a product with the mask: what lies outside it may be NaN or infinite.
+    mask_BN = devices.beside(mask_BN, values_BN)
     total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
     return total_B / mask_BN.sum(-1).clamp(min=1)
+
+
+def take_masked(values_BND: Tensor, mask_BN: Tensor) -> Tensor:
+    """The values (M, ...) at the masked positions, row by row."""
+    (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
+    # Not by the mask itself: a GPU is waited for at each indexing by one, and here at those alone that lie on it.
+    return values_BND.flatten(0, 1).index_select(0, devices.beside(at_M, values_BND))
+
+
+def put_masked(values_M: Tensor, mask_BN: Tensor) -> Tensor:
+    """The inverse of `take_masked`: (B, N, ...), 0 outside the mask."""
+    (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
+    zeros_XD = values_M.new_zeros(mask_BN.numel(), *values_M.shape[1:])
+    put_XD = zeros_XD.index_copy(0, devices.beside(at_M, values_M), values_M)
+    return put_XD.view(*mask_BN.shape, *values_M.shape[1:])
 
 
 def round_up(n: int, multiple: int = PAD_TO) -> int:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from colar.ops import devices
 from colar.ops.ragged import round_up
 
 SPARED = 0.5
@@ -51,6 +52,10 @@ class Tree:
     places: Tensor
     branches: Tensor
     trunks: Tensor
+
+    def to(self, device: torch.device) -> Tree:
+        columns = (self.source, self.target, self.places, self.branches, self.trunks)
+        return Tree(*(devices.send(column, device) for column in columns))
 
     def gather(self, values_BTD: Tensor) -> Tensor:
         """(B, T, D) of rows -> (S, P, D) of sequences."""
@@ -76,12 +81,12 @@ class Tree:
 def plan(
     ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int, packed: bool = False
 ) -> Tree | None:
-    """The trees of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions in all.
+    """The trees, on the CPU, of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions.
 
     `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None where every row would be a
     sequence of its own.
     """
-    # One copy of all that Python decides by: each waits for a GPU.
+    # One copy of all that Python decides by: where it is on a GPU, each waits for it.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
@@ -116,8 +121,7 @@ def plan(
                 column += n
             trunks[sequence, begin:column] = number
             begin, number = column, number + 1 + len(rows)
-    device = ids_BL.device
-    return Tree(*(column.to(device) for column in (source, target, places, branches, trunks)))
+    return Tree(source, target, places, branches, trunks)
 
 
 def _bins(sizes: Sequence[int]) -> list[list[int]]:

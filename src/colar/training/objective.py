@@ -39,9 +39,10 @@ class Objective(nn.Module):
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        Without it, by the rows given. Rows for which `counted` (B,) is False weigh nothing: copies that give every
-        process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is logged
-        without the underscore.
+        The tensors are on the CPU, so that all that Python decides by them waits for no GPU. Without
+        `num_items_in_batch`, by the rows given. Rows for which `counted` (B,) is False weigh nothing: copies that give
+        every process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is
+        logged without the underscore.
         """
         counted_B = tensors.pop("counted", None)
         with lora.casts_left_to_autocast(self.lm.causal_lm):
@@ -50,12 +51,14 @@ class Objective(nn.Module):
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
         # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
         if counted_B is None:
-            counted_B = torch.ones_like(losses_B, dtype=torch.bool)
+            counted_B = torch.ones(losses_B.shape, dtype=torch.bool)
+        counted_B = devices.beside(counted_B, losses_B)
         rows = counted_B.sum().clamp(min=1)
         count = rows if num_items_in_batch is None else num_items_in_batch
         outputs: dict[str, Any] = {}
         for name, term_B in terms.items():
-            kept_B = torch.where(counted_B, term_B.detach().float(), 0.0)
+            term_B = devices.beside(term_B.detach(), losses_B)
+            kept_B = torch.where(counted_B, term_B.float(), 0.0)
             outputs[name.removeprefix("_")] = kept_B.sum() / rows
         outputs["loss"] = torch.where(counted_B, losses_B, 0.0).sum() / count
         return outputs

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
 from colar.engine.request import NonFiniteError
-from colar.methods.base import Batch, Method, Row
+from colar.methods.base import Batch, Method
 from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -53,6 +53,7 @@ from colar.training.rows import (
 
 PRIVATE_NAMES = {
     "_get_grad_norm": "Trainer: the only place between the gradients and the optimiser that knows their norm",
+    "_prepare_inputs": "Trainer: it would move batches to the GPU before Python has decided by them",
     "_load_from_checkpoint": "Trainer: it would look for the weights of the module that it wraps",
     "_save_optimizer_and_scheduler": "Trainer: with training.fsdp each process would save its own share",
     "_load_optimizer_and_scheduler": "Trainer: with training.fsdp each card would read the moments of all weights",
@@ -90,7 +91,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         tokens_per_batch: int | None = None,
         shards: bool = False,
     ) -> None:
-        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=self._collate)
+        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
         # Trainer's name for a model that places its weights itself: it is not wrapped into DDP.
         self.is_distributed_loading_by_transformers = shards
         self.objective = objective
@@ -102,14 +103,16 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.shards = shards
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
+        self.last_update: Tensor | None = None
+        """Step, norm of the gradient and terms of the last update, or of the first with one that is not finite."""
 
     # Data
 
-    def _collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return {name: devices.fit_dtype(column, self.args.device) for name, column in collate(rows).items()}
-
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The rows in the order of the schedule, divided between the processes by accelerate."""
+        """The rows in the order of the schedule, divided between the processes by accelerate.
+
+        Batches stay on the CPU: all that Python decides by them waits for no GPU.
+        """
         loader: DataLoader[Any] = DataLoader(
             self.train_dataset,
             batch_size=self.args.train_batch_size,
@@ -118,7 +121,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        prepared: DataLoader[Any] = self.accelerator.prepare_data_loader(loader, device_placement=False)
         return prepared
 
     def curriculum(self) -> Curriculum:
@@ -167,10 +170,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         found = part_indices(self.positions(inputs), self.tokens_per_batch)
         return [inputs] if len(found) == 1 else [take(inputs, index) for index in found]
 
-    def on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a batch on the device, float64 as what that has instead."""
-        device = self.args.device
-        return {name: devices.fit_dtype(column, device).to(device) for name, column in inputs.items()}
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return inputs
 
     # Loss
 
@@ -187,8 +188,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         for part in earlier:
             # Processes have different numbers of parts: their gradients meet at the last.
             with self.accelerator.no_sync(model):
-                total = total + super().training_step(model, self.on_device(part), num_items_in_batch)
-        loss: Tensor = total + super().training_step(model, self.on_device(last), num_items_in_batch)
+                total = total + super().training_step(model, part, num_items_in_batch)
+        loss: Tensor = total + super().training_step(model, last, num_items_in_batch)
         return loss
 
     def compute_loss(
@@ -207,24 +208,45 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Called once an update, before the optimiser: a number that is not finite must not reach the weights."""
+        """Called once an update, before the optimiser: a number that is not finite must not reach the weights.
+
+        A fused optimiser decides so on its device, from that update on. The error comes at the next log, where Python
+        waits for the device in any case.
+        """
         norm = super()._get_grad_norm(model, grad_norm)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         # The norm alone is not enough: a term may be infinite where its gradient is 0.
         terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
-        numbers = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device), *terms])
-        # One synchronisation for all of them: an update may not begin before it is known to be sound.
-        if not bool(torch.isfinite(numbers).all()):
-            values = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
-            raise NonFiniteError(
-                f"step {self.state.global_step + 1}: {values}, gradient norm {float(norm):g}; "
-                "training stops before it reaches the weights"
-            )
+        norm_too = torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device)
+        step = torch.full_like(norm_too, self.state.global_step + 1)
+        update, before = torch.stack([step, norm_too, *terms]), self.last_update
+        # The first one that is not finite stays.
+        self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
+        if self.args.optim == "adamw_torch_fused" and not self.shards:
+            # The name by which torch's own gradient scaler has an update skipped.
+            fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
+            fused.found_inf = 1 - self.last_update.isfinite().all().float()
+        else:
+            self._require_finite()
         return norm
+
+    def _require_finite(self) -> None:
+        """NonFiniteError where an update since the last log had a loss or a gradient that is not finite."""
+        if self.last_update is None:
+            return
+        step, norm, *terms = self.last_update.tolist()
+        if not all(map(math.isfinite, (norm, *terms))):
+            values = ", ".join(
+                f"{name} {value:g}" for name, value in zip(self.last_terms, terms, strict=True)
+            )
+            raise NonFiniteError(
+                f"step {step:.0f}: {values}, gradient norm {norm:g}; training stops before it reaches the weights"
+            )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""
+        self._require_finite()
         if "loss" in logs:
             logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
             self.term_sums.clear()
@@ -276,6 +298,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Validate by generation, and log it; all processes call it together and get the same numbers."""
         if self.validate is None:
             return {}
+        self._require_finite()
         started = time.monotonic()
         own = self._validate(self.validate)
         # A function of a user's own may know nothing of several processes, and find another number in each.
@@ -322,7 +345,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             for part in self.parts(tensors):
                 # In the precision of training: the two losses are compared.
                 with self.accelerator.autocast():
-                    means = self.objective(**self.on_device(part))
+                    means = self.objective(**part)
                 for name, mean in means.items():
                     sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
         totals: dict[str, float] = {}

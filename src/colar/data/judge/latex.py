@@ -37,7 +37,8 @@ _MATHS = re.compile(
 # What stands between two formulas: of a list, or of an equation.
 _LISTED = re.compile(r",|(?:,\s*)?(?:and|or)", re.IGNORECASE)
 _EQUATED = re.compile(r"=|is|equals", re.IGNORECASE)
-_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
+_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
+_WORDS = re.compile(_TEXT + r"([^{}]*)\}")
 # Spellings that print alike, and the one that each becomes.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
@@ -64,7 +65,6 @@ _NAMES = {*_UNITS, *_UNITS.values(), "unit"}
 _SHORT = "|".join(
     re.escape(name) for name in sorted(_NAMES, key=len, reverse=True) if name.isalpha() and len(name) > 1
 )
-_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
 _BASE = re.compile(
     r"(?<=[0-9])_\s*(?:([0-9]+)|\{\s*([0-9]+)\s*\})|(?<=[0-9])_\s*\{\s*" + _TEXT + r"\s*([a-z]+)\s*\}\s*\}"
 )
@@ -238,18 +238,18 @@ def measured(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
     behind = _BEHIND.search(text)
     letter = _LETTER.search(text) if re.search(_TEXT, other) else None
     if letter:
-        text, unit = text[: letter.start()], _canonical(letter["letter"], letter["power"] or "")
+        text, unit = text[: letter.start()], _unit(letter["letter"], letter["power"] or "")
     elif degrees:
         text, unit = text[: degrees.start()], "°"
     elif behind:
         name = behind["boxed"] or behind["short"] or behind["words"]
         if not _NO_UNIT.match(name.strip()):
-            text, unit = text[: behind.start()], _canonical(name, behind["power"] or "")
+            text, unit = text[: behind.start()], _unit(name, behind["power"] or "")
     bases = tuple(number or braced or word for number, braced, word in _BASE.findall(text))
     return _BASE.sub("", text).strip(), unit, bases
 
 
-def _canonical(name: str, power: str) -> str:
+def _unit(name: str, power: str) -> str:
     """One spelling for a unit: "sq. units", "square units" and "units^2" are "unit^2"."""
     raised = "".join(character for character in power if character.isdigit())
     square = _SQUARE.search(name)

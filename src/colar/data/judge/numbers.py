@@ -262,31 +262,19 @@ def folded(text: str) -> str:
     """Rewrite `text` to one spelling of characters that look alike. ASCII text is returned as it is."""
     if text.isascii():
         return text
+    spelled = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    spelled = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", spelled)
+    # NFC before and after, so that the parts of a composed character are not taken one by one.
+    spelled = unicodedata.normalize("NFC", spelled.translate(_ALIKE))
+    spelled = unicodedata.normalize("NFC", "".join(map(_spelled, spelled))).translate(_ALIKE)
     # Where nothing is left the text itself stays: two empty spellings would pass for equal answers.
-    spelled = _folded(text)
     return spelled if spelled.strip() else text
 
 
-def _folded(text: str) -> str:
-    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
-    text = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", text)
-    # NFC first, so that the parts of a composed character are not taken one by one.
-    text = unicodedata.normalize("NFC", text.translate(_ALIKE))
-    if any(_is_number_sign(character) for character in text):
-        text = "".join(_number_sign(character) for character in text)
-    else:
-        text = unicodedata.normalize("NFKC", text)
-    return text.translate(_ALIKE)
-
-
-def _is_number_sign(character: str) -> bool:
-    return not character.isascii() and character.isnumeric() and not character.isdecimal()
-
-
-def _number_sign(character: str) -> str:
+def _spelled(character: str) -> str:
     """The character in NFKC; a vulgar fraction as " 1/2", other signs of numbers ("①", "Ⅳ") as they are."""
     spelled = unicodedata.normalize("NFKC", character)
-    if not _is_number_sign(character):
+    if character.isascii() or character.isdecimal() or not character.isnumeric():
         return spelled
     top, slash, bottom = spelled.partition("⁄")
     return f" {top}/{bottom}" if slash and top and bottom else character

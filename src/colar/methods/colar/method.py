@@ -210,10 +210,9 @@ class Colar(grouping.GroupMethod):
         config = self.config
         K = fed.latents_BKD.shape[1]
         latent_BK = ragged.length_mask(fed.counts_B, K)
-        (at_L,) = latent_BK.flatten().nonzero(as_tuple=True)
-        hidden_LD = hidden_BND[:, :K].flatten(0, 1).index_select(0, at_L)
+        hidden_LD = ragged.take_masked(hidden_BND[:, :K], latent_BK)
         mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
-        target_LD = fed.latents_BKD.flatten(0, 1).index_select(0, at_L).float() / self.sigma_e
+        target_LD = ragged.take_masked(fed.latents_BKD, latent_BK).float() / self.sigma_e
         # A head without a spread has only the squared error.
         kind: Literal["mse", "soft_mse", "nll"] = config.latent_loss
         if config.head == "deterministic":
@@ -221,8 +220,7 @@ class Colar(grouping.GroupMethod):
         loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, kind, config.alpha, config.nll_beta)
 
         def mean_of_row(values_L: Tensor) -> Tensor:
-            values_BK = values_L.new_zeros(latent_BK.numel()).index_copy(0, at_L, values_L).view_as(latent_BK)
-            return ragged.row_mean(values_BK, latent_BK)
+            return ragged.row_mean(ragged.put_masked(values_L, latent_BK), latent_BK)
 
         # Logged, not trained: soft-MSE and NLL hide how far the mean itself is off.
         squared_error_LD = (mean_LD.detach() - target_LD).square()

@@ -40,8 +40,7 @@ from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
-from colar.ops import devices
-from colar.ops.ragged import row_mean
+from colar.ops import devices, ragged
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
@@ -107,13 +106,13 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
     decoder = lm.extra["group_decoder"]
     places = [hidden_MD]
     for place in range(1, ids_MG.shape[1]):
-        state_MD = places[-1]
         # Most positions of an answer have one label: the decoder runs where there is one more.
-        more_M = real_MG[:, place]
-        token_XD = lm.embed(ids_MG[more_M, place - 1])
-        next_XD = decoder(state_MD[more_M], token_XD)
-        places.append(torch.zeros_like(state_MD).masked_scatter(more_M[:, None], next_XD))
-    return torch.stack(places, dim=1)[real_MG]
+        (more_X,) = real_MG[:, place].nonzero(as_tuple=True)
+        token_XD = lm.embed(ids_MG[more_X, place - 1])
+        more_X = devices.beside(more_X, hidden_MD)
+        next_XD = decoder(places[-1].index_select(0, more_X), token_XD)
+        places.append(torch.zeros_like(hidden_MD).index_copy(0, more_X, next_XD))
+    return ragged.take_masked(torch.stack(places, dim=1), real_MG)
 
 
 def without(logits_PV: Tensor, separator_id: int) -> Tensor:
@@ -202,10 +201,10 @@ def label_logps(
     real_MG = real.flatten(end_dim=-2)
     ids_MG = ids.flatten(end_dim=-2)
     state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
-    label_P = ids_MG[real_MG]
+    label_P = ragged.take_masked(ids_MG, real_MG)
     temperature_P = None
     if temperature is not None:
-        temperature_P = temperature.flatten()[:, None].expand_as(ids_MG)[real_MG].float()
+        temperature_P = ragged.take_masked(temperature.flatten()[:, None].expand_as(ids_MG), real_MG).float()
 
     # A label that is many tokens is no row of the head: scored as any token at first.
     token_P = label_P.clamp(min=0)
@@ -213,7 +212,7 @@ def label_logps(
         logps_P = _scored(lm, state_PD, token_P, temperature_P)
     else:
         place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
-        behind_P = place_MG[real_MG] > 0
+        behind_P = ragged.take_masked(place_MG, real_MG) > 0
         logps_P = _logps_by_shortlist(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
     if equations is not None:
         ends_by_label: dict[int, Callable[[Tensor], Tensor]] = {
@@ -227,8 +226,7 @@ def label_logps(
                 temperature_X = None if temperature_P is None else temperature_P[at_P]
                 ends_X = _scored_ends(lm, state_PD[at_P], ends, temperature_X, shortlist)
                 logps_P = logps_P.masked_scatter(at_P, ends_X)
-    logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
-    return logps_MG.view(ids.shape)
+    return ragged.put_masked(logps_P, real_MG).view(ids.shape)
 
 
 def _scored(
@@ -240,6 +238,7 @@ def _scored(
 ) -> Tensor:
     """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
     temperatures = () if temperature_X is None else (temperature_X,)
+    label_X = devices.beside(label_X, state_XD)
     (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, rows=rows)
     return logps_X
 
@@ -257,9 +256,12 @@ def _logps_by_shortlist(
     short_P = behind_P & found_P
     logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
     for chosen_P, names_P, rows in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
-        temperature_X = None if temperature_P is None else temperature_P[chosen_P]
-        logps_X = _scored(lm, state_PD[chosen_P], names_P[chosen_P], temperature_X, rows)
-        logps_P = logps_P.masked_scatter(chosen_P, logps_X)
+        (at_X,) = chosen_P.nonzero(as_tuple=True)
+        names_X = names_P[at_X]
+        at_X = devices.beside(at_X, state_PD)
+        temperature_X = None if temperature_P is None else temperature_P[at_X]
+        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, rows)
+        logps_P = logps_P.index_copy(0, at_X, logps_X)
     return logps_P
 
 
@@ -292,9 +294,10 @@ def loss(
     """
     real_BNG = weights_BNG > 0
     labelled_BN = real_BNG.any(-1)
-    real_MG = real_BNG[labelled_BN]
-    weights_MG = weights_BNG[labelled_BN]
-    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_MG, shortlist=shortlist)
+    hidden_MD, ids_MG, real_MG, weights_MG = (
+        ragged.take_masked(values, labelled_BN) for values in (hidden_BND, ids_BNG, real_BNG, weights_BNG)
+    )
+    losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist=shortlist)
+    weights_MG = devices.beside(weights_MG, losses_MG)
     losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
-    losses_BN = losses_M.new_zeros(labelled_BN.shape).masked_scatter(labelled_BN, losses_M)
-    return row_mean(losses_BN, labelled_BN)
+    return ragged.row_mean(ragged.put_masked(losses_M, labelled_BN), labelled_BN)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from colar.methods import grouping
 from colar.methods.sequential.equations import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 RANK = 32
 """Of what a map adds to the identity."""
@@ -108,14 +109,15 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
     maps = _maps_of(lm) if ids.shape[-1] > 1 else {}
     places = _places(torch.where(real, ids, -1), equations) if maps else {}
     if maps and ids.device.type == "cpu":
-        # The table takes a look at the ids, which a GPU would have to wait for; there all products are fast.
+        # Ids on a GPU would have to be waited for; there all products are fast.
         total = _from_table(lm, known, real, maps, places)
     else:
         embeds = lm.embed(known).float()
         for name, each in maps.items():
             embeds = each(embeds, places[name])
-        total = (real[..., None] * embeds).sum(-2)
-    return total / grouping.merge_divisor(real.sum(-1, keepdim=True))
+        total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
+    divisor = grouping.merge_divisor(real.sum(-1, keepdim=True))
+    return total / devices.beside(divisor, total)
 
 
 def _maps_of(lm: LatentLM) -> dict[str, PlaceMaps]:
@@ -152,11 +154,12 @@ def _from_table(
         index = index + places[name] * len(rows)
         table = each.of_each_place(rows)
     # Groups of more units than there are maps do not come: c is at most what was trained.
-    index = torch.where(real, index, 0)
+    index = torch.where(real, index, 0).flatten(end_dim=-2)
+    weights = real.flatten(end_dim=-2).to(table.dtype)
     sums = nn.functional.embedding_bag(
-        index.flatten(end_dim=-2),
+        devices.beside(index, table),
         table.reshape(-1, table.shape[-1]),
         mode="sum",
-        per_sample_weights=real.flatten(end_dim=-2).to(table.dtype),
+        per_sample_weights=devices.beside(weights, table),
     )
     return sums.view(*ids.shape[:-1], -1)

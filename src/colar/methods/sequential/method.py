@@ -56,7 +56,7 @@ from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
 from colar.ops import noise
-from colar.ops.sampling import probability
+from colar.ops.sampling import probability, token_logps
 
 
 class Sequential(grouping.GroupMethod):
@@ -244,7 +244,7 @@ class Sequential(grouping.GroupMethod):
         if len(at_X):
             tested_XTG = tested_BTG[at_X]
             logps_XTG = self._logps_after_single_tokens(lm, batch.rows(at_X), ids_BTG[at_X], tested_XTG)
-            reached_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
+            reached_XTG = logps_XTG.exp().to(threshold_B.device) >= threshold_B[at_X, None, None]
             confident_BTG[at_X] = reached_XTG | ~tested_XTG
         # The tokens before the first of low confidence.
         return 1 + confident_BTG[..., 1:].long().cumprod(-1).sum(-1)
@@ -363,8 +363,13 @@ class Sequential(grouping.GroupMethod):
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
         logits_BV, separator_id = state.logits(), lm.template.closing_id
-        temperatures = (state.temperature, state.latent_temperature)
-        first_logp_B = choice.first_logps(logits_BV, separator_id, *temperatures, groups.ids[:, 0])
+        first_B, temperature_B = groups.ids[:, 0], state.temperature
+        if bool((state.on_cpu("temperature") == state.on_cpu("latent_temperature")).all()):
+            first_logp_B = token_logps(logits_BV, temperature_B, first_B)
+        else:
+            first_logp_B = choice.first_logps(
+                logits_BV, separator_id, temperature_B, state.latent_temperature, first_B
+            )
         # Tokens that were not drawn are no choice, unless the request is greedy altogether.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
         rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.declined_logps, 0)

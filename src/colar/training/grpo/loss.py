@@ -34,6 +34,7 @@ from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, Scores
 from colar.model import lora
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 from colar.training.grpo.config import GenerationPlan, GrpoConfig, Level, LossType, Scale
 from colar.training.objective import Objective
 
@@ -144,8 +145,12 @@ class GrpoObjective(Objective):
         self.scorable = config.check_method(method)
         self.grpo = config  # not `config`: Trainer writes into a model's
 
+    def _sent(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: devices.send(column, self.lm.device) for name, column in tensors.items()}
+
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions, by the present weights."""
+        tensors = self._sent(tensors)
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
 
@@ -154,7 +159,7 @@ class GrpoObjective(Objective):
 
         Without it, by the outputs given.
         """
-        config = self.grpo
+        config, tensors = self.grpo, self._sent(tensors)
         scores = self.score_actions(tensors)
         logps_BN = scores.logps
         mask_BN = scores.mask & tensors["kept"][:, None]

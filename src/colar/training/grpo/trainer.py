@@ -146,7 +146,7 @@ class GrpoTrainer(LatentTrainer):
                 places = part.pop("places")
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
-                    logps_BN = self.objective.score_actions(self.on_device(part)).logps
+                    logps_BN = self.objective.score_actions(part).logps
                 scored.append((places, logps_BN.float().cpu()))
         for index, logps_BN in gather_object(scored):
             # A part may be shorter than the generation: its longest output decides.
