@@ -132,7 +132,7 @@ class Python(Surface):
             )
             method.encode(lm.template, example, Random(0), 0.0)
         elif name == "inspect":
-            colar.inspect(lm, method, **{"questions": ["1 + 1?"], "limits": DECODING, **given})
+            colar.inspect(lm, method, **{"questions": ["1 + 1?"], "decoding": DECODING, **given})
         else:
             colar.push_to_hub(**{"folder": self.path, "repo_id": "a/b", **given})
 
