@@ -87,7 +87,7 @@ class Python(Surface):
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
         "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
-        "inspect": ("questions", "compression_factors", "limits", "name"),
+        "inspect": ("questions", "compression_factors", "decoding", "name"),
         "push_to_hub": ("folder", "repo_id"),
     }
 
