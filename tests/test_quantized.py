@@ -1,6 +1,7 @@
-"""Linear layers in int8 and int4 (torchao): near the plain model's numbers, refused in one line where they cannot run."""
+"""Linears of 8 and 4 bits: near the plain model's numbers, trained above, refused in one line where they cannot run."""
 
 import importlib.util
+from random import Random
 
 import pytest
 import torch
@@ -11,13 +12,21 @@ from colar.ask import load
 from colar.cli import main
 from colar.engine.runner import PackedLinear, packed_copy
 from colar.methods import pretrained, registry
+from colar.methods.base import Batch
 from colar.model import backbones, quantized
 from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.recipe.schema import ModelConfig, Recipe
+from colar.training.sft import TrainingConfig
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs torchao: pip install '.[quant]'"
+)
+
+
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install bitsandbytes"
 )
 
 
@@ -72,7 +81,7 @@ def test_an_adapter_is_merged_before_and_answers_come(tmp_path):
 def test_a_model_without_linears_is_refused():
     with pytest.raises(
         ValueError,
-        match="weights int8 does not fit GPT2LMHeadModel: linear layers, their sizes multiples of 1, hold 0 of",
+        match="weights int8 does not fit GPT2LMHeadModel: only 0 of",
     ):
         quantized.quantize(tiny_lm("gpt2"), "int8", CPU)
 
@@ -94,3 +103,48 @@ def test_wrong_values_are_refused_before_anything_is_loaded(monkeypatch, capsys)
     with pytest.raises(SystemExit):
         main(["generate", "nowhere", "How many?", "--weights", "int2"])
     assert "invalid choice: 'int2'" in capsys.readouterr().err
+
+
+@needs_bitsandbytes
+def test_an_adapter_trains_above_4_bits_and_loads_without_them(tmp_path):
+    lora = LoraSettings(r=2, target_modules="all-linear")
+    base = backbones.load("tiny")
+    quantized.quantize_below_adapter(base.lm)
+    lm = LatentLM.from_backbone(base, lora=lora)
+    method = registry.build("colar", {"sigma_e": 1.0})
+    pretrained.attach(lm, method, 0)
+    layer = lm.decoder_layers()[0].self_attn.q_proj.get_base_layer()
+    assert layer.weight.dtype == torch.uint8
+    packed = layer.weight.clone()
+    batch = Batch.collate([method.encode(lm.template, row, Random(0), 0) for row in EXAMPLES])
+    optimiser = torch.optim.SGD([weight for weight in lm.parameters() if weight.requires_grad], lr=0.05)
+    found = []
+    for _ in range(4):
+        optimiser.zero_grad()
+        loss = method.loss(lm, batch)["ce"].mean()
+        loss.backward()
+        optimiser.step()
+        found.append(loss.item())
+        # A validation merges nothing: the weights would be rounded to 4 bits again.
+        with lm.evaluating(), lm.merged():
+            hidden(lm)
+    assert found == sorted(found, reverse=True)
+    assert torch.equal(layer.weight, packed)
+    pretrained.save(lm.eval(), method, tmp_path / "best", {}, "")
+    again = pretrained.load_for_training(tmp_path / "best", method, lora, "float32", 0, load_in_4bit=True)
+    torch.testing.assert_close(hidden(again.eval()), hidden(lm))
+    plain, _ = pretrained.load_for_inference(tmp_path / "best")
+    error = (hidden(plain) - hidden(lm)).norm() / hidden(plain).norm()
+    assert 0 < error < 0.4
+
+
+def test_4_bits_are_refused_where_they_cannot_be_trained(monkeypatch):
+    lora = LoraSettings(r=2)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="model.load_in_4bit needs model.lora: weights of 4 bits"):
+        ModelConfig(load_in_4bit=True)
+    with pytest.raises(ValueError, match="model.load_in_4bit needs bitsandbytes: pip install bitsandbytes"):
+        ModelConfig(load_in_4bit=True, lora=lora)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(ValueError, match="model.load_in_4bit and training.fsdp exclude each other"):
+        Recipe("out", model=ModelConfig(load_in_4bit=True, lora=lora), training=TrainingConfig(fsdp=True))

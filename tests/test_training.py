@@ -15,8 +15,6 @@ import math
 import os
 import shutil
 import signal
-import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -842,33 +840,34 @@ def test_parameter_groups(tmp_path: Path) -> None:
     assert all(group["fused"] for group in groups)
 
 
-class EightBit(torch.optim.AdamW):
-    """Stands for bitsandbytes' AdamW."""
-
-    def __init__(self, params: Any, optim_bits: int, is_paged: bool, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.optim_bits = optim_bits
-
-
-def test_an_optimiser_of_8_bits_gets_the_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = types.ModuleType("bitsandbytes")
-    package.optim = types.SimpleNamespace(AdamW=EightBit, Lion=None, RMSprop=None)
-    package.__spec__ = importlib.machinery.ModuleSpec("bitsandbytes", None)
-    settings = TrainingConfig(**QUICK, optim="adamw_8bit", modules_learning_rate=0.5)
-    with pytest.raises(ValueError, match="training.optim adamw_8bit needs bitsandbytes: pip install"):
-        settings.check_installed()
-    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", package.optim)
-    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: True)
-    installed = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "0.50.0" if name == "bitsandbytes" else installed(name)
+@pytest.mark.parametrize(
+    ("optim", "package"), [("adamw_8bit", "bitsandbytes"), ("adamw_torch_8bit", "torchao")]
+)
+def test_an_optimiser_of_8_bits_gets_the_groups_and_resumes(
+    tmp_path: Path, optim: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TrainingConfig(**QUICK, optim=optim, modules_learning_rate=0.5)
+    with monkeypatch.context() as without:
+        without.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(
+            ValueError, match=f"training.optim {optim} needs {package}: pip install {package}"
+        ):
+            settings.check_installed()
+    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    optimizer = make_trainer(build(), Colar(ColarConfig()), settings, tmp_path / "groups").create_optimizer()
+    assert type(optimizer).__module__.startswith(package)
+    assert {round(float(group["lr"]), 6) for group in optimizer.param_groups} == {1e-3, 0.5}
+    # torchao compiles its step for each shape, which takes a minute.
+    with torch.compiler.set_stance("force_eager"):
+        whole_lm, whole = run(tmp_path / "whole", optim=optim, max_steps=2)
+        run(tmp_path / "cut", optim=optim, max_steps=1)
+        lm, resumed = run(tmp_path / "cut", optim=optim, max_steps=2)
+    moments = torch.load(
+        tmp_path / "cut" / "checkpoints" / "checkpoint-2" / "optimizer.pt", weights_only=True
     )
-    settings.check_installed()
-    optimizer = make_trainer(build(), Colar(ColarConfig()), settings, tmp_path).create_optimizer()
-    assert isinstance(optimizer, EightBit)
-    assert optimizer.optim_bits == 8
-    assert {group["lr"] for group in optimizer.param_groups} == {settings.learning_rate, 0.5}
+    assert any("8" in str(value) for value in moments["state"].values())
+    assert losses(resumed) == losses(whole)
+    assert_same(lm, whole_lm)
 
 
 def test_rows_are_encoded_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

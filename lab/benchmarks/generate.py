@@ -69,18 +69,19 @@ SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential
 OURS = ("cot", "colar2", "colar5", "sequential2", "sequential5")
 WEIGHTS = {"float32": ("float32", None), "int8": ("float32", "int8"), "int4": ("bfloat16", "int4")}
 """Of systems that have this in their name, dtype and quantised weights."""
+PRECISIONS = ("cot-eager", *(f"cot-{name}{how}" for name in WEIGHTS for how in ("", "-eager")))
 ON_REQUEST = (
     *(f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"),
-    *(f"cot-{name}{how}" for name in WEIGHTS for how in ("", "-eager")),
+    *PRECISIONS[1:],
 )
 LONG = (*ALL, "hf-cot-static", "colar5-eager", "colar2", *SEQUENTIAL, *ON_REQUEST)
 TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
 """Systems that draw at temperature 1, and their top_p; all others are greedy."""
 CELLS = (
-    Cell("b1/25", 1, 1, 25),
+    Cell("b1/25", 1, 1, 25, systems=(*ALL, *PRECISIONS)),
     Cell("b1/100", 1, 1, 100, systems=LONG),
     Cell("b8/25", 8, 8, 25),
-    Cell("b32/25", 32, 32, 25),
+    Cell("b32/25", 32, 32, 25, systems=(*ALL, *PRECISIONS)),
     Cell("b32/100", 32, 32, 100, systems=(*LONG, *TOP_P)),
     Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),

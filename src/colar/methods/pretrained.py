@@ -128,6 +128,7 @@ def load_for_training(
     lora: LoraSettings | None,
     dtype: str,
     seed: int,
+    load_in_4bit: bool = False,
 ) -> LatentLM:
     """A checkpoint's weights for another stage of training, with the modules of `method`.
 
@@ -143,7 +144,7 @@ def load_for_training(
             f"{folder} is an adapter: model.lora must be given, with the settings that it has "
             "(or make it full weights: colar export --merge)"
         )
-    lm, _ = checkpoint.load(folder, dtype)
+    lm, _ = checkpoint.load(folder, dtype, load_in_4bit=load_in_4bit)
     if isinstance(lm.lm, PeftModel) and lora is not None:
         lora.check_same(lm.lm, folder)
     elif lora is not None:

@@ -5,5 +5,5 @@ backbones      a name -> model and tokenizer;  tiny has the toy ones
 lora, sharded  adapters; weights split between processes
 checkpoint     the files of a checkpoint;  weights writes and reads tensors, card the model card
 masks, vocabulary, chunks   attention masks, embeddings and LM head, logits some positions at a time
-fused          norms and gated MLPs of fewer operations, for training;  quantized: weights in int8 and int4
+fused          norms and gated MLPs of fewer operations, for training;  quantized: linears of 8 and 4 bits
 """

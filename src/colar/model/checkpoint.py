@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
 from colar.checks import check_choice, check_holds, in_library
-from colar.model import backbones, weights
+from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
@@ -239,12 +239,13 @@ def _or_rather(folder: Path) -> str:
 
 
 def load(
-    folder: str | Path, dtype: str = "float32", backbone: str | None = None
+    folder: str | Path, dtype: str = "float32", backbone: str | None = None, load_in_4bit: bool = False
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
     `backbone` overrides where an adapter's backbone is searched (a local copy, for instance). ValueError names
-    the file that is missing or broken, and a backbone other than the one the adapter was trained on.
+    the file that is missing or broken, and a backbone other than the one the adapter was trained on. `load_in_4bit`
+    is for training an adapter (`quantized.py`).
     """
     folder = Path(folder)
     info = read_info(folder)
@@ -260,6 +261,8 @@ def load(
     # All weights: the folder is its own backbone. It keeps the name of the one that training began with.
     if info["weights"] == "full":
         loaded = backbones.load(str(folder), dtype, tokenizer=tokenizer)
+        if load_in_4bit:
+            quantized.quantize_below_adapter(loaded.lm)
         lm = LatentLM(
             backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template
         )
@@ -275,6 +278,8 @@ def load(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
+    if load_in_4bit:
+        quantized.quantize_below_adapter(loaded.lm)
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
     with in_library(f"the adapter in {folder} cannot be loaded"):
         lm.lm = weights.with_empty_adapter(lm.causal_lm, folder)

@@ -285,8 +285,11 @@ class LatentLM(nn.Module):
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Fold the adapter into the weights inside the block, and put them back bit for bit after it."""
-        if not isinstance(self.lm, PeftModel):
+        """Fold the adapter into the weights inside the block, and put them back bit for bit after it.
+
+        Weights of 4 bits stay as they are: rounded to 4 bits again, most of the adapter would be lost.
+        """
+        if not isinstance(self.lm, PeftModel) or getattr(self.causal_lm, "is_loaded_in_4bit", False):
             yield
             return
         weights = adapted_weights(self.lm)

@@ -20,7 +20,7 @@ from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
-from colar.model import backbones, checkpoint
+from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
 from colar.recipe.example_sets import load_examples
 from colar.recipe.run_claim import claim_run, is_finished
@@ -118,9 +118,13 @@ def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, 
     # peft draws an adapter's first weights from the global generator.
     torch.manual_seed(seed)
     if model.init_from is not None:
-        lm = pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+        lm = pretrained.load_for_training(
+            model.init_from, method, model.lora, model.dtype, seed, model.load_in_4bit
+        )
     else:
         backbone = backbones.load(model.backbone, model.dtype, seed)
+        if model.load_in_4bit:
+            quantized.quantize_below_adapter(backbone.lm)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
         pretrained.attach(lm, method, seed)
     # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the

@@ -47,6 +47,8 @@ class ModelConfig:
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
     weights at its speed leave float32 here and set training.bf16."""
+    load_in_4bit: bool = False
+    """QLoRA: linears below an adapter in 4 bits (nf4, by bitsandbytes); they compute in model.dtype."""
 
     def __post_init__(self) -> None:
         check_choice("model.dtype", self.dtype, list(DTYPES))
@@ -56,6 +58,12 @@ class ModelConfig:
             raise ValueError(
                 f"model.dtype {self.dtype} cannot be trained without model.lora (updates of the weights round to 0): "
                 "set model.dtype float32, with training.bf16 true to compute in bfloat16, or give model.lora"
+            )
+        if self.load_in_4bit and self.lora is None:
+            raise ValueError("model.load_in_4bit needs model.lora: weights of 4 bits cannot be trained")
+        if self.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+            raise ValueError(
+                "model.load_in_4bit needs bitsandbytes: pip install bitsandbytes, or set it false"
             )
         if self.attn_implementation is not None:
             check_choice("model.attn_implementation", self.attn_implementation, [*ATTENTION, "null"])
@@ -182,6 +190,10 @@ class Recipe:
     """Choice of the best checkpoint."""
     grpo: GrpoConfig | None = None
     """Reinforcement instead of imitation: the model of `model.init_from` learns from its own outputs."""
+
+    def __post_init__(self) -> None:
+        if self.model.load_in_4bit and self.training.fsdp:
+            raise ValueError("model.load_in_4bit and training.fsdp exclude each other: set one of them false")
 
     @property
     def generates(self) -> bool:
