@@ -99,7 +99,7 @@ class _RmsNorm(torch.autograd.Function):
         normed = x * scale
         by_normed = (grad * weight).float()
         along = (by_normed * normed).mean(-1, keepdim=True)
-        # In place: a CPU spends as long on the memory of new tensors as on their numbers.
+        # In place: two tensors less.
         by_x = by_normed.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype)
         by_weight = None
         if ctx.needs_input_grad[1]:

@@ -276,7 +276,7 @@ def _rate(parameters: int) -> float:
 
 
 def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
-    """The stage of CoLaR-SFT."""
+    """The stage of SFT by the method."""
     training: dict[str, Any] = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
     if method == "colar":
         config: dict[str, Any] = {
