@@ -233,7 +233,7 @@ def test_a_notebook_asks_in_its_own_words():
     lm, method = gaussian()
     before = torch.random.get_rng_state()
     shown = colar.inspect(
-        lm, method, ["What is 2 + 3?", EXAMPLES[0]], compression_factors=(2, 5), limits=LIMITS
+        lm, method, ["What is 2 + 3?", EXAMPLES[0]], compression_factors=(2, 5), decoding=LIMITS
     )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [2, 5]
@@ -248,7 +248,7 @@ def test_a_notebook_asks_in_its_own_words():
         unknown, known = system.numbers["answers"]
         assert (unknown["right"], unknown["cause"]) == (None, None)
         assert known["cause"] in chains.CAUSES
-    shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(2,))
+    shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(2,))
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
         colar.inspect(lm, method, [])
@@ -260,17 +260,17 @@ def test_a_notebook_asks_in_its_own_words():
 def test_a_notebook_is_asked_at_the_speeds_that_a_sequential_head_has():
     """It was taught no group of five: c = 5 is left out, and is an error where it is asked for."""
     lm, method = made(live=True, compression_factors=[1, 2, 3])
-    shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS)
+    shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS)
     assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [1, 2]
     with pytest.raises(ValueError, match="compression_factor 5 is above what was trained"):
-        colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(5,))
-    shown = colar.inspect(*gaussian(), ["What is 2 + 3?"], limits=LIMITS)
+        colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(5,))
+    shown = colar.inspect(*gaussian(), ["What is 2 + 3?"], decoding=LIMITS)
     assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [1, 2, 5]
 
 
 def test_the_notebooks_page_is_saved(tmp_path):
     lm, method = cot()
-    path = colar.inspect(lm, method, EXAMPLES[:2], limits=LIMITS, numbers=True).save(tmp_path / "a.html")
+    path = colar.inspect(lm, method, EXAMPLES[:2], decoding=LIMITS, numbers=True).save(tmp_path / "a.html")
     text = path.read_text(encoding="utf-8")
     assert "Does it think, and what does it cost?" in text
     assert text.count("data:image/svg+xml") == 4

@@ -45,7 +45,7 @@ def test_it_is_small_and_holds_no_pickle(folder):
     assert files.read_json(folder / "colar.json")["weights"] == "adapter"
 
 
-def test_the_usage_page_shows_what_it_answers(capsys, monkeypatch):
+def test_the_usage_page_shows_what_it_answers(capsys, monkeypatch, recwarn):
     needs_smollm2()
     monkeypatch.chdir(ROOT)
     command, _, answer = SHOWN.partition("```\n")[2].partition("\n```")[0].partition("\n")
@@ -53,6 +53,7 @@ def test_the_usage_page_shows_what_it_answers(capsys, monkeypatch):
     assert words[0] == "colar"
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.splitlines() == answer.splitlines()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def answers(folder):

@@ -173,7 +173,8 @@ def ours(
     # As `training/sft.py` puts it together, but for the callbacks that validate and publish.
     examples = list(method.prepare(lm, examples))
     rows = TrainingRows(lm, method, examples, seed=0)
-    schedule = RowSchedule(examples, [found[0] for found in rows.lengths()], seed=0, group=args.batch_size)
+    lengths = [found[0] for found in rows.lengths()]
+    schedule = RowSchedule(examples, lengths, seed=0, update_rows=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
     trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)

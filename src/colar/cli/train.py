@@ -155,7 +155,7 @@ def _show(outcome: Any) -> None:
     from colar.evaluation.text_table import rich_table
 
     if progress.is_main():
-        Console(stderr=True).print(rich_table(outcome.grid))
+        Console(stderr=True).print(rich_table(outcome.speeds))
         progress.say(outcome.sentence)
 
 

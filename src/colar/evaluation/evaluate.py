@@ -36,7 +36,7 @@ GREEDY_SEED = 0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of generation, and the number of requests that run at once."""
+    """Limits of generation, the number of requests that run at once, and how their steps run."""
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""

@@ -29,15 +29,15 @@ class TextTable:
     """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
 
 
-def markdown(grid: TextTable) -> str:
+def markdown(table: TextTable) -> str:
     """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
     # `---:` sets a column flush right.
-    rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
-    lines = [markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
-    for row in grid.rows:
+    rule = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
+    lines = [markdown_line(table.head), "| " + " | ".join(rule) + " |"]
+    for row in table.rows:
         lines.append(markdown_line(row))
-    notes = [_escape(note) for note in grid.notes]
-    return "\n\n".join([f"## {grid.title}", "\n".join(lines), *notes])
+    notes = [_escape(note) for note in table.notes]
+    return "\n\n".join([f"## {table.title}", "\n".join(lines), *notes])
 
 
 def markdown_line(cells: Sequence[str]) -> str:
@@ -51,44 +51,44 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
 
 
-def narrowed(grid: TextTable, width: int) -> TextTable:
-    """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
-    columns = zip(grid.head, *grid.rows, strict=True)
+def narrowed(table: TextTable, width: int) -> TextTable:
+    """The table with its words and its last columns alone, where all do not fit into `width` characters."""
+    columns = zip(table.head, *table.rows, strict=True)
     # Each column takes its longest text, a space on either side and a vertical rule.
     needed = 1
     for column in columns:
         needed += 3 + max(len(text) for text in column)
-    left_out = len(grid.head) - grid.words - grid.last
-    if needed <= width or not grid.last or left_out <= 0:
-        return grid
+    left_out = len(table.head) - table.words - table.last
+    if needed <= width or not table.last or left_out <= 0:
+        return table
 
     def kept(line: Sequence[str]) -> list[str]:
         # `last` is 1 or more here: [-0:] would be the whole line.
-        return [*line[: grid.words], *line[-grid.last :]]
+        return [*line[: table.words], *line[-table.last :]]
 
     note = f"{left_out} more columns do not fit this terminal; they are in report.md."
-    rows = [kept(row) for row in grid.rows]
-    return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
+    rows = [kept(row) for row in table.rows]
+    return replace(table, head=kept(table.head), rows=rows, notes=[*table.notes, note])
 
 
-def print_tables(grids: Iterable[TextTable], console: Console) -> None:
+def print_tables(tables: Iterable[TextTable], console: Console) -> None:
     """Print tables; one that does not fit the terminal keeps its last columns, such as averages, where it says so."""
-    for grid in grids:
-        console.print(rich_table(narrowed(grid, console.width)))
+    for table in tables:
+        console.print(rich_table(narrowed(table, console.width)))
 
 
-def rich_table(grid: TextTable) -> Table:
+def rich_table(table: TextTable) -> Table:
     """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
     # As Text objects, labels such as [red] stay as they are.
-    caption = Text("\n".join(grid.notes))
-    table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
-    for index, head in enumerate(grid.head):
-        words = index < grid.words
+    caption = Text("\n".join(table.notes))
+    drawn = Table(title=table.title, caption=caption, title_justify="left", caption_justify="left")
+    for index, head in enumerate(table.head):
+        words = index < table.words
         # On a narrow terminal words are folded, never a number.
-        table.add_column(Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for row in grid.rows:
-        table.add_row(*(Text(text) for text in row))
-    return table
+        drawn.add_column(Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in table.rows:
+        drawn.add_row(*(Text(text) for text in row))
+    return drawn
 
 
 def accuracy_of(row: ReportRow | None) -> str:

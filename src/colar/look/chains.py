@@ -246,11 +246,11 @@ class Diagnosis:
 
 
 def diagnose(
-    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, limits: Decoding = GREEDY
+    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding = GREEDY
 ) -> Diagnosis:
     """Measure `read` and `write` of examples by their passes; `free` is what `chains_of` has."""
     n = len(passes)
-    right_answers = read(lm, method, passes, params, limits)
+    right_answers = read(lm, method, passes, params, decoding)
     directions_VD = directions(lm)
     right = groups = whole = stopped = 0
     for each in passes:
@@ -264,16 +264,18 @@ def diagnose(
 
 
 def read(
-    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, limits: Decoding
+    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding
 ) -> list[bool]:
     """Feed the reference's thoughts: whether each answer is right."""
     examples = [each.example for each in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
-    for request, count in zip(requests_of(examples, params, limits), thoughts.counts_R.tolist(), strict=True):
+    for request, count in zip(
+        requests_of(examples, params, decoding), thoughts.counts_R.tolist(), strict=True
+    ):
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
-        requests.append(replace(request, decoding=replace(limits, max_latents=count + 1)))
+        requests.append(replace(request, decoding=replace(decoding, max_latents=count + 1)))
     completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, "read")
     pairs = zip(completions, examples, strict=True)
     return [verdict(completion.text, example).correct for completion, example in pairs]

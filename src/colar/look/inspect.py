@@ -190,7 +190,7 @@ def inspect(
     questions: Sequence[str | Example],
     *,
     compression_factors: Sequence[float] | None = None,
-    limits: Decoding = GREEDY,
+    decoding: Decoding = GREEDY,
     numbers: bool = False,
     name: str = "model",
 ) -> Inspection:
@@ -222,7 +222,7 @@ def inspect(
     systems = []
     for params in asked:
         key = key_of(name, params)
-        system = inspect_system(key, lm, method, examples, params, limits, numbers=numbers)
+        system = inspect_system(key, lm, method, examples, params, decoding, numbers=numbers)
         for answer in system.numbers["answers"]:
             if answer["id"] in without_answer:
                 answer["right"] = answer["cause"] = None

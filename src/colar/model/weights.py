@@ -142,6 +142,8 @@ def with_empty_adapter(lm: PreTrainedModel, folder: Path) -> PeftModel:
     """The model with an adapter of a checkpoint's settings, whose weights hold nothing yet."""
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
+    # The file names the backbone as others find it: peft would warn that it lies elsewhere here.
+    config.base_model_name_or_path = getattr(lm, "name_or_path", None) or None
     # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
     adapted = get_peft_model(lm, config, low_cpu_mem_usage=True)
     for module in adapted.modules():

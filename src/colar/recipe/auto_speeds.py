@@ -56,12 +56,12 @@ class Outcome:
     default: Mapping[str, Any]
     """The per-request values that `best` is asked with where a request names none."""
     sentence: str
-    grid: text_table.TextTable
+    speeds: text_table.TextTable
 
     @property
     def table(self) -> str:
         """The table as Markdown."""
-        return text_table.markdown(self.grid)
+        return text_table.markdown(self.speeds)
 
     @property
     def picture(self) -> Path:
@@ -115,7 +115,7 @@ def conclude(
         return made, default, sentence
 
     made, default, sentence = processes.from_main(write)
-    return Outcome(output, made, default, sentence, grid_of(made, seconds, default))
+    return Outcome(output, made, default, sentence, speeds_table(made, seconds, default))
 
 
 def speeds_of(method: Any) -> list[dict[str, Any]]:
@@ -260,7 +260,9 @@ def _link(source: str, target: str) -> None:
 # --- the table ---------------------------------------------------------------------------------------------
 
 
-def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]) -> text_table.TextTable:
+def speeds_table(
+    made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
+) -> text_table.TextTable:
     """The rows of all speeds, CoT's first."""
     cot, bare, own, differences = _parts(made)
     rows = []

@@ -100,7 +100,7 @@ def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
     card = {}
     for name, default in defaults.items():
         offered = choices.get(name)
-        # One value is no choice: it belongs to another head, or was not trained.
+        # One value is no choice: it belongs to another method or head, or was not trained.
         if offered is not None and list(offered) == [default]:
             continue
         allowed = None if offered is None else list(offered)

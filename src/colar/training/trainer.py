@@ -223,7 +223,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         update, before = torch.stack([step, norm_too, *terms]), self.last_update
         # The first one that is not finite stays.
         self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
-        if self.args.optim == "adamw_torch_fused" and not self.shards:
+        skips = self.args.optim == "adamw_torch_fused" and norm_too.device.type in ("cpu", "cuda")
+        if skips and not self.shards:
             # The name by which torch's own gradient scaler has an update skipped.
             fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
             fused.found_inf = 1 - self.last_update.isfinite().all().float()
