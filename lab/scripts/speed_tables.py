@@ -65,6 +65,13 @@ PEAKS = {
     "smollm2/cot": "an update of SmolLM2-135M, V = 49,152",
 }
 ENGINES = {"llama.cpp": "llama.cpp, CoT", "cot": "ours, CoT", "colar5": "ours, CoLaR at c = 5"}
+QUANTISED = {
+    "cot-float32-eager": ("float32", ""),
+    "cot-eager": ("bfloat16", "bfloat16"),
+    "cot-int8-eager": ("int8", "int8"),
+    "cot-int4-eager": ("int4", "int4"),
+}
+"""System of the benchmark of thinking -> its weights, and the label of their answers in results/smollm2/weights."""
 RUNS = {"sft": "SFT", "grpo": "GRPO", "evaluation": "evaluation"}
 
 
@@ -234,6 +241,27 @@ def engines(folder: Path) -> TextTable:
     return TextTable("", ["", "1 row: questions/s", "ms a step", "32 rows: questions/s", "ms a step"], body)
 
 
+def quantised(folder: Path) -> TextTable:
+    """CPU time of a step, and accuracy."""
+    cells = report(folder, "report-weights")["cells"]
+    answered = report(folder.parents[1] / "smollm2" / "weights")
+    right = {
+        (row["label"], row["params"]["compression_factor"]): f"{100 * row['accuracy']:.1f}"
+        for row in answered["rows"]
+        if row["dataset"] != "average"
+    }
+    for row in answered["pairs"]:
+        if row["dataset"] != "average":
+            interval = f"{100 * row['difference']:+.1f} ± {196 * row['se']:.1f}"
+            right[row["label"], row["params"]["compression_factor"]] += f" ({interval})"
+    body = []
+    for system, (name, label) in QUANTISED.items():
+        line = [name, *(digits(cells[system][cell]["cpu_ms_per_step"]) for cell in ("b1/25", "b32/25"))]
+        body.append([*line, *(right.get((label, factor), BLANK) for factor in (1, 2))])
+    head = ["weights", "1 row: CPU ms a step", "32 rows", "accuracy, c = 1", "c = 2"]
+    return TextTable("", head, body)
+
+
 TABLES: dict[str, Callable[[Path], TextTable]] = {
     "thinking": thinking,
     "ratios": ratios,
@@ -244,4 +272,5 @@ TABLES: dict[str, Callable[[Path], TextTable]] = {
     "peaks": peaks,
     "kills": kills,
     "engines": engines,
+    "quantised": quantised,
 }
