@@ -47,10 +47,10 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "judges_of_mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    custom.load.cache_clear()
+    custom.load_judge.cache_clear()
     yield
     sys.modules.pop("judges_of_mine", None)
-    custom.load.cache_clear()
+    custom.load_judge.cache_clear()
 
 
 def by_numpy(question: str, gold: str, answer: str) -> bool:

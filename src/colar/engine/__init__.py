@@ -5,6 +5,6 @@ engine         the loop: admit, prefill, step, report;  async_engine runs it in 
 scheduler      which request is next, within slots and a budget of positions
 prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
 step           the next input of every running row
-runner         forward passes into the cache;  graphs records them as CUDA graphs
+runner         forward passes into the cache;  graphs records steps as CUDA graphs;  packed_linear is for CPUs
 cache          keys and values in slots
 """

@@ -30,7 +30,7 @@ from colar.engine.cache import EMPTY, SlotCache
 from colar.engine.prefill import Prefill
 from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
 from colar.engine.runner import Runner
-from colar.engine.running import Rows
+from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import CachedHeadRows, choose
 from colar.methods.base import Method
@@ -85,7 +85,7 @@ class Engine:
         self.method = method
         self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
-        self.running = Rows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
+        self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
         self._head_rows = CachedHeadRows(self.lm)
         self.thinks = graphs.GraphedThink(self.lm, method, max_batch) if cuda_graphs else None
         self._events: list[Event] = []

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from colar.engine.request import Request
 from colar.engine.runner import Runner
-from colar.engine.running import Rows
+from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued
 from colar.methods.base import Method
 
@@ -28,7 +28,9 @@ from colar.methods.base import Method
 class Prefill:
     """The requests of one admission that do not run yet; `chunk` bounds the positions of one forward pass."""
 
-    def __init__(self, entries: Sequence[Queued] = (), rows: Rows | None = None, chunk: int = 1) -> None:
+    def __init__(
+        self, entries: Sequence[Queued] = (), rows: RunningRows | None = None, chunk: int = 1
+    ) -> None:
         self.chunk = chunk
         self.batches: deque[list[Queued]] = deque()
         """Each distinct question once; the first batch is next."""
@@ -90,7 +92,7 @@ class Prefill:
 
     # Into the cache
 
-    def run(self, runner: Runner, method: Method, rows: Rows) -> None:
+    def run(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Prefill one chunk. Requests whose question is complete join the rows, with all samples of it."""
         self._copy_samples(runner, method, rows)
         if self.batches:
@@ -101,7 +103,7 @@ class Prefill:
             self._plan(self.samples, ())
         self.current = []
 
-    def _run_chunk(self, runner: Runner, method: Method, rows: Rows) -> None:
+    def _run_chunk(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Prefill a chunk of the first batch."""
         started = time.perf_counter()
         batch = self.batches[0]
@@ -122,7 +124,7 @@ class Prefill:
         _join(runner, method, rows, entries, hidden_ND, started - self.seconds)
         self.remove([entry.number for entry in entries])
 
-    def _copy_samples(self, runner: Runner, method: Method, rows: Rows) -> None:
+    def _copy_samples(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Start samples of questions that are in the cache: their columns are copied."""
         # A question of which only a part is in the cache lies in the slot that they would take.
         if self.done or not self.samples:
@@ -158,7 +160,7 @@ def _batches(entries: Sequence[Queued], chunk: int) -> Iterator[list[Queued]]:
 def _join(
     runner: Runner,
     method: Method,
-    rows: Rows,
+    rows: RunningRows,
     entries: Sequence[Queued],
     hidden_ND: Tensor,
     started: float,
@@ -179,7 +181,7 @@ def _join(
                     f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are "
                     "running; all rows share a batch, so it must not depend on the request"
                 )
-    rows.append(Rows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))
+    rows.append(RunningRows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))
 
 
 def _row_kind(begun: dict[str, Tensor], name: str) -> str:

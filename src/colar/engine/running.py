@@ -31,7 +31,7 @@ from colar.ops import devices
 
 
 @dataclass
-class Rows:
+class RunningRows:
     """All running rows. Every field is a column: a tensor, a list, or a dict of tensors."""
 
     entries: list[Queued]
@@ -71,7 +71,7 @@ class Rows:
     @classmethod
     def start(
         cls, entries: Sequence[Queued], hidden_ND: Tensor, begun: dict[str, Tensor], seconds: float
-    ) -> Rows:
+    ) -> RunningRows:
         """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
@@ -122,7 +122,7 @@ class Rows:
 
     # Rows join and leave
 
-    def append(self, other: Rows) -> None:
+    def append(self, other: RunningRows) -> None:
         """Add these rows behind the others."""
         if not len(self):
             vars(self).update(vars(other))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Event
-from colar.engine.running import Rows
+from colar.engine.running import RunningRows
 from colar.methods.base import ThinkState, Thought, decoding_columns
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
@@ -43,7 +43,7 @@ class Chosen:
 
 
 def choose(
-    lm: LatentLM, think: Callable[[ThinkState], Thought], rows: Rows, head_rows: CachedHeadRows
+    lm: LatentLM, think: Callable[[ThinkState], Thought], rows: RunningRows, head_rows: CachedHeadRows
 ) -> Chosen:
     """Choose the next embedding of every row. `think` is the method's."""
     device = rows.hidden_ND.device
@@ -88,7 +88,7 @@ def choose(
 
 def _think(
     think: Callable[[ThinkState], Thought],
-    rows: Rows,
+    rows: RunningRows,
     rows_B: Tensor,
     state: ThinkState,
     lm: LatentLM,
@@ -111,7 +111,12 @@ def _think(
 
 
 def _answer(
-    rows: Rows, answering: list[int], rows_B: Tensor, logits_BV: Tensor, lm: LatentLM, embeds_ND: Tensor
+    rows: RunningRows,
+    answering: list[int],
+    rows_B: Tensor,
+    logits_BV: Tensor,
+    lm: LatentLM,
+    embeds_ND: Tensor,
 ) -> tuple[Tensor, Tensor | None, dict[int, dict[str, Tensor]]]:
     """Let these rows choose an answer token, (B,), and write what they feed into `embeds_ND`.
 
@@ -132,7 +137,7 @@ def _answer(
     return ids_B, token_logps(logits_BV, temperature_B, ids_B), tops
 
 
-def _report(rows: Rows, chosen: Chosen, i: int, event: Event) -> None:
+def _report(rows: RunningRows, chosen: Chosen, i: int, event: Event) -> None:
     """Note an event of row i, unless it was reported before the row was preempted."""
     rows.reported[i] += 1
     if rows.reported[i] > rows.entries[i].reported:
@@ -140,7 +145,12 @@ def _report(rows: Rows, chosen: Chosen, i: int, event: Event) -> None:
 
 
 def _report_thoughts(
-    rows: Rows, chosen: Chosen, thinking: list[int], thought: Thought, done: list[int], token_ids: list[int]
+    rows: RunningRows,
+    chosen: Chosen,
+    thinking: list[int],
+    thought: Thought,
+    done: list[int],
+    token_ids: list[int],
 ) -> None:
     """Report what rows have thought, and note which stop thinking. `done` and `token_ids` are those of all rows."""
     for j, i in enumerate(thinking):
@@ -164,7 +174,7 @@ def _report_thoughts(
 
 
 def _report_tokens(
-    rows: Rows,
+    rows: RunningRows,
     chosen: Chosen,
     answering: list[int],
     logps_B: Tensor | None,

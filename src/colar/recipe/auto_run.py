@@ -48,8 +48,8 @@ def train(
 ) -> Outcome:
     """Train a model to think in latents on one's own problems, and measure it at every speed.
 
-    Stages of CoT-SFT, SFT by the method and, with `grpo`, reinforcement run one after another, each in a folder below `output`.
-    The same call resumes a run that was stopped.
+    Stages of CoT-SFT, SFT by the method and, with `grpo`, reinforcement run one after another, each in a folder below
+    `output`. The same call resumes a run that was stopped.
 
     Args:
         model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).

@@ -31,7 +31,7 @@ def name_of(judge: str | Judge | None) -> str | None:
 
 
 @cache
-def load(name: str) -> Judge:
+def load_judge(name: str) -> Judge:
     """Import a judge; a module in the working directory is found too. ValueError where it is not there."""
     module, _, path = name.partition(":")
     if not module or not path:
@@ -70,7 +70,7 @@ def applied(examples: Sequence[Example], name: str | None) -> list[Example]:
 def accepts(completion: str, example: Example) -> bool:
     """The verdict of the example's own judge. ValueError where it fails, or returns neither True nor False."""
     try:
-        right = load(example.judge)(example.question, example.answer, completion.strip())
+        right = load_judge(example.judge)(example.question, example.answer, completion.strip())
     except Exception as error:
         raise ValueError(f"judge {example.judge} on {example.id}: {type(error).__name__}: {error}") from error
     # numpy's booleans and 0 and 1 count as well.

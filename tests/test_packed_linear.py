@@ -6,8 +6,8 @@ from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
 from colar.engine.engine import Engine
+from colar.engine.packed_linear import PackedLinear, can_pack, pack_again, packed_copy
 from colar.engine.request import Decoding, Request
-from colar.engine.runner import PackedLinear, can_pack, packed_copy, refresh
 from colar.methods import pretrained, registry
 from colar.ops import devices
 
@@ -58,7 +58,7 @@ def test_training_in_place_is_followed_after_a_refresh():
         before = twin.hidden(twin.embed(IDS))
         weight.mul_(-1)
         first = [module.packed for module in twin.modules() if isinstance(module, PackedLinear)]
-        refresh(twin)
+        pack_again(twin)
         again = [module.packed for module in twin.modules() if isinstance(module, PackedLinear)]
         after, want = twin.hidden(twin.embed(IDS)), lm.hidden(lm.embed(IDS))
     assert sum(a is not b for a, b in zip(first, again, strict=True)) == 1  # only what was changed
@@ -76,7 +76,7 @@ def test_a_fused_optimiser_is_followed_too():
     torch.optim.AdamW([weight], lr=0.1, fused=True).step()
     assert weight._version == before
     with torch.no_grad():
-        refresh(twin)
+        pack_again(twin)
         after, want = twin.hidden(twin.embed(IDS)), lm.hidden(lm.embed(IDS))
     torch.testing.assert_close(after, want, rtol=0.05, atol=0.05 * want.abs().max().item())
 
