@@ -257,7 +257,7 @@ def test_from_a_file_to_a_model(
     monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 2)
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)
-    assert [row[0].removesuffix(" (default)") for row in run.grid.rows] == [
+    assert [row[0].removesuffix(" (default)") for row in run.speeds.rows] == [
         "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2, threshold 0.8",
     ]  # fmt: skip
     assert run.picture.exists()
