@@ -39,9 +39,10 @@ table1: install
 c-curves: install
 	PATH="$(abspath $(BIN)):$$PATH" bash lab/reproduce/c_curves.sh
 
-# Two processes with a thread each: most tests are too small for two threads. Long files come first (tests/conftest.py).
+# Three processes with a thread each, one more than cores: most tests are too small for two threads, and some wait. Long
+# files come first (tests/conftest.py).
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # For the loop of daily work: lint, and a tenth of the tests, those of the floors on which all others stand.
 QUICK := layers stages ops trees stats files prompts answers records sampling

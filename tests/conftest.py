@@ -22,11 +22,11 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "smallest_runs", "training", "grpo", "engine", "processes", "released", "methods", "sharded", "parallel_training", "real_factors",
-    "auto", "other_device", "parallel_evaluation", "serve_page", "shortlist", "terminal", "equations", "inside_page_browser",
-    "sequential", "generate_files", "fuzz", "lm_eval",
+    "smallest_runs", "training", "grpo", "engine", "device_script", "parallel_evaluation", "methods", "terminal", "shortlist", "released",
+    "update", "processes", "real_factors", "equations", "sharded", "parallel_training", "auto", "quickstart", "other_device", "fuzz",
+    "serve_page", "graphs", "inside_page_browser", "cli", "sequential", "generate_files", "lm_eval",
 )  # fmt: skip
-"""Files that take ten seconds or more, the longest first: two processes that take them in this order end together."""
+"""Files that take ten seconds or more, the longest first: processes that take them in this order end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

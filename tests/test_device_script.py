@@ -90,12 +90,10 @@ def check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_runs_on_a_cpu(tmp_path: Path) -> None:
     code, said = run(
-        *("MINUTES=4", f"OUT={tmp_path}", "DEVICE=cpu", f"PYTHON={sys.executable}", "PARTS=rollout check"),
+        *("MINUTES=4", f"OUT={tmp_path}", "DEVICE=cpu", f"PYTHON={sys.executable}", "PARTS=check"),
         OMP_NUM_THREADS="1",
     )
     assert code == 0, said
-    report = json.loads((tmp_path / "rollout" / "report.json").read_text())
-    assert set(report["cells"]) == {"ours", "merged", "rescored", "published"}
     provenance = json.loads((tmp_path / "provenance.json").read_text())
     assert provenance["versions"].keys() == {"colar", "torch", "transformers", "peft", "accelerate"}
     assert "an update" in (tmp_path / "check.log").read_text()

@@ -19,7 +19,7 @@ def test_the_notebook_runs(
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     text = "\n".join(sources)
-    for full, short in (("limit=2000", "limit=300"), ('"runs/quickstart")\nrun', f"{SHORT}\nrun")):
+    for full, short in (("limit=2000", "limit=120"), ('"runs/quickstart")\nrun', f"{SHORT}\nrun")):
         assert text.count(full) == 1
         text = text.replace(full, short)
     names: dict[str, Any] = {}
