@@ -1,11 +1,14 @@
-"""A reference from outside: llama.cpp's decode of the same model, in bfloat16, beside our CoT and CoLaR, in one run.
+"""A reference from outside: llama.cpp's decode of the same model beside our CoT and CoLaR, in one run.
 
     pip install xllamacpp gguf        # llama.cpp as a wheel; `make smollm2` brings the model
     python lab/benchmarks/llama_cpp.py --output results/speed/llama-cpp
+    python lab/benchmarks/llama_cpp.py --cells b1/100 --systems llama.cpp llama.cpp-q8 llama.cpp-q4 cot-eager \
+        cot-int8-eager cot-int4-eager --output results/speed/llama-cpp-quantised
 
 The work is that of `lab/benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
-latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written again with
-bfloat16 matrices, the precision that ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back.
+latents at c = 5, then 4 tokens of an answer). The packaged model is a GGUF file in 4 bits, `llama.cpp-q4`; it is
+written again with bfloat16 matrices, the precision that ours computes in, and in 8 bits, `llama.cpp-q8`. llama.cpp
+decodes tokens; no serving engine feeds latents back.
 Table, then one JSON line.
 """
 
@@ -29,6 +32,10 @@ from colar.model import backbones
 
 CELLS = {"b1/100": 1, "b32/100": 32}
 SYSTEMS = ("llama.cpp", "cot", "colar5")
+FILES = {"llama.cpp": "BF16", "llama.cpp-q8": "Q8_0", "llama.cpp-q4": None}
+"""llama.cpp's systems, and the type in which their matrices are written again; None: as they are."""
+EAGER = ("cot-float32-eager", "cot-eager", "cot-int8-eager", "cot-int4-eager")
+"""Ours without compilation, in other weights."""
 TOKENS = 100 + 1 + ANSWER
 """Tokens of a chain, the separator and an answer."""
 
@@ -39,7 +46,7 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
     # Our own systems do without it.
-    versions = {"xllamacpp": _version()} if "llama.cpp" in args.systems else {}
+    versions = {"xllamacpp": _version()} if any(name in FILES for name in args.systems) else {}
     order = shared.rounds_of(args.systems, args.rounds)
     runs = shared.run_systems(__file__, order, lambda run: f"{run['seconds']:.0f} s")
     cells = shared.medians(runs, args.systems)
@@ -60,13 +67,13 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """One system's run over both cells."""
-    if args.system != "llama.cpp":
+    """One system's run over the cells."""
+    if args.system not in FILES:
         return generate.measure(args.system, args)
     started = time.perf_counter()
     questions = [example.question for example in load_questions(args.source, args.data_dir)]
-    model = bfloat16_model()
-    cells = {name: llama_cpp(model, questions, n, args.threads) for name, n in CELLS.items()}
+    model = model_file(FILES[args.system])
+    cells = {name: llama_cpp(model, questions, CELLS[name], args.threads) for name in args.cells}
     return {"system": args.system, "cells": cells, "seconds": time.perf_counter() - started}
 
 
@@ -109,11 +116,13 @@ def llama_cpp(model: Path, questions: Sequence[str], slots: int, threads: int) -
     }
 
 
-def bfloat16_model() -> Path:
-    """The packaged GGUF file again, with bfloat16 in place of its quantised matrices; written once into the cache."""
+def model_file(matrices: str | None) -> Path:
+    """The packaged GGUF file, or the same with matrices of another type; written once into the cache."""
     import gguf
 
-    target = files.cache_folder() / "smollm2-135m-bf16.gguf"
+    if matrices is None:
+        return Path(backbones.smollm2_gguf())
+    target = files.cache_folder() / f"smollm2-135m-{matrices.lower()}.gguf"
     if target.exists():
         return target
     reader = gguf.GGUFReader(backbones.smollm2_gguf())
@@ -130,7 +139,7 @@ def bfloat16_model() -> Path:
     # Vectors (norms) stay in float32, as llama.cpp's own converter leaves them.
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        kind = gguf.GGMLQuantizationType.BF16 if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        kind = gguf.GGMLQuantizationType[matrices if values.ndim > 1 else "F32"]
         writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -142,8 +151,8 @@ def bfloat16_model() -> Path:
 
 def show(report: dict[str, Any]) -> None:
     columns = ("cell", "system", "questions/s", "ms/step")
-    table = shared.table("One model, bfloat16", columns, texts=("cell", "system"))
-    for name in CELLS:
+    table = shared.table("One model", columns, texts=("cell", "system"))
+    for name in next(iter(report["cells"].values())):
         for system, cells in report["cells"].items():
             cell = cells[name]
             questions = shared.shown(cell["questions_per_second"])
@@ -162,11 +171,13 @@ def _version() -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    args = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=3)).parse_args()
-    if "llama.cpp" in args.systems and args.backbone != "smollm2-135m":
+    every = sorted({*SYSTEMS, *FILES, *EAGER})
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, every, rounds=3))
+    parser.set_defaults(systems=list(SYSTEMS))
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    args = parser.parse_args()
+    if any(name in FILES for name in args.systems) and args.backbone != "smollm2-135m":
         raise SystemExit("llama.cpp reads smollm2-135m alone: name --systems without it for another backbone")
-    # `generate.measure` runs our systems and reads its own options.
-    args.cells = list(CELLS)
     return args
 
 

@@ -255,10 +255,10 @@ def serve(system: str, args: argparse.Namespace) -> None:
 def _serve_llama_cpp(args: argparse.Namespace) -> None:
     """llama.cpp's own server, with as many rows at a time as ours; it ends with the process."""
     import xllamacpp
-    from llama_cpp import bfloat16_model
+    from llama_cpp import model_file
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(bfloat16_model())
+    params.model.path = str(model_file("BF16"))
     params.model_alias = {"model"}
     params.hostnames = ["127.0.0.1"]
     params.port = args.port

@@ -146,7 +146,7 @@ def user_file(source: str, split: str) -> Path | None:
 
 
 def found(source: Source, data_dir: str | Path | None) -> str:
-    """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
+    """Name the place of a source: "built in", the Hub id, or the folder, with the splits whose files are not there."""
     under = _folder(data_dir)
     plans = {name: plan for name, plan in source.splits.items() if plan.files}
     if plans and under is not None:

@@ -167,7 +167,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         try:
             # Without math-verify's own timeouts: the process that asks kills this one instead.
             same = bool(verify(read(gold), read(answer), timeout_seconds=None))
-        except Exception:  # any result of a parser on a model's text:, it is not the answer
+        except Exception:  # any result of a parser on a model's text: it is not the answer
             same = False
         print("true" if same else "false", file=replies, flush=True)
 

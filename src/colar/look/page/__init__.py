@@ -19,6 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from colar.evaluation.tables import FEW
 from colar.evaluation.text_table import TextTable, percent
 from colar.look import tables
 from colar.look.page.charts import Chart, cause_chart, cost_chart, position_chart
@@ -30,10 +31,6 @@ VIEWER_SCRIPTS = (FOLDER / "viewer" / "viewer.js", FOLDER / "viewer" / "theme.js
 """The chain viewer, thoughts as chips of their tokens, and the switch for the theme: the server's page has them too."""
 STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
 SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
-
-
-FEW = 30
-"""Questions below which the intervals are too narrow."""
 
 
 @dataclass(frozen=True)
