@@ -32,8 +32,6 @@ RATIOS = {
     "sequential5_vs_own_cot_thinking_b32_shortlist": "the same with a shortlist",
     "sequential2_vs_gaussian2_step_b32": "ms a step, sequential / Gaussian, c = 2",
     "sequential5_vs_gaussian5_step_b32": "ms a step, sequential / Gaussian, c = 5",
-    "nucleus_vs_greedy_b32": "ms a step of CoT, top_p 0.9 / greedy",
-    "step_over_floor_b32": "ms a step, Gaussian at c = 5 / bare matrix products, 32 rows",
 }
 SERVERS = {
     "colar5": "`colar serve`, c = 5",
@@ -65,6 +63,15 @@ PEAKS = {
     "smollm2/cot": "an update of SmolLM2-135M, V = 49,152",
 }
 ENGINES = {"llama.cpp": "llama.cpp, CoT", "cot": "ours, CoT", "colar5": "ours, CoLaR at c = 5"}
+ONE_ROW = {
+    "llama.cpp": "llama.cpp, bfloat16",
+    "llama.cpp-q8": "llama.cpp, Q8_0",
+    "llama.cpp-q4": "llama.cpp, Q4_1",
+    "cot": "ours, bfloat16, compiled",
+    "cot-eager": "ours, bfloat16",
+    "cot-int8-eager": "ours, int8",
+    "cot-int4-eager": "ours, int4",
+}
 QUANTISED = {
     "cot-float32-eager": ("float32", ""),
     "cot-eager": ("bfloat16", "bfloat16"),
@@ -241,6 +248,16 @@ def engines(folder: Path) -> TextTable:
     return TextTable("", ["", "1 row: questions/s", "ms a step", "32 rows: questions/s", "ms a step"], body)
 
 
+def one_row(folder: Path) -> TextTable:
+    """Beside llama.cpp, in weights of fewer bits."""
+    cells = report(folder, "report-quantised")["cells"]
+    body = []
+    for system, name in ONE_ROW.items():
+        found = cells[system]["b1/100"]
+        body.append([name, digits(found["questions_per_second"]), digits(found["ms_per_step"])])
+    return TextTable("", ["CoT, 1 row", "questions/s", "ms a step"], body)
+
+
 def quantised(folder: Path) -> TextTable:
     """CPU time of a step, and accuracy."""
     cells = report(folder, "report-weights")["cells"]
@@ -272,5 +289,6 @@ TABLES: dict[str, Callable[[Path], TextTable]] = {
     "peaks": peaks,
     "kills": kills,
     "engines": engines,
+    "one_row": one_row,
     "quantised": quantised,
 }
