@@ -171,8 +171,12 @@ class SlotCache(Cache):  # type: ignore[misc]
     @property
     def positions(self) -> int:
         """The allocated positions, those of the largest layer."""
-        tensors = [tensor for layer in self._filled() for tensor in (layer.keys, layer.values)]
-        return max((tensor.shape[0] * tensor.shape[2] for tensor in tensors), default=0)
+        return max((tensor.shape[0] * tensor.shape[2] for tensor in self.tensors()), default=0)
+
+    def tensors(self) -> list[Tensor]:
+        """The keys and values of all layers that have been allocated."""
+        filled = self._filled()
+        return [*(layer.keys for layer in filled), *(layer.values for layer in filled)]
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` columns of slots `sources` into slots `targets`."""

@@ -169,7 +169,7 @@ class GraphedHidden(Recorder):
         """Last hidden states, (N, 1, D)."""
         graph: Forward | None = None
         if not self._gave_up:
-            addresses = [tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)]
+            addresses = [tensor.data_ptr() for tensor in cache.tensors()]
             if addresses != self._addresses:
                 self._drop()
                 self._addresses = addresses

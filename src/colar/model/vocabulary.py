@@ -169,8 +169,7 @@ class HeadRows:
     @classmethod
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
         """The head's rows at these ids. Gradients go through them to the head."""
-        known_S = torch.tensor(ids)
-        ids_S = devices.send(known_S, device)
+        known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
         added = adapter_rows(head)
         base = head if added is None else added.base
         if not is_linear(base):

@@ -91,21 +91,21 @@ def plan(
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
     trees = _trees(starts)
-    sizes = [trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees]
+    sizes = [sum(map(lengths.__getitem__, rows)) - trunk * (len(rows) - 1) for trunk, rows in trees]
     bins = _bins(sizes) if packed else [[tree] for tree in range(len(trees))]
-    sequences = [[trees[tree] for tree in own] for own in bins]
-    if len(sequences) == len(starts):
+    if len(bins) == len(starts):
         return None
 
     P = _padded_length(sizes, bins)
-    source = torch.zeros(len(sequences), P, dtype=torch.int64)
-    places = torch.zeros(len(sequences), P, dtype=torch.int64)
-    branches = torch.full((len(sequences), P), -1, dtype=torch.int64)
-    trunks = torch.full((len(sequences), P), -1, dtype=torch.int64)
+    source = torch.zeros(len(bins), P, dtype=torch.int64)
+    places = torch.zeros(len(bins), P, dtype=torch.int64)
+    branches = torch.full((len(bins), P), -1, dtype=torch.int64)
+    trunks = torch.full((len(bins), P), -1, dtype=torch.int64)
     target = torch.zeros(len(starts), width, dtype=torch.int64)
-    for sequence, own_trees in enumerate(sequences):
+    for sequence, members in enumerate(bins):
         begin, number = 0, 0
-        for trunk, rows in own_trees:
+        for tree in members:
+            trunk, rows = trees[tree]
             column = begin + trunk
             source[sequence, begin:column] = torch.arange(trunk) + rows[0] * width
             places[sequence, begin:column] = torch.arange(trunk)
@@ -135,8 +135,8 @@ def _bins(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
-    longest = max(sum(sizes[tree] for tree in own) for own in bins)
-    return round_up(longest)
+    totals = [sum(map(sizes.__getitem__, members)) for members in bins]
+    return round_up(max(totals))
 
 
 def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
