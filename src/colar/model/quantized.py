@@ -1,6 +1,6 @@
 """Linear layers in 8 or 4 bits: the weights alone, their inputs stay in the model's dtype.
 
-    int8    for inference, torchao: one scale a row of a weight
+    int8    for inference: one scale a row of a weight. On a CPU by `Int8Linear`, on a GPU by torchao
     int4    for inference, torchao: one scale and one offset for each GROUP numbers of a row, chosen by HQQ
     nf4     below an adapter that is trained, bitsandbytes (QLoRA, Dettmers et al. 2023): scales are quantised as well
 
@@ -12,28 +12,66 @@ so do the method's modules, which are small and were trained beside the embeddin
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from colar.checks import check_choice
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 WEIGHTS = ("int8", "int4")
 GROUP = 32
 """The smallest group of all kernels, and the most accurate. It divides the sizes of all known families."""
+FEW_ROWS = 8
+"""Rows up to which torch's product with int8 weights is faster than a product in bfloat16 where a CPU has one."""
+
+
+class Int8Linear(nn.Module):
+    """A linear layer of int8 weights with one scale a row, for a CPU and without gradient.
+
+    torch's kernel rounds its inputs and outputs to bfloat16 and adds up in float32.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        # A row of zeros has any scale.
+        scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
+        self.register_buffer("scale", scale)
+        self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self.bias = linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.most_rows = FEW_ROWS if devices.computes_bfloat16(torch.device("cpu")) else sys.maxsize
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        if x.dtype == torch.bfloat16 and len(rows) > self.most_rows:
+            y = F.linear(rows, self.weight.to(x.dtype)) * self.scale
+        else:
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).to(x.dtype)
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
 
 
 def check(weights: str, dtype: str, device: torch.device) -> None:
     """ValueError where weights cannot be quantised so; called before a model is loaded."""
     check_choice("weights", weights, WEIGHTS)
-    if importlib.util.find_spec("torchao") is None:
-        raise ValueError(f"weights {weights} needs torchao: from your clone of colar, pip install '.[quant]'")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weights {weights} runs on cpu and cuda, not on {device.type}")
+    if (weights, device.type) != ("int8", "cpu") and importlib.util.find_spec("torchao") is None:
+        raise ValueError(
+            f"weights {weights} on {device.type} needs torchao: from your clone of colar, pip install '.[quant]'"
+        )
     if weights == "int4" and dtype != "bfloat16":
         raise ValueError(f"weights int4 computes in bfloat16: give dtype bfloat16, not {dtype}")
 
@@ -43,8 +81,6 @@ def quantize(lm: LatentLM, weights: str, device: torch.device) -> None:
 
     ValueError for a model that has most of its weights in something else than linears, as GPT-2.
     """
-    from torchao.quantization import quantize_
-
     # int8 takes a row of any length.
     group = GROUP if weights == "int4" else 1
 
@@ -52,6 +88,11 @@ def quantize(lm: LatentLM, weights: str, device: torch.device) -> None:
         return type(module) is nn.Linear and module.in_features % group == module.out_features % group == 0
 
     _check_share(f"weights {weights}", lm.causal_lm, fits)
+    if weights == "int8" and device.type == "cpu":
+        _replace(lm.causal_lm.base_model, fits, Int8Linear)
+        return
+    from torchao.quantization import quantize_
+
     quantize_(lm.causal_lm.base_model, _config(weights, device), fits, device=device)
 
 
@@ -66,20 +107,29 @@ def quantize_below_adapter(lm: PreTrainedModel) -> None:
     def fits(module: nn.Module) -> bool:
         return type(module) is nn.Linear
 
+    def quantized(linear: nn.Linear) -> nn.Module:
+        made = Linear4bit(linear.in_features, linear.out_features, bias=False, device="meta")
+        made.weight = Params4bit(linear.weight.data, quant_type="nf4", module=made)
+        made.bias = linear.bias
+        # In evaluation bitsandbytes packs weights for the CPU, and training would go on with those.
+        made.support_avx512bf16_for_cpu = False
+        # To move it, to the same device as well, is what quantises it.
+        return made.to(linear.weight.device)
+
     _check_share("model.load_in_4bit", lm, fits)
-    for parent in list(lm.base_model.modules()):
-        for name, child in list(parent.named_children()):
-            if not fits(child):
-                continue
-            made = Linear4bit(child.in_features, child.out_features, bias=False, device="meta")
-            made.weight = Params4bit(child.weight.data, quant_type="nf4", module=made)
-            made.bias = child.bias
-            # In evaluation bitsandbytes packs weights for the CPU, and training would go on with those.
-            made.support_avx512bf16_for_cpu = False
-            # To move it, to the same device as well, is what quantises it.
-            setattr(parent, name, made.to(child.weight.device))
+    _replace(lm.base_model, fits, quantized)
     # peft chooses the kind of its layers by this.
     lm.is_loaded_in_4bit = True
+
+
+def _replace(
+    model: nn.Module, fits: Callable[[nn.Module], bool], make: Callable[[nn.Linear], nn.Module]
+) -> None:
+    """Replace linears in place, one after another: the memory of each is free before the next is made."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if fits(child):
+                setattr(parent, name, make(child))
 
 
 def _check_share(what: str, lm: PreTrainedModel, fits: Callable[[nn.Module], bool]) -> None:
