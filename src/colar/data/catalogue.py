@@ -178,7 +178,9 @@ def _one_file(path: str, hub: str | None) -> Split:
     return Split(files=((path,),), hub=hub)
 
 
-def _programs(about: str, licence: str, parser: Parser, files: str, hub: tuple[str, str] | None = None) -> Source:
+def _programs(
+    about: str, licence: str, parser: Parser, files: str, hub: tuple[str, str] | None = None
+) -> Source:
     """A source of training rows whose chains are programs; `hub` is its id, and the part of it to read."""
     hub_id, part = hub or (None, None)
     split = _one_file(files, part)
@@ -321,7 +323,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             splits=_coconut_splits("prontoqa"),
             parser=solution,
         ),
-        # Training rows only. Copies of the last three on the Hub hold rows of test sets, or are not known to be the same.
+        # Training rows only. No copies of the last three on the Hub are known to be the same: some hold test rows.
         "tinygsm": _programs(
             "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
             "million rows the first 100,000",
@@ -345,7 +347,10 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "mathcamps/*.json",
         ),
         "dmath": _programs(
-            "elementary-school problems by people, translated from Korean", "MIT", program_rows.dmath, "dmath/*.json"
+            "elementary-school problems by people, translated from Korean",
+            "MIT",
+            program_rows.dmath,
+            "dmath/*.json",
         ),
         "mawps": _programs(
             "one-step problems by people, without the rows that MultiArith, SVAMP and others test on",

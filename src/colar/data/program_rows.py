@@ -15,7 +15,6 @@ Otherwise the parser raises `NotStraight` with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from colar.data import programs
@@ -29,9 +28,9 @@ _PREAMBLE = re.compile(
     r"(?: and (?:python )?programs)?(?: are)?)\s*:\s*)+",
     re.IGNORECASE,
 )
-_OPTION = re.compile(r"([a-e])\s*\)\s*(.+?)(?=\s*,\s*[a-e]\s*\)|$)")
+_OPTION = re.compile(r"([a-e])\s*\)\s*(?:\1\s*\)\s*)?(.+?)(?=\s*,\s*[a-e]\s*\)|$)")
 _RUPEES = re.compile(r"\brs\s*\.?\s*")
-_SPACED = re.compile(r"\s+([.,?!;:%])(?!\d)")
+_SPACES = re.compile(r"\s+(?=[.,?!;:](?!\d))|(?<=\d)\s+(?=%)")
 _DEFINED = re.compile(r"\[\[var (\w+) = (.*)\]\]")
 _ASKED = re.compile(r"\[\[question \w+ = \['(\w+)'\]\]\]")
 _PRINT = re.compile(r"print\(.*?\b(var_\w+)\b.*\)\s*$")
@@ -57,14 +56,14 @@ def tinygsm(raw: Any) -> Fields:
 
 
 def mathqa(raw: Any) -> Fields:
-    """Parse MathQA: the right option is the answer, and the spaces between the words and their signs go."""
+    """Parse MathQA: the right option is the answer; spaces before punctuation go."""
     row = named_fields(raw)
     problem = text_of(row, "Problem")
     solution = programs.of_formula(text_of(row, "linear_formula"), problem)
     options = dict(_OPTION.findall(str(row.get("options", ""))))
-    given = options.get(str(row.get("correct", "")).strip())
-    given = given and _RUPEES.sub("", given)
-    return checked(_SPACED.sub(r"\1", problem), solution, given)
+    right = options.get(str(row.get("correct", "")).strip(), "")
+    given = _RUPEES.sub("", right) if "options" in row else None
+    return checked(_SPACES.sub("", problem), solution, given)
 
 
 def mathcamps(raw: Any) -> Fields:
@@ -96,4 +95,5 @@ def mawps(raw: Any) -> Fields:
     if not (left.strip().isidentifier() or right.strip().isidentifier()):
         raise NotStraight("an unknown to be solved for")
     expression = right if left.strip().isidentifier() else left
-    return checked(text_of(row, "sQuestion"), programs.of_python(f"result = {expression}"), solutions[0])
+    question = _SPACES.sub("", text_of(row, "sQuestion"))
+    return checked(question, programs.of_python(f"result = {expression}"), solutions[0])

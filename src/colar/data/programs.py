@@ -6,7 +6,7 @@
 
 Each assignment of an expression is one equation, its variables replaced by their values. Equations have the signs of
 GSM8k-Aug's, + - * /: an exact `//` is written as a division, a small power as a product, and a program that drops a
-remainder or rounds is refused. Equations that the answer takes nothing from are left out.
+remainder or rounds is refused. Equations that the answer takes nothing from, and repeated ones, are left out.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def of_python(code: str) -> Solution:
     if len(functions) == 1:
         body = functions[0].body
     values: dict[str, Number] = {}
-    behind: dict[str, set[int]] = {}
-    """The equations that a variable's value comes from, by index."""
-    equations: list[tuple[str, Number]] = []
-    answer: tuple[Number, set[int]] | None = None
+    behind: dict[str, set[str]] = {}
+    """The equations that a variable's value comes from."""
+    equations: dict[str, Number] = {}
+    answer: tuple[Number, set[str]] | None = None
     for node in body:
         expression = _expression_of(node)
         if expression is None:
@@ -94,10 +94,11 @@ def of_python(code: str) -> Solution:
         except RecursionError as error:
             raise NotStraight("an expression that is nested too deeply") from error
         names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]
-        used = {index for name in names for index in behind.get(name, ())}
+        used = {equation for name in names for equation in behind.get(name, ())}
         if rank < ATOM:
-            used.add(len(equations))
-            equations.append((f"<<{text}={written(value)}>>", value))
+            equation = f"<<{text}={written(value)}>>"
+            equations[equation] = value
+            used.add(equation)
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if not isinstance(target, ast.Name):
@@ -115,9 +116,10 @@ def of_python(code: str) -> Solution:
     if answer is None or not answer[1]:
         raise NotStraight("no equation")
     value, used = answer
-    if equations[max(used)][1] != value:
+    steps = tuple(equation for equation in equations if equation in used)
+    if equations[steps[-1]] != value:
         raise NotStraight("an answer that is not the last result")
-    return Solution(tuple(equations[index][0] for index in sorted(used)), value)
+    return Solution(steps, value)
 
 
 def _parsed(code: str) -> list[ast.stmt]:
@@ -167,7 +169,9 @@ def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
     match node:
         case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in CASTS:
             places = 0
-        case ast.Call(func=ast.Name(id="round" as name), args=[inner, ast.Constant(value=int(places))], keywords=[]):
+        case ast.Call(
+            func=ast.Name(id="round" as name), args=[inner, ast.Constant(value=int(places))], keywords=[]
+        ):
             pass
         case _:
             raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
@@ -212,15 +216,20 @@ def written(value: Number) -> str:
 
 
 def of_formula(formula: str, problem: str) -> Solution:
-    """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order."""
-    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", problem)
+    """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order.
+
+    Formulas that compute constants from constants, or use less than half of the numbers, hit the answer by chance.
+    """
+    numbers = [Fraction(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", problem)]
+    used = set()
 
     def argument(text: str) -> str:
         constant = CONSTANT.fullmatch(text)
         if constant:
             return constant[1].replace("_", ".")
         if text[:1] == "n" and text[1:].isdigit() and int(text[1:]) < len(numbers):
-            return written(Fraction(numbers[int(text[1:])].replace(",", "")))
+            used.add(numbers[int(text[1:])])
+            return written(numbers[int(text[1:])])
         return text.replace("#", "result_")
 
     lines = []
@@ -228,6 +237,9 @@ def of_formula(formula: str, problem: str) -> Solution:
         match = FORMULA.fullmatch(part.strip())
         if match is None or match[1] not in BINARY:
             raise NotStraight(f"an operation that is no arithmetic: {part.partition('(')[0][:20]}")
-        left, right = argument(match[2]), argument(match[3])
-        lines.append(f"result_{index} = {left} {BINARY[match[1]]} {right}")
+        if CONSTANT.fullmatch(match[2]) and CONSTANT.fullmatch(match[3]):
+            raise NotStraight("a formula that computes constants from constants")
+        lines.append(f"result_{index} = {argument(match[2])} {BINARY[match[1]]} {argument(match[3])}")
+    if 2 * len(used) < len(set(numbers)):
+        raise NotStraight("a formula that leaves out most numbers of the problem")
     return of_python("\n".join(lines))
