@@ -88,7 +88,8 @@ def dmath(raw: Any) -> Fields:
 def mawps(raw: Any) -> Fields:
     """Parse MAWPS: rows of one equation, one side of which is the unknown alone."""
     row = named_fields(raw)
-    equations, solutions = row.get("lEquations") or (), row.get("lSolutions") or ()
+    equations: list[str] = row.get("lEquations") or []
+    solutions: list[Any] = row.get("lSolutions") or []
     if len(equations) != 1 or len(solutions) != 1:
         raise NotStraight("a system of equations, or none")
     left, _, right = equations[0].partition("=")

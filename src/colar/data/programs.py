@@ -132,7 +132,8 @@ def _parsed(code: str) -> list[ast.stmt]:
     spellings = [text, *([function[1] + textwrap.indent(function[2], " ")] if function else ())]
     for spelling in spellings:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            return ast.parse(spelling).body
+            found: list[ast.stmt] = ast.parse(spelling).body
+            return found
     raise NotStraight("not Python, or cut off")
 
 
@@ -154,8 +155,9 @@ def _expression_of(node: ast.stmt) -> ast.expr | None:
 
 def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
     """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) < 1e15:
-        found = Fraction(str(node.value))
+    number = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e15:
+        found = Fraction(str(number))
         return found, written(found), ATOM
     if isinstance(node, ast.Name):
         if node.id not in values:
@@ -187,7 +189,7 @@ def _operation(node: ast.BinOp, values: dict[str, Number]) -> tuple[Number, str,
     right, right_text, right_rank = _walk(node.right, values)
     sign, compute = OPERATORS.get(type(node.op), ("", None))
     if isinstance(node.op, ast.Pow) and right in range(2, MOST_FACTORS + 1):
-        sign, value = "*", left**right
+        sign, value = "*", left ** int(right)
         factor = left_text if left_rank == ATOM and left >= 0 else f"({left_text})"
         text = "*".join([factor] * int(right))
     elif compute is None:
