@@ -41,7 +41,7 @@ class Neighbour(NamedTuple):
 @torch.no_grad()
 def directions(lm: LatentLM) -> Tensor:
     """The vocabulary's embeddings at length 1, (V, D): made once for many calls of `cosine_with`."""
-    return torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
+    return torch.nn.functional.normalize(lm.embedding_table().float(), dim=-1)
 
 
 def cosine_with(latents_KD: Tensor, directions_VD: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Nearest:
 
     @torch.no_grad()
     def _find(self, wanted: Sequence[Wanted]) -> list[Near]:
-        vocabulary_VD = self.lm.vocabulary()
+        vocabulary_VD = self.lm.embedding_table()
         if self._norms_V is None:
             norms_V = torch.linalg.vector_norm(vocabulary_VD, dim=-1, dtype=torch.float32)
             self._norms_V = norms_V.clamp(min=1e-12)
