@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
 from colar.data.sources import GENERATORS
+from colar.folders import require_writable
 from colar.methods import pretrained, registry
 from colar.recipe import run_claim
 from colar.recipe.dry_run import check
@@ -271,6 +274,41 @@ def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in
     assert words in str(error.value)
 
 
+TEXTS = st.text() | st.sampled_from(
+    [
+        "1e-3",
+        "0o17",
+        "0x1F",
+        "010",
+        "1:30",
+        "2026-01-31",
+        "yes",
+        "True",
+        "~",
+        "null",
+        ".5",
+        "1.",
+        ".inf",
+        "<<",
+        "=",
+        "-",
+        "#",
+    ]
+)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+
+
+@given(
+    st.dictionaries(
+        TEXTS, st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+    )
+)
+@settings(deadline=None, derandomize=True)
+def test_written_yaml_is_read_as_the_same_values(values):
+    """Also texts that YAML 1.1, or 1.2 alone, would read as a number."""
+    assert repr(yaml_settings.read_yaml(yaml_settings.yaml_text(values))) == repr(values)
+
+
 def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
     more = "shared: &shared {a: 1, b: 2}\nmine: {<<: *shared, a: 3}\n"
     assert yaml_settings.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
@@ -513,7 +551,7 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
 
 def test_a_run_folder_belongs_to_one_run(tiny, capsys):
     first = recipe.load(tiny)
-    output = files.require_writable(first.output)
+    output = require_writable(first.output)
     recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
     recipe.claim_run(first, output)
     (output / "best").mkdir()

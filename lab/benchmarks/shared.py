@@ -23,6 +23,8 @@ import torch
 from rich.table import Table
 
 from colar import files, progress
+from colar.folders import require_writable
+from colar.provenance import collect_provenance
 
 Run = dict[str, Any]
 """The JSON of one system's run: "system" and the numbers that it measured."""
@@ -140,7 +142,7 @@ def publish(
     report: dict[str, Any], output: str, show: Callable[[dict[str, Any]], None], summary: object
 ) -> None:
     """Write report.json, print the table, then `summary` as one line of JSON. Exit code 1 where a run has failed."""
-    path = files.require_writable(output) / "report.json"
+    path = require_writable(output) / "report.json"
     files.write_json(path, report)
     show(report)
     print(json.dumps(summary))
@@ -204,4 +206,4 @@ def used_gib(process: int | str = "self") -> float:
 def provenance() -> dict[str, Any]:
     """The command, versions, machine, commit and GPU (null without one) behind a report."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return files.provenance() | {"accelerator": gpu}
+    return collect_provenance() | {"accelerator": gpu}

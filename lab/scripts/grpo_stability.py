@@ -16,6 +16,8 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
+from colar.folders import require_writable
+from colar.provenance import collect_provenance
 
 METRICS = (
     "latents/sigma",
@@ -112,14 +114,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, in the order of the table")
     parser.add_argument("--output", required=True, help="folder for table and picture")
     args = parser.parse_args()
-    output = files.require_writable(args.output)
+    output = require_writable(args.output)
     histories = {run.name: files.read_json(run / "history.json") for run in args.runs}
     rows = [summary(name, history) for name, history in histories.items()]
     short = {
         name: [{key: _six_digits(value) for key, value in row.items() if key in LOGGED} for row in history]
         for name, history in histories.items()
     }
-    found = {"provenance": files.provenance(), "runs": rows, "histories": short}
+    found = {"provenance": collect_provenance(), "runs": rows, "histories": short}
     files.write_json(output / "report.json", found)
     files.write_text(output / "report.md", markdown(rows))
     drawn = picture.save(draw(histories), output / "curves.png")

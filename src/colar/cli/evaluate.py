@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import PartialState
 from rich.console import Console
 
-from colar import files, processes, progress
+from colar import processes, progress
 from colar.cli import collector_off
 from colar.cli.checkpoints import (
     check_backbone,
@@ -42,7 +42,9 @@ from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
 from colar.evaluation.records import RecordFiles, find_records
 from colar.evaluation.text_table import print_tables
+from colar.folders import locked, require_writable
 from colar.model import checkpoint
+from colar.provenance import collect_provenance
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -118,11 +120,11 @@ def add_report(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    output = files.require_writable(args.output)
+    output = require_writable(args.output)
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.locked(output)))
+        processes.from_main(lambda: lock.enter_context(locked(output)))
         _evaluate(args, output)
     processes.leave()
 
@@ -193,7 +195,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_report(args: argparse.Namespace) -> None:
     records = find_records(args.records)
-    output = files.require_writable(args.output)
+    output = require_writable(args.output)
     _write_report(
         records,
         output,
@@ -215,7 +217,7 @@ def _write_report(
         output,
         RecordFiles(records),
         title=title,
-        provenance=files.provenance() | report.settings_of(records),
+        provenance=collect_provenance() | report.settings_of(records),
         nearest=nearest,
         pairs=pairs,
     )

@@ -32,6 +32,7 @@ from colar.look.thought import directions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.provenance import collect_provenance
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
@@ -157,7 +158,7 @@ class Inspection:
         numbers = [system.numbers for system in self.systems]
         return {
             **self.more,
-            "provenance": files.provenance(),
+            "provenance": collect_provenance(),
             "systems": numbers,
             "comparisons": system_differences(numbers, self.examples),
         }

@@ -27,8 +27,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from colar import files, progress
+from colar import progress
 from colar.checks import check_choice, in_library
+from colar.folders import cache_folder, replace_folder
 from colar.model import tiny
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -200,7 +201,7 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
 
     transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
-    folder = files.cache_folder() / "smollm2-135m"
+    folder = cache_folder() / "smollm2-135m"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may find no copy at the same time: one converts, the other waits.
     with FileLock(folder.parent / ".smollm2-135m.lock"):
@@ -225,7 +226,7 @@ def _convert_smollm2(folder: Path) -> None:
         del lm.config.quantization_config
     if hasattr(lm.config, "_pre_quantization_dtype"):
         del lm.config._pre_quantization_dtype
-    with files.replace_folder(folder) as partial:
+    with replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
 

@@ -28,6 +28,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
 from colar.checks import check_choice, check_holds, in_library
+from colar.folders import replace_folder
 from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -115,10 +116,10 @@ def check_replaceable(folder: str | Path) -> None:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
+    """`replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
     own for a full disk, which callers do not expect."""
     try:
-        with files.replace_folder(folder) as partial:
+        with replace_folder(folder) as partial:
             yield partial
     except SafetensorError as error:
         raise OSError(f"cannot write {folder}: {error}") from error

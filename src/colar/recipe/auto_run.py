@@ -21,6 +21,7 @@ from colar.data import own, sources
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
+from colar.folders import require_writable
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
@@ -68,7 +69,7 @@ def train(
     Raises:
         ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
     """
-    output = files.require_writable(output)
+    output = require_writable(output)
     stages = prepare_run(
         model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
         judge=judge, overrides=overrides,

@@ -33,11 +33,12 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from colar import files, processes, progress
+from colar import processes, progress
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint, weights
 from colar.model.latent_lm import LatentLM
+from colar.provenance import collect_provenance
 from colar.training.curriculum import Curriculum
 from colar.training.rows import Schedule
 from colar.training.run_folder import PREFIX, RunFolder, write_digests
@@ -225,7 +226,7 @@ class Publisher:
             "step": state.global_step,
             "epoch": state.epoch,
             "seconds": round(self.clock.seconds, 1),
-            "provenance": files.provenance(),
+            "provenance": collect_provenance(),
         }
         return run, card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
 
