@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar import __version__, files, folders, yaml_settings
-from colar.folders import locked, replace_folder, require_writable
-from colar.provenance import collect_provenance
+from colar import __version__, files, processes, yaml_settings
+from colar.evaluation.provenance import collect_provenance
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},
@@ -72,7 +71,7 @@ def test_a_new_folders_files_are_readable_as_the_umask_says(tmp_path):
     """Also one that a library wrote for its owner alone, as safetensors does."""
     plain = tmp_path / "plain"
     plain.write_text("text")
-    with replace_folder(tmp_path / "new") as partial:
+    with files.replace_folder(tmp_path / "new") as partial:
         (partial / "inner").mkdir()
         for path in (partial / "weights", partial / "inner" / "weights"):
             path.write_text("text")
@@ -212,7 +211,7 @@ def tree(folder):
 
 
 def fill(target, **texts):
-    with replace_folder(target) as partial:
+    with files.replace_folder(target) as partial:
         for name, text in texts.items():
             files.write_text(partial / name, text)
 
@@ -240,7 +239,7 @@ def test_what_fails_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
     fill(tmp_path / "final", a="1")
 
     def break_off():
-        with replace_folder(tmp_path / "final") as partial:
+        with files.replace_folder(tmp_path / "final") as partial:
             files.write_text(partial / "a", "2")
             raise KeyboardInterrupt
 
@@ -252,8 +251,8 @@ def test_what_fails_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
 def test_a_kill_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
     fill(tmp_path / "final", a="1")
     program = (
-        "import os, sys; from colar import files; from colar.folders import replace_folder\n"
-        "with replace_folder(sys.argv[1]) as partial:\n"
+        "import os, sys; from colar import files\n"
+        "with files.replace_folder(sys.argv[1]) as partial:\n"
         "    files.write_text(partial / 'a', '2'); os._exit(9)\n"
     )
     done = subprocess.run(
@@ -271,40 +270,40 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
     fill(tmp_path / "final", a="1")
     os.replace(tmp_path / "final", tmp_path / ".final.old")
     fill(tmp_path / ".final.partial", a="2")
-    with pytest.raises(OSError, match="disk full"), replace_folder(tmp_path / "final"):
+    with pytest.raises(OSError, match="disk full"), files.replace_folder(tmp_path / "final"):
         raise OSError("disk full")
     assert tree(tmp_path) == {"final/a": "1"}
 
 
 def test_an_output_folder_is_tried_before_long_work(tmp_path):
-    assert require_writable(tmp_path / "a" / "b").is_dir()
+    assert files.require_writable(tmp_path / "a" / "b").is_dir()
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write to .*file/sub"):
-        require_writable(tmp_path / "file" / "sub")
+        files.require_writable(tmp_path / "file" / "sub")
 
 
 def test_an_output_folder_without_a_name_is_not_the_working_directory(tmp_path, monkeypatch):
     """`--output "$OUT"`, where OUT was never set."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="the output folder has no name"):
-        require_writable("")
-    assert require_writable(".").is_dir()
+        files.require_writable("")
+    assert files.require_writable(".").is_dir()
 
 
 def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
     program = (
-        "import sys; from colar.folders import locked\n"
-        "with locked(sys.argv[1]):\n"
+        "import sys; from colar import processes\n"
+        "with processes.locked(sys.argv[1]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process is writing to"), locked(tmp_path):
+        with pytest.raises(ValueError, match="another process is writing to"), processes.locked(tmp_path):
             pass
         holder.kill()
-    with locked(tmp_path), locked(tmp_path / "."):  # one process may ask twice
+    with processes.locked(tmp_path), processes.locked(tmp_path / "."):  # one process may ask twice
         pass
 
 
@@ -313,12 +312,12 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
     def refused(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folders.fcntl, "flock", refused)
+    monkeypatch.setattr(processes.fcntl, "flock", refused)
     inside = False
-    with locked(tmp_path):
+    with processes.locked(tmp_path):
         inside = True
     assert inside
-    with pytest.raises(OSError, match="of the block itself"), locked(tmp_path):
+    with pytest.raises(OSError, match="of the block itself"), processes.locked(tmp_path):
         raise OSError("of the block itself")
 
 

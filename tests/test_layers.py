@@ -21,14 +21,14 @@ LAYERS = (
     ("template",),
     ("ops", "data"),
     ("processes",),
-    ("yaml_settings", "folders"),
-    ("files", "progress", "checks", "provenance"),
+    ("yaml_settings",),
+    ("files", "progress", "checks"),
     ("__init__",),
 )
 """From the top down; packages of one layer never import each other. `colar/__init__.py` has the version and public names."""
 
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
-WITHOUT_TORCH = ("data", "yaml_settings", "files", "folders", "progress", "checks", "recipes")
+WITHOUT_TORCH = ("data", "yaml_settings", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 

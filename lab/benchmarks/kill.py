@@ -31,8 +31,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from colar import files, progress
-from colar.folders import require_writable
-from colar.provenance import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from launch import Group  # the server of processes is the tests'
@@ -161,7 +160,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="the first N of SFT, GRPO and evaluation")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     work = Path(args.work)
     shutil.rmtree(work, ignore_errors=True)
 

@@ -27,7 +27,7 @@ import shared
 from rich.console import Console
 from work import ANSWER, load_questions
 
-from colar.folders import cache_folder
+from colar import files
 from colar.model import backbones
 
 CELLS = {"b1/100": 1, "b32/100": 32}
@@ -122,7 +122,7 @@ def model_file(matrices: str | None) -> Path:
 
     if matrices is None:
         return Path(backbones.smollm2_gguf())
-    target = cache_folder() / f"smollm2-135m-{matrices.lower()}.gguf"
+    target = files.cache_folder() / f"smollm2-135m-{matrices.lower()}.gguf"
     if target.exists():
         return target
     reader = gguf.GGUFReader(backbones.smollm2_gguf())

@@ -39,7 +39,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from work import best_device
 
 from colar import files, progress, recipe
-from colar.folders import require_writable
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, NoParams, Row
 from colar.model import backbones, chunks
@@ -72,7 +71,7 @@ def main() -> None:
         return
 
     # Each cell is kept at once: called again after an end in the middle, only the other cells are run.
-    kept = require_writable(args.output) / "runs.jsonl"
+    kept = files.require_writable(args.output) / "runs.jsonl"
     runs = files.resume_jsonl(kept)
     done = [run["system"] for run in runs]
     with files.append_jsonl(kept) as write:

@@ -37,7 +37,6 @@ from work import FACTOR, Cell, Unending, best_device, load_chains, load_model, l
 
 from colar import files, progress
 from colar.engine.engine import Engine
-from colar.folders import require_writable
 from colar.methods.base import Batch
 from colar.model.latent_lm import LoraSettings
 from colar.ops import devices
@@ -63,7 +62,7 @@ LONGEST = 10
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
-    path = require_writable(args.output) / "profile.json"
+    path = files.require_writable(args.output) / "profile.json"
     cells = list(itertools.product(args.work, args.method, args.how, args.rows))
     found: dict[str, dict[str, Any]] = {}
     for work, method, how, n in progress.track(cells, "profile"):

@@ -193,12 +193,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def model_folder(backbone: str) -> str:
     """The backbone as a Hugging Face folder."""
-    from colar.folders import cache_folder
+    from colar import files
     from colar.model import backbones
 
     if Path(backbone).is_dir():
         return backbone
-    folder = cache_folder() / (backbone if backbone == "smollm2-135m" else f"bench-{backbone}")
+    folder = files.cache_folder() / (backbone if backbone == "smollm2-135m" else f"bench-{backbone}")
     if not folder.exists():
         # `smollm2-135m` is written there as it is loaded.
         loaded = backbones.load(backbone, "bfloat16", seed=0)

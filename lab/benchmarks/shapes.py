@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from colar.folders import replace_folder
+from colar import files
 from colar.model import backbones
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def main() -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         lm = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     tokenizer = backbones.load(args.tokenizer).tokenizer
-    with replace_folder(args.output) as partial:
+    with files.replace_folder(args.output) as partial:
         lm.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     print(args.output)

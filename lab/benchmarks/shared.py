@@ -23,8 +23,7 @@ import torch
 from rich.table import Table
 
 from colar import files, progress
-from colar.folders import require_writable
-from colar.provenance import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 Run = dict[str, Any]
 """The JSON of one system's run: "system" and the numbers that it measured."""
@@ -142,7 +141,7 @@ def publish(
     report: dict[str, Any], output: str, show: Callable[[dict[str, Any]], None], summary: object
 ) -> None:
     """Write report.json, print the table, then `summary` as one line of JSON. Exit code 1 where a run has failed."""
-    path = require_writable(output) / "report.json"
+    path = files.require_writable(output) / "report.json"
     files.write_json(path, report)
     show(report)
     print(json.dumps(summary))

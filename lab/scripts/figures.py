@@ -18,7 +18,6 @@ from typing import Any
 from colar import files
 from colar.evaluation import picture
 from colar.evaluation.report_rows import Report
-from colar.folders import require_writable
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab"))
@@ -143,7 +142,7 @@ def main() -> None:
         "--output", type=Path, default=RESULTS / "figures", help="folder for data and pictures"
     )
     args = parser.parse_args()
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     made = committed()
     if args.runs:
         made |= inspected(args.runs / "inside") | scaled(output.parent / "toy" / "sizes")

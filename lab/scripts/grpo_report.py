@@ -19,9 +19,8 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture, stats
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked, cluster_of
-from colar.folders import require_writable
-from colar.provenance import collect_provenance
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 
@@ -295,7 +294,7 @@ def main() -> None:
     parser.add_argument("--committed", type=Path, help="records.jsonl.gz of systems tested before")
     parser.add_argument("--output", required=True, help="folder for differences and picture")
     args = parser.parse_args()
-    output, folder = require_writable(args.output), args.folder
+    output, folder = files.require_writable(args.output), args.folder
     tests = committed(args.committed, args.seeds) if args.committed else {}
     tests |= {
         name: {seed: loaded(folder / "test" / f"{name}-{seed}" / "records.jsonl") for seed in args.seeds}

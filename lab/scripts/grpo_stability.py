@@ -16,8 +16,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
-from colar.folders import require_writable
-from colar.provenance import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 METRICS = (
     "latents/sigma",
@@ -114,7 +113,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, in the order of the table")
     parser.add_argument("--output", required=True, help="folder for table and picture")
     args = parser.parse_args()
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     histories = {run.name: files.read_json(run / "history.json") for run in args.runs}
     rows = [summary(name, history) for name, history in histories.items()]
     short = {

@@ -20,7 +20,6 @@ from colar import files
 from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import cell_from_json
 from colar.evaluation.text_table import TextTable, markdown, percent
-from colar.folders import require_writable
 
 Record = dict[str, Any]
 
@@ -87,7 +86,7 @@ def main() -> None:
             "Questions, in %, whose chain is as long as c asks for, and as long as the same model's at a trained c."
         ],
     )
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     files.write_json(output / "lengths.json", rows)
     files.write_text(output / "lengths.md", markdown(grid) + "\n")
     print(markdown(grid))

@@ -25,9 +25,9 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, speed_text
-from colar.provenance import collect_provenance
 
 Record = dict[str, Any]
 ARROW = " -> "

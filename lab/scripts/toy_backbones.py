@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from colar import files
-from colar.folders import replace_folder, require_writable
 from colar.model import tiny
 
 SIZES = {"0.1m": (48, 3), "0.4m": (96, 3), "1.8m": (192, 4), "6m": (288, 6)}
@@ -47,7 +46,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for all of them")
     parser.add_argument("--parameters", type=Path, help="file for their numbers (FOLDER/parameters.json)")
     args = parser.parse_args()
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     disable_progress_bar()
     parameters = {}
     for name in args.sizes:
@@ -57,7 +56,7 @@ def main() -> None:
             parameters[name] = lm.num_parameters()
             folder = output / f"{name}-{seed}"
             if not folder.exists():
-                with replace_folder(folder) as partial:
+                with files.replace_folder(folder) as partial:
                     lm.save_pretrained(partial)
                     tiny.build_tokenizer().save_pretrained(partial)
     files.write_json(args.parameters or output / "parameters.json", parameters)

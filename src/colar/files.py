@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic replacement, and append-only JSONL with resume.
+"""Files and folders that survive a kill: atomic replacement, and append-only JSONL with resume.
 
 A file is either the old one or the new one, never half of each: text is written beside its target and
 renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
@@ -6,8 +6,10 @@ renamed over it. Records are appended one line at a time; a line torn by a kill 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +31,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
-        os.chmod(temporary, shared_mode())
+        os.chmod(temporary, _mode())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -155,7 +157,87 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
         yield write
 
 
-def shared_mode() -> int:
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, 64 hex digits."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """16 hex digits by which texts, one behind another, are known again on every machine."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Folder of what can be made again: $COLAR_CACHE, or colar/ in the user's cache folder."""
+    if "COLAR_CACHE" in os.environ:
+        return Path(os.environ["COLAR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
+
+
+def require_writable(folder: str | Path) -> Path:
+    """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
+    # The working directory is `.`: an empty name is a shell's variable that was never set.
+    if folder == "":
+        raise ValueError("the output folder has no name: it is an empty text")
+    folder = Path(folder)
+    if folder.is_file():
+        raise ValueError(f"cannot write to {folder}: it is a file, and a folder is needed")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+@contextmanager
+def replace_folder(target: str | Path) -> Iterator[Path]:
+    """Give a fresh folder to fill; at the end it takes the place of `target`.
+
+        fill .name.partial  ->  name to .name.old  ->  .name.partial to name  ->  remove .name.old
+
+    An error while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
+    two renames it leaves the old one as `.name.old`, and the next call puts it back. Files can be
+    read by whom the umask lets. Where `target` is a link, the folder that it leads to is replaced.
+    """
+    target = Path(target)
+    # A link would be moved away and left behind, and no folder can be renamed over it the next time.
+    if target.is_symlink():
+        target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    old = target.with_name(f".{target.name}.old")
+
+    # What an earlier kill left: a folder that was moved away comes back, an unfinished one goes.
+    if old.exists() and not target.exists():
+        os.replace(old, target)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+    partial.mkdir()
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    # Some libraries write files that only their owner may read: safetensors from 0.8 on. A server has its own user.
+    mode = _mode()
+    for path in partial.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+    # A folder cannot be renamed over another one that holds files, hence two renames.
+    if target.exists():
+        os.replace(target, old)
+    os.replace(partial, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _mode() -> int:
     """The mode of a file that the umask gives it; libraries make files that their owner alone may read."""
     # It can only be read by setting it.
     mask = os.umask(0)

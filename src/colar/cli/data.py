@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from colar import files
 from colar.cli.options import (
     Parser,
     columns_of,
@@ -20,7 +21,6 @@ from colar.data import catalogue, own, sources
 from colar.data.example import Example
 from colar.data.renumber import renumber
 from colar.data.renumber.equations import CannotRenumber
-from colar.folders import require_writable
 
 BARS = 10
 """Most bars of the histogram of lengths."""
@@ -150,7 +150,7 @@ def data_prepare(args: argparse.Namespace) -> None:
     written = sources.prepare(
         args.source,
         args.splits or sources.splits_of(args.source),
-        require_writable(args.output),
+        files.require_writable(args.output),
         data_dir=args.data_dir,
         limit=args.limit,
         seed=args.data_seed,

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import PartialState
 from rich.console import Console
 
-from colar import processes, progress
+from colar import files, processes, progress
 from colar.cli import collector_off
 from colar.cli.checkpoints import (
     check_backbone,
@@ -40,11 +40,10 @@ from colar.cli.options import (
 )
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, find_records
 from colar.evaluation.text_table import print_tables
-from colar.folders import locked, require_writable
 from colar.model import checkpoint
-from colar.provenance import collect_provenance
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -120,11 +119,11 @@ def add_report(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(locked(output)))
+        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
         _evaluate(args, output)
     processes.leave()
 
@@ -195,7 +194,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_report(args: argparse.Namespace) -> None:
     records = find_records(args.records)
-    output = require_writable(args.output)
+    output = files.require_writable(args.output)
     _write_report(
         records,
         output,

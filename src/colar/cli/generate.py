@@ -24,7 +24,6 @@ from colar.cli.options import (
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, answer_key, fold
 from colar.evaluation import answer_files
-from colar.folders import require_writable
 from colar.look.thought import read_thoughts
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     if args.input:
         rows = answer_files.read_questions(args.input)
     if args.output:
-        require_writable(Path(args.output).resolve().parent)
+        files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
     check_backbone([folder], args)
     [grid] = param_grids({args.checkpoint: folder}, args).values()

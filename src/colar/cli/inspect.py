@@ -35,7 +35,6 @@ from colar.cli.options import (
 )
 from colar.engine.request import Decoding
 from colar.evaluation.text_table import print_tables
-from colar.folders import require_writable
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.look.tables import all_tables
 from colar.model import checkpoint
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
-    require_writable(output.parent)
+    files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
     say_judged_by(args.judge, paths)

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from colar import progress, recipes, yaml_settings
+from colar import files, progress, recipes, yaml_settings
 from colar.cli import collector_off
 from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
-from colar.folders import require_writable
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"unknown {word}{begun}")
     output: Path | None
     if auto:
-        output = require_writable(args.output)
+        output = files.require_writable(args.output)
         stages = recipe.prepare_run(
             args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
         )

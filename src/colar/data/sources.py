@@ -30,7 +30,6 @@ from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import Entries
 from colar.data.example import SPLITS, Example, collapsed, question_hash
 from colar.data.fields import Fields, Parser
-from colar.folders import require_writable
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
@@ -94,7 +93,7 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
     `load(output, split)` reads them back to equal rows. Other arguments and errors are `load`'s.
     """
     # Now rather than after a long read.
-    require_writable(output)
+    files.require_writable(output)
     paths = []
     for split in splits:
         rows = [example.as_row() for example in load(source, split, **how)]

@@ -35,10 +35,10 @@ import numpy.typing as npt
 from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import Answers, Cells, Record, by_cell
 from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
-from colar.provenance import collect_provenance
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"

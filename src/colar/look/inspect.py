@@ -23,6 +23,7 @@ from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
 from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
 from colar.look.cost import control_results, difference
@@ -32,7 +33,6 @@ from colar.look.thought import directions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.provenance import collect_provenance
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""

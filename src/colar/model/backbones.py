@@ -9,7 +9,6 @@ anything else     a Hub id
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +26,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from colar import progress
+from colar import files, progress
 from colar.checks import check_choice, in_library
-from colar.folders import cache_folder, replace_folder
 from colar.model import tiny
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -132,13 +130,11 @@ def fingerprint(lm: PreTrainedModel) -> str:
     not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
     the stored weights in every dtype.
     """
-    digest = hashlib.sha256()
     config = lm.config.get_text_config()
-    digest.update(f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}".encode())
+    shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
     weight = lm.get_input_embeddings().weight
     rows = weight.detach()[:64].to("cpu", torch.bfloat16).contiguous()
-    digest.update(rows.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return files.digest([shape, rows.view(torch.int16).numpy().tobytes()])
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,7 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
 
     transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
-    folder = cache_folder() / "smollm2-135m"
+    folder = files.cache_folder() / "smollm2-135m"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may find no copy at the same time: one converts, the other waits.
     with FileLock(folder.parent / ".smollm2-135m.lock"):
@@ -226,7 +222,7 @@ def _convert_smollm2(folder: Path) -> None:
         del lm.config.quantization_config
     if hasattr(lm.config, "_pre_quantization_dtype"):
         del lm.config._pre_quantization_dtype
-    with replace_folder(folder) as partial:
+    with files.replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
 

@@ -12,7 +12,6 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import difflib
-import hashlib
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
 from colar.checks import check_choice, check_holds, in_library
-from colar.folders import replace_folder
 from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -116,10 +114,10 @@ def check_replaceable(folder: str | Path) -> None:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """`replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
+    """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
     own for a full disk, which callers do not expect."""
     try:
-        with replace_folder(folder) as partial:
+        with files.replace_folder(folder) as partial:
             yield partial
     except SafetensorError as error:
         raise OSError(f"cannot write {folder}: {error}") from error
@@ -318,13 +316,10 @@ def resolve(path_or_id: str | Path) -> Path:
 def digest(folder: Path) -> str:
     """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
     check_folder(folder)
-    found = hashlib.sha256()
     # The model card may change; these files make the answers.
     texts = [folder / name for name in ("colar.json", "template.json", TOKENIZER)]
-    for path in sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)]):
-        with open(path, "rb") as stream:
-            found.update(hashlib.file_digest(stream, "sha256").digest())
-    return found.hexdigest()[:16]
+    paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
+    return files.digest(bytes.fromhex(files.sha256(path)) for path in paths)
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:

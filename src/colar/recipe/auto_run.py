@@ -11,6 +11,7 @@ Each part is made once: the same call goes on where it was stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from colar.data import own, sources
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
-from colar.folders import require_writable
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
@@ -69,7 +69,7 @@ def train(
     Raises:
         ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
     """
-    output = require_writable(output)
+    output = files.require_writable(output)
     stages = prepare_run(
         model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
         judge=judge, overrides=overrides,
@@ -178,7 +178,7 @@ def _named(data: Any) -> str | None:
         return None
     if isinstance(data, str | Path):
         return f"{data} {input_digest(data) or ''}".strip()
-    return own.digest(data)
+    return files.digest(json.dumps(row, sort_keys=True, default=str) for row in data)
 
 
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:

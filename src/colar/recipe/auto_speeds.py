@@ -25,7 +25,6 @@ from colar.evaluation.records import RecordFiles
 from colar.evaluation.report_rows import Difference, Given, Report, ReportRow, System
 from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
-from colar.folders import replace_folder
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
 
@@ -244,7 +243,7 @@ def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: eval
             "max_completion_length": limits.max_completion_length,
         },
     }
-    with replace_folder(target) as partial:
+    with files.replace_folder(target) as partial:
         own = shutil.ignore_patterns("colar.json")
         shutil.copytree(folder, partial, copy_function=_link, ignore=own, dirs_exist_ok=True)
         files.write_json(partial / "colar.json", info)

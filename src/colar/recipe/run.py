@@ -17,7 +17,6 @@ from colar.data.example import Example
 from colar.engine import cache
 from colar.engine.request import DECODINGS, Decoding, fitting_questions
 from colar.evaluation import evaluate
-from colar.folders import locked, require_writable
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -55,12 +54,12 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     # A package that is not installed is named before a model is loaded.
     recipe.training.check_installed()
-    output = require_writable(recipe.output)
+    output = files.require_writable(recipe.output)
     method = start_method(recipe)
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(locked(output)))
+        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
         processes.from_main(lambda: claim_run(recipe, output, resume))
         lm, examples, held_out = load(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)

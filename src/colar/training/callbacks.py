@@ -34,11 +34,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from colar import processes, progress
+from colar.evaluation.provenance import collect_provenance
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint, weights
 from colar.model.latent_lm import LatentLM
-from colar.provenance import collect_provenance
 from colar.training.curriculum import Curriculum
 from colar.training.rows import Schedule
 from colar.training.run_folder import PREFIX, RunFolder, write_digests

@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from colar import files
 from colar.data.example import Example
-from colar.folders import require_writable
 from colar.methods.base import Method
 from colar.model import sharded
 from colar.model.latent_lm import LatentLM
@@ -60,7 +60,7 @@ def train(
     """
     # All that can be wrong is found here, before a file of an earlier run is touched.
     config.check_installed()
-    folder = RunFolder(require_writable(output))
+    folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     return run_trainer(trainer, config, folder, info, resume, callbacks)

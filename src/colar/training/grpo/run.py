@@ -22,10 +22,9 @@ from typing import Any
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import fitting_questions
-from colar.folders import locked, require_writable
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -69,7 +68,7 @@ def train(
     gradient or an output is not finite.
     """
     config.check_installed()
-    folder = RunFolder(require_writable(output))
+    folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
     )
@@ -163,7 +162,7 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
     if not folder.completions.exists():
         return
     # The lock: the outputs of a process that still runs are not ours to drop.
-    with locked(folder.path):
+    with processes.locked(folder.path):
         resume_from = folder.last_checkpoint() if resume else None
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)

@@ -63,7 +63,7 @@ def _command() -> str:
     program = Path(sys.argv[0])
     arguments = sys.argv[1:]
     # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
-    as_module = program.resolve() == Path(__file__).parent / "cli" / "__main__.py"
+    as_module = program.resolve() == Path(__file__).parents[1] / "cli" / "__main__.py"
     if program.stem == "colar" or as_module:
         return shlex.join(["colar", *arguments])
     if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
