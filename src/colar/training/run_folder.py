@@ -7,7 +7,7 @@ checkpoints/          Trainer's resume state, of the last steps that were saved;
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inside.html, .json    what the model thinks (`recipe/run.py`)
+inspect.html, .json   what the model thinks (`recipe/run.py`)
 recipe.json           the recipe, and inputs.json: digests of what it names (`recipe/run_claim.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
@@ -40,8 +40,8 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.history = self.path / "history.json"
         self.completions = self.path / "completions.jsonl"
-        self.page = self.path / "inside.html"
-        self.numbers = self.path / "inside.json"
+        self.page = self.path / "inspect.html"
+        self.numbers = self.path / "inspect.json"
         self.finished = self.path / "finished.json"
 
     def clear(self) -> None:
