@@ -731,7 +731,7 @@ def test_a_report_keeps_thresholds_apart(
 def test_inspect_tells_thresholds_apart(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "inside.json"
+    out = tmp_path / "inspect.json"
     asked = [
         "inspect",
         f"m={checkpoint}",
