@@ -35,21 +35,23 @@ def hidden(lm):
         return lm.hidden(lm.embed(IDS)).float()
 
 
-@needs_torchao
 @pytest.mark.parametrize(
     ("weights", "dtype", "most"),
-    [("int8", "float32", 0.03), ("int8", "bfloat16", 0.05), ("int4", "bfloat16", 0.4)],
+    [
+        ("int8", "float32", 0.03),
+        ("int8", "bfloat16", 0.05),
+        pytest.param("int4", "bfloat16", 0.4, marks=needs_torchao),
+    ],
 )
 def test_only_linears_of_layers_are_quantised_and_little_changes(weights, dtype, most):
     lm = LatentLM.from_backbone(backbones.load("tiny", dtype)).eval()
     before = hidden(lm)
     quantized.quantize(lm, weights, CPU)
-    kinds = {
-        name: type(module.weight)
+    plain = {
+        name
         for name, module in lm.causal_lm.named_modules()
-        if isinstance(module, nn.Linear)
+        if type(module) is nn.Linear and type(module.weight) is nn.Parameter
     }
-    plain = {name for name, kind in kinds.items() if kind is nn.Parameter}
     assert plain == {"lm_head"}
     assert type(lm.causal_lm.get_input_embeddings().weight) is nn.Parameter
     error = (hidden(lm) - before).norm() / before.norm()
@@ -61,7 +63,34 @@ def test_only_linears_of_layers_are_quantised_and_little_changes(weights, dtype,
     assert packed == (["lm_head"] if dtype == "bfloat16" else [])
 
 
-@needs_torchao
+@pytest.mark.parametrize("rows", [1, quantized.FEW_ROWS, quantized.FEW_ROWS + 1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_is_the_product_with_the_nearest_of_255_numbers_a_row(rows, dtype):
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 32).to(dtype)
+    linear.weight.data[3] = 0
+    linear.weight.data[4] *= 1e3
+    made = quantized.Int8Linear(linear)
+    weight = linear.weight.detach().float()
+    restored = made.weight.float() * made.scale.float()[:, None]
+    # Scales are rounded to 8 bits, which may cut the largest number of a row by half of that.
+    most = weight.abs().amax(1, keepdim=True)
+    assert ((restored - weight).abs() <= most * (0.5 / 127 + 2**-9)).all()
+    x = torch.randn(2, rows, 48, dtype=dtype)
+    expected = x.bfloat16().float() @ restored.T + linear.bias.detach().float()
+    with torch.no_grad():
+        y = made(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_int8_rows_do_not_depend_on_each_other():
+    made = quantized.Int8Linear(nn.Linear(48, 32))
+    x = torch.randn(33, 48)
+    with torch.no_grad():
+        assert torch.equal(made(x)[:1], made(x[:1]))
+
+
 def test_an_adapter_is_merged_before_and_answers_come(tmp_path):
     method = registry.build("colar", {"sigma_e": 1.0})
     lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LoraSettings(r=2))
@@ -69,7 +98,7 @@ def test_an_adapter_is_merged_before_and_answers_come(tmp_path):
     pretrained.save(liven(lm), method, tmp_path / "best", {}, "")
     model = load(tmp_path, weights="int8")
     assert not model.lm.has_adapter
-    assert type(model.lm.decoder_layers()[0].self_attn.q_proj.weight) is not nn.Parameter
+    assert type(model.lm.decoder_layers()[0].self_attn.q_proj) is quantized.Int8Linear
     asked = {"max_latents": 4, "max_completion_length": 4}
     # Batch mates change nothing here either.
     together = model.ask([example.question for example in EXAMPLES], **asked)
@@ -77,7 +106,6 @@ def test_an_adapter_is_merged_before_and_answers_come(tmp_path):
     assert [each.answer for each in together] == [each.answer for each in alone]
 
 
-@needs_torchao
 def test_a_model_without_linears_is_refused():
     with pytest.raises(
         ValueError,
@@ -97,9 +125,10 @@ def test_wrong_values_are_refused_before_anything_is_loaded(monkeypatch, capsys)
             pretrained.load_for_inference("nowhere", dtype, device=device, weights=weights)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"weights int8 needs torchao: from your clone of colar, pip install '.\[quant\]'"
+        ValueError,
+        match=r"weights int4 on cpu needs torchao: from your clone of colar, pip install '.\[quant\]'",
     ):
-        pretrained.load_for_inference("nowhere", weights="int8")
+        pretrained.load_for_inference("nowhere", "bfloat16", device="cpu", weights="int4")
     with pytest.raises(SystemExit):
         main(["generate", "nowhere", "How many?", "--weights", "int2"])
     assert "invalid choice: 'int2'" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Te
     distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
     # The median: rounding may send a single token to other experts.
     distance = distance_T.median().item()
-    if distance <= _tolerance(theirs_TD.dtype):
+    if distance <= _tolerance(lm):
         return None
     return (
         "does not follow the masks and positions that it is given "
@@ -124,9 +124,11 @@ def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Te
     )
 
 
-def _tolerance(dtype: torch.dtype) -> float:
+def _tolerance(lm: PreTrainedModel) -> float:
     """The difference of hidden states by rounding alone, as a part of their norm."""
-    if dtype.itemsize < 4:
+    # The layers of a float32 model that are quantised compute in less, which is the dtype of their scales.
+    dtypes = {lm.dtype, *(buffer.dtype for buffer in lm.buffers() if buffer.is_floating_point())}
+    if min(dtype.itemsize for dtype in dtypes) < 4:
         return 0.05
     # TF32 has as many digits as float16.
     return 1e-4 if torch.get_float32_matmul_precision() == "highest" else 0.01
