@@ -24,11 +24,10 @@ from colar.look import tables
 from colar.look.page.charts import Chart, cost_chart
 
 FOLDER = Path(__file__).parent
-VIEWER_STYLES = (FOLDER / "viewer" / "frame.css", FOLDER / "viewer" / "viewer.css")
-VIEWER_SCRIPTS = (FOLDER / "viewer" / "viewer.js", FOLDER / "viewer" / "theme.js")
-"""The chain viewer, thoughts as chips of their tokens, and the switch for the theme: the server's page has them too."""
-STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
-SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
+VIEWER = tuple(FOLDER / "viewer" / name for name in ("frame.css", "viewer.css", "viewer.js"))
+"""The chain viewer, thoughts as chips of their tokens: the server's page has it too."""
+STYLES = (*VIEWER[:2], FOLDER / "page.css")
+SCRIPTS = (VIEWER[2], FOLDER / "page.js")
 
 
 @dataclass(frozen=True)
