@@ -15,6 +15,7 @@ from pathlib import Path
 from colar import files
 from colar.data import sources
 from colar.engine.request import Decoding
+from colar.evaluation.provenance import collect_provenance
 from colar.look.answers import answer_all, requests_of
 from colar.look.reference_chain import reference_passes
 from colar.look.thought import vocabulary_of
@@ -60,7 +61,7 @@ def main() -> None:
             chains = {chain: {"thoughts": thoughts} for chain, thoughts in found.items()}
             systems.append({"model": name, "params": {"compression_factor": c}, "retrieval": chains})
     asked = {"data": args.data, "split": "test", "limit": args.limit}
-    whole = {"asked": asked, "provenance": files.provenance(), "systems": systems}
+    whole = {"asked": asked, "provenance": collect_provenance(), "systems": systems}
     files.write_text(Path(args.output), json.dumps(whole) + "\n")
 
 

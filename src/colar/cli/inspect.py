@@ -44,8 +44,8 @@ ENDINGS = (".html", ".json")
 def add_inspect(inspect: Parser) -> None:
     inspect.description = (
         "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
-        "in reading latents, writing them, stopping, the plan or the arithmetic. A page shows this, and each question's "
-        "chains beside the reference's."
+        "in reading latents, writing them, stopping, the plan or the arithmetic. A page shows this, and each "
+        "question's chains beside the reference's."
     )
     checkpoint_options(inspect)
     data_options(inspect)

@@ -9,8 +9,6 @@ counted by its reason.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -281,11 +279,3 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
 def _question(row: Example) -> str:
     """A hash of what a row asks, its context included."""
     return question_hash(" ".join([*(text for _, text in row.context), row.question]))
-
-
-def digest(data: Iterable[Any]) -> str:
-    """16 hex digits of rows in memory."""
-    found = hashlib.sha256()
-    for row in data:
-        found.update(json.dumps(row, sort_keys=True, default=str).encode())
-    return found.hexdigest()[:16]

@@ -23,6 +23,7 @@ from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Decoding
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
 from colar.look.answers import answer_all, diagnose, read_answers, requests_of
 from colar.look.cost import control_results, difference
@@ -131,7 +132,7 @@ class Inspection:
         numbers = [system.numbers for system in self.systems]
         return {
             **self.more,
-            "provenance": files.provenance(),
+            "provenance": collect_provenance(),
             "systems": numbers,
             "comparisons": system_differences(numbers, self.examples),
         }

@@ -15,7 +15,6 @@ finished.json         steps and seconds of a run that has ended; removed when it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -85,7 +84,7 @@ def write_digests(folder: Path) -> None:
     digests = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != DIGESTS and not path.name.startswith("."):
-            digests[path.name] = _sha256(path)
+            digests[path.name] = files.sha256(path)
     files.write_json(folder / DIGESTS, digests)
 
 
@@ -100,7 +99,7 @@ def fault(folder: Path) -> str | None:
         return DIGESTS
     for name, digest in digests.items():
         path = folder / name
-        if not path.is_file() or _sha256(path) != digest:
+        if not path.is_file() or files.sha256(path) != digest:
             return str(name)
     return None
 
@@ -108,11 +107,6 @@ def fault(folder: Path) -> str | None:
 def was_finished(folder: Path) -> bool:
     """True where the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
     return (folder / DIGESTS).exists()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_state(folder: Path) -> TrainerState:
