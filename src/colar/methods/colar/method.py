@@ -34,7 +34,6 @@ positions of a row, L thoughts of all rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -45,7 +44,7 @@ from torch import Tensor, nn
 from colar.checks import check_choice, check_number, is_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.base import Batch, ScaledMethod, ThinkState, Thought
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.factors import Factors, GroupMethod
 from colar.methods.grouping import Fed
@@ -136,11 +135,10 @@ class ColarConfig:
         return Factors.parse(self.compression_factors)
 
 
-class Colar(GroupMethod):
+class Colar(GroupMethod, ScaledMethod):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     Params: ClassVar[type] = ColarParams
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"latent_head": LatentHead(lm.width, self.config.body, self.config.body_width)}
@@ -148,16 +146,7 @@ class Colar(GroupMethod):
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         # The targets are made of the embeddings: they must not move while they are aimed at.
         lm.freeze_embeddings()
-        if self.config.sigma_e is None:
-            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
-        return examples
-
-    @property
-    def sigma_e(self) -> float:
-        """The scale of the embeddings, once `prepare` has measured it."""
-        if self.config.sigma_e is None:
-            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
-        return float(self.config.sigma_e)
+        return super().prepare(lm, examples)
 
     def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
