@@ -27,7 +27,6 @@ from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
-
 EAGER = partial(torch.compiler.set_stance, "force_eager")
 """Compiled layers (`training.compile`) would be compiled anew for each state of a cache that grows."""
 
