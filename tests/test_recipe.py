@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
 from colar.data.sources import GENERATORS
@@ -269,6 +271,36 @@ def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in
     with pytest.raises(ValueError, match=r"twice\.yaml: ") as error:
         recipe.load(top if in_base else file)
     assert words in str(error.value)
+
+
+UNQUOTED = (
+    "1e-3",
+    "0o17",
+    "0x1F",
+    "010",
+    "1:30",
+    "2026-01-31",
+    "yes",
+    "True",
+    "~",
+    "null",
+    ".5",
+    "1.",
+    ".inf",
+)
+TEXTS = st.text() | st.sampled_from([*UNQUOTED, "<<", "=", "-", "#"])
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+
+
+@given(
+    st.dictionaries(
+        TEXTS, st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+    )
+)
+@settings(deadline=None, derandomize=True)
+def test_written_yaml_is_read_as_the_same_values(values):
+    """Also texts that YAML 1.1, or 1.2 alone, would read as a number."""
+    assert repr(yaml_settings.read_yaml(yaml_settings.yaml_text(values))) == repr(values)
 
 
 def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):

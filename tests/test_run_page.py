@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from inside_data import data_of
+from inspect_data import data_of
 
 from colar import files, recipe
 from colar.training.run_folder import RunFolder

@@ -1,10 +1,11 @@
-"""The processes of one run that accelerate's `PartialState` does not cover: joining, and errors of one process.
+"""Processes, where accelerate's `PartialState` does not cover them: joining, errors of one process, locked folders.
 
 torchrun and `accelerate launch` start N equal processes. `join` makes them a group; who is who, and what they tell each
 other, is `PartialState`'s and `gather_object`'s. Where one process fails alone, the others would wait for it in vain:
 
     split(items, work)      each process works on its share; all get all results, or all raise
     from_main(make)         the main process makes a value; all get it, or all raise
+    locked(folder)          one run writes into a folder; another one gets an error
 
 Values are pickled and sent on the CPU.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import distributed
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -120,3 +127,35 @@ def require_shared(folder: Path) -> None:
         token.unlink()
     if not all(seen):
         raise ValueError(f"{folder} must lie on a file system that all machines of the run share")
+
+
+_held: set[Path] = set()
+"""Folders that this process has locked: a nested block asks for no second lock, which would refuse its own process."""
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
+
+    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a
+    file system without locks keeps no process out.
+    """
+    folder = Path(folder).resolve()
+    if fcntl is None or folder in _held:
+        yield
+        return
+    with open(folder / ".lock", "ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is writing to {folder}: let it end, or name another output folder"
+            ) from None
+        except OSError:
+            # A file system without locks: better unguarded than not at all.
+            pass
+        _held.add(folder)
+        try:
+            yield
+        finally:
+            _held.discard(folder)

@@ -59,7 +59,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.locked(output)))
+        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
         processes.from_main(lambda: claim_run(recipe, output, resume))
         lm, examples, held_out = load(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -104,18 +103,19 @@ def input_digest(path: str | Path) -> str | None:
         ]
     if not paths:
         return None
-    digest = hashlib.sha256()
-    for file in sorted(paths):
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        starts: Iterable[int] = range(0, size, PIECE)
-        if size > PIECES * PIECE:
-            starts = [(size - PIECE) * number // (PIECES - 1) for number in range(PIECES)]
-        with open(file, "rb") as stream:
-            for start in starts:
-                stream.seek(start)
-                digest.update(stream.read(PIECE))
-    return digest.hexdigest()[:16]
+    return files.digest(part for file in sorted(paths) for part in _parts(file, named=path.is_dir()))
+
+
+def _parts(file: Path, named: bool) -> Iterator[str | bytes]:
+    size = file.stat().st_size
+    yield f"{file.name if named else ''} {size}\n"
+    starts: Iterable[int] = range(0, size, PIECE)
+    if size > PIECES * PIECE:
+        starts = [(size - PIECE) * number // (PIECES - 1) for number in range(PIECES)]
+    with open(file, "rb") as stream:
+        for start in starts:
+            stream.seek(start)
+            yield stream.read(PIECE)
 
 
 def _flat(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import re
 import shutil
 
 import pytest
-from inside_data import HOSTILE, inside
+from inspect_data import HOSTILE, inspected
 
-from colar.look import page as inside_page
+from colar.look import page as inspect_page
 
-WHOLE, QUESTIONS, CHAINS = inside()
+WHOLE, QUESTIONS, CHAINS = inspected()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
 
 playwright_api = pytest.importorskip(
@@ -36,8 +36,8 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "inside.html"
-    path.write_text(inside_page.render(WHOLE, QUESTIONS, CHAINS), encoding="utf-8")
+    path = tmp_path_factory.mktemp("page") / "inspect.html"
+    path.write_text(inspect_page.render(WHOLE, QUESTIONS, CHAINS), encoding="utf-8")
     return path
 
 
@@ -154,7 +154,7 @@ def test_themes_and_widths(visit, file, scheme, width):
 
 
 def test_text_is_never_markup(visit, tmp_path):
-    whole, questions, chains = inside(4)
+    whole, questions, chains = inspected(4)
     whole = copy.deepcopy(whole)
     whole["systems"][0]["model"] = HOSTILE
     whole["provenance"]["command"] = HOSTILE
@@ -164,7 +164,7 @@ def test_text_is_never_markup(visit, tmp_path):
     for token in (chain["thoughts"][0]["neighbours"][0], chain["thoughts"][0]["reference"][0]):
         token["text"] = HOSTILE
     path = tmp_path / "hostile.html"
-    path.write_text(inside_page.render(whole, questions, chains), encoding="utf-8")
+    path.write_text(inspect_page.render(whole, questions, chains), encoding="utf-8")
     page = visit(path)
     expect(page.locator("#question .asked")).to_have_text(HOSTILE)
     assert page.evaluate("window.hit") is None
@@ -172,7 +172,7 @@ def test_text_is_never_markup(visit, tmp_path):
     assert page.locator("#question .gold strong").inner_text() == HOSTILE
     page.locator("#question button.thought").first.click()
     assert HOSTILE in page.locator("#question .chain").first.inner_text()
-    assert page.locator("h1").inner_text().startswith(f"Look inside {HOSTILE}")
+    assert page.locator("h1").inner_text().startswith(f"Inspection of {HOSTILE}")
     page.get_by_role("button", name="Next question").click()
     page.get_by_role("button", name="Previous question").click()
     page.reload()
@@ -181,7 +181,7 @@ def test_text_is_never_markup(visit, tmp_path):
 
 def test_a_notebook_shows_it_in_a_frame(visit, tmp_path):
     path = tmp_path / "notebook.html"
-    frame = inside_page.framed(inside_page.render(WHOLE, QUESTIONS, CHAINS))
+    frame = inspect_page.framed(inspect_page.render(WHOLE, QUESTIONS, CHAINS))
     path.write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
     page = visit(path)
     inner = page.frame_locator("iframe")

@@ -1,4 +1,4 @@
-"""inside.json and chains made by hand, without a model: what the page of `colar inspect` is tested on."""
+"""inspect.json and chains made by hand, without a model: what the page of `colar inspect` is tested on."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]
     return {**key, **measured(c, len(chains)), "cost": cost, "answers": answers}
 
 
-def inside(
+def inspected(
     n: int = 40,
     models: tuple[str, ...] = ("colar",),
     factors: tuple[float, ...] = (1, 2, 5),
     tokens: int = 20,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """inside.json, the questions and the chains: every third question is wrong, and two at c = 5."""
+    """inspect.json, the questions and the chains: every third question is wrong, and two at c = 5."""
     questions = [question(number) for number in range(n)]
     systems, chains = [], []
     for m, model in enumerate(models):
