@@ -325,7 +325,7 @@ def test_greedy_thinking_stops_when_that_is_more_likely_than_not():
     for stop, at_40 in (("majority", False), ("argmax", True)):
         method = build(lm, "colar", stop=stop)
         state = state_of(lm, torch.zeros(2, lm.width))
-        probs = torch.full((2, lm.vocabulary().shape[0]), 1e-9)
+        probs = torch.full((2, lm.embedding_table().shape[0]), 1e-9)
         probs[:, 7:12] = torch.tensor([[0.12], [0.08]])
         probs[:, lm.template.separator_id] = torch.tensor([0.4, 0.6])
         state.make_logits = lambda _, probs=probs: probs.log()

@@ -32,7 +32,7 @@ from colar.engine.request import Completion, Event, Request, check, fold, prompt
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
-from colar.engine.step import CachedHeadRows, choose
+from colar.engine.step import CachedPartialHead, choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -86,7 +86,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
         self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
-        self._head_rows = CachedHeadRows(self.lm)
+        self._partial_head = CachedPartialHead(self.lm)
         self.thinks = graphs.GraphedThink(self.lm, method, max_batch) if cuda_graphs else None
         self._events: list[Event] = []
         self._n_requests = 0
@@ -224,7 +224,7 @@ class Engine:
             self.runner.refresh()
             if self.thinks is not None:
                 self.thinks.refresh()
-            self._head_rows.clear()
+            self._partial_head.clear()
         widest = max(rows.widest, *(entry.positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
         self.cache.reserve(size, len(rows))
@@ -236,7 +236,7 @@ class Engine:
             return
         started = time.perf_counter()
         think = self.thinks or functools.partial(self.method.think, self.lm)
-        chosen = choose(self.lm, think, rows, self._head_rows)
+        chosen = choose(self.lm, think, rows, self._partial_head)
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events

@@ -117,7 +117,7 @@ class Recorder:
         """A call that does this work again, on the tensors that it reads and into those that it returns."""
 
         def whole() -> T:
-            # Weights that autocast had cast before would be read by the graph after they are gone.
+            # Weights that autocast had cast before would be read by the graph after it is gone.
             with chunks.uncached_autocast(device.type):
                 return work()
 
@@ -271,8 +271,8 @@ class GraphedThink(Recorder):
                 "params": {name: filled(column) for name, column in state.params.items()},
                 "begun": {name: filled(column) for name, column in state.begun.items()},
                 "make_logits": self.lm.logits,
-                # Rows of the head that are kept between steps would be read by the graph after they are gone.
-                "make_head_rows": None,
+                # A part of the head that is kept between steps would be read by the graph after it is gone.
+                "make_partial_head": None,
                 "requests": [*state.requests, *[state.requests[0]] * (rows - n)],
             }
         )

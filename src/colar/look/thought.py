@@ -69,7 +69,7 @@ class Vocabulary:
 
 def vocabulary_of(lm: LatentLM) -> Vocabulary:
     """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16."""
-    return Vocabulary(lm.vocabulary().float())
+    return Vocabulary(lm.embedding_table().float())
 
 
 def group_size(params: Any) -> int:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from colar.data.example import Example
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
-from colar.ops import noise
+from colar.model.vocabulary import PartialHead
+from colar.ops import devices, noise
 from colar.ops.ragged import length_mask, pad
 from colar.template.template import Template
 
@@ -164,10 +164,23 @@ class ThinkState:
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
-    make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
-    """The model's `head_rows` where an engine keeps them from step to step; None without an engine."""
+    make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
+    """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
     requests: Sequence[RequestView] | None = None
     """The rows' requests: what Python decides by need not be looked up on the device."""
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[RequestView],
+        hidden: Tensor,
+        step: Tensor,
+        make_logits: Callable[[Tensor], Tensor],
+        begun: dict[str, Tensor],
+    ) -> ThinkState:
+        """The state of these requests, a row each, at these steps."""
+        columns = request_columns(requests, hidden.device)
+        return cls(hidden, step, **columns, make_logits=make_logits, begun=begun, requests=requests)
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -382,6 +395,24 @@ def flat_tensors(columns: Any) -> dict[str, Tensor]:
     for name, column in columns.params.items():
         flat[f"params.{name}"] = column
     return flat
+
+
+def request_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
+    """The columns of a `ThinkState` that follow from its requests, by name, on the device."""
+
+    def real(name: str) -> Tensor:
+        values = [getattr(request.decoding, name) for request in requests]
+        return devices.send(torch.tensor(values, dtype=torch.float64), device)
+
+    params = param_columns([request.params for request in requests])
+    return {
+        "params": {name: devices.send(column, device) for name, column in params.items()},
+        "temperature": real("temperature"),
+        "top_p": real("top_p"),
+        "latent_temperature": real("latent_temperature"),
+        "seed": devices.numbers([request.seed for request in requests], device),
+        "sample": devices.numbers([request.sample for request in requests], device),
+    }
 
 
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:

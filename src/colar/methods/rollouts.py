@@ -229,7 +229,7 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
         multiple=ragged.PAD_TO,
     )
     lengths_B = rollouts.question_lengths + rollouts.thought_counts + 1 + fed_tokens_B
-    # The outputs of a group answer one question.
+    # Outputs of one question begin alike.
     hidden_BTD = lm.hidden_of_rows(fed_BTD, (rollouts.question_ids, rollouts.question_lengths), lengths_B)
     return ragged.take_from(hidden_BTD, rollouts.question_lengths - 1, N)
 

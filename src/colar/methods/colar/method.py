@@ -47,7 +47,8 @@ from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
-from colar.methods.grouping import Factors, Fed
+from colar.methods.factors import Factors, GroupMethod
+from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
@@ -135,7 +136,7 @@ class ColarConfig:
         return Factors.parse(self.compression_factors)
 
 
-class Colar(grouping.GroupMethod):
+class Colar(GroupMethod):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     Params: ClassVar[type] = ColarParams

@@ -20,7 +20,7 @@ from torch import Tensor
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops.sampling import OnCpu, sample_tokens, token_logps, unlikely_logps
 
 
@@ -37,7 +37,7 @@ class Rules:
     """A group ends before a token that is less likely than this; 0 for none."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
-    shortlist: HeadRows | None = None
+    shortlist: PartialHead | None = None
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""

@@ -39,7 +39,7 @@ from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops import devices, ragged
 
 NOTHING = -1
@@ -126,7 +126,7 @@ def thought_logps(
     actions: ThoughtActions,
     temperature_L: Tensor,
     latent_temperature_L: Tensor,
-    shortlist: HeadRows | None = None,
+    shortlist: PartialHead | None = None,
     equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
@@ -185,7 +185,7 @@ def label_logps(
     ids: Tensor,
     real: Tensor,
     temperature: Tensor | None = None,
-    shortlist: HeadRows | None = None,
+    shortlist: PartialHead | None = None,
     equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
@@ -234,12 +234,12 @@ def _scored(
     state_XD: Tensor,
     label_X: Tensor,
     temperature_X: Tensor | None,
-    rows: HeadRows | None = None,
+    part: PartialHead | None = None,
 ) -> Tensor:
-    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
+    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place in a part of it."""
     temperatures = () if temperature_X is None else (temperature_X,)
     label_X = devices.beside(label_X, state_XD)
-    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, rows=rows)
+    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, part=part)
     return logps_X
 
 
@@ -249,18 +249,18 @@ def _logps_by_shortlist(
     label_P: Tensor,
     temperature_P: Tensor | None,
     behind_P: Tensor,
-    shortlist: HeadRows,
+    shortlist: PartialHead,
 ) -> Tensor:
     """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
     index_P, found_P = shortlist.find(label_P)
     short_P = behind_P & found_P
     logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
-    for chosen_P, names_P, rows in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
+    for chosen_P, names_P, part in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
         (at_X,) = chosen_P.nonzero(as_tuple=True)
         names_X = names_P[at_X]
         at_X = devices.beside(at_X, state_PD)
         temperature_X = None if temperature_P is None else temperature_P[at_X]
-        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, rows)
+        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
         logps_P = logps_P.index_copy(0, at_X, logps_X)
     return logps_P
 
@@ -270,7 +270,7 @@ def _scored_ends(
     state_XD: Tensor,
     ends: Callable[[Tensor], Tensor],
     temperature_X: Tensor | None,
-    shortlist: HeadRows | None,
+    shortlist: PartialHead | None,
 ) -> Tensor:
     """Log-prob that one of the tokens comes which `ends` says of, at each state, (X,)."""
 
@@ -281,12 +281,16 @@ def _scored_ends(
         return (logps_CV.masked_fill(~ends_V, -torch.inf).logsumexp(-1),)
 
     columns = () if temperature_X is None else (temperature_X,)
-    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, rows=shortlist)
+    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, part=shortlist)
     return logps_X
 
 
 def loss(
-    lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows | None = None
+    lm: LatentLM,
+    hidden_BND: Tensor,
+    ids_BNG: Tensor,
+    weights_BNG: Tensor,
+    shortlist: PartialHead | None = None,
 ) -> Tensor:
     """Cross-entropy of each label given those before it in its group, (B,).
 
