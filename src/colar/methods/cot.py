@@ -24,7 +24,7 @@ from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import devices, ragged
 from colar.ops.sampling import sample_tokens, token_logps
 from colar.template.template import Template
 
@@ -66,9 +66,8 @@ class Cot(base.Method):
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            (logps_L,) = lm.reduce_logits(
-                losses.chosen_logps, thoughts.hidden, thoughts.ids, thoughts.temperature
-            )
+            ids_L = devices.beside(thoughts.ids, thoughts.hidden)
+            (logps_L,) = lm.reduce_logits(losses.chosen_logps, thoughts.hidden, ids_L, thoughts.temperature)
             return logps_L, {}
 
         return score_actions(lm, rollouts, thought_logps)

@@ -50,7 +50,7 @@ from colar.methods.factors import Factors, GroupMethod
 from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise, ragged
+from colar.ops import devices, noise, ragged
 from colar.ops.sampling import is_drawn, probability, token_logps
 
 Merge = Literal["sqrt", "mean"]
@@ -241,7 +241,7 @@ class Colar(GroupMethod, ScaledMethod):
             if not self.has_density:
                 return go_on_L, {}
             mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)
-            temperature_L = rollouts.latent_temperature[thoughts.row].float()
+            temperature_L = devices.beside(rollouts.latent_temperature[thoughts.row].float(), mean_LD)
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
             density_L = density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)
