@@ -672,7 +672,7 @@ def test_generate_answers_at_every_threshold(
     unsure = {}
     for section in out.strip().split("\n\n"):
         asked_with = section.splitlines()[0].partition("  [")[2]
-        unsure[asked_with.rstrip("]")] = section.count("?]")
+        unsure[asked_with.rstrip("]")] = section.count("  ?\n")
     assert unsure.pop("compression_factor 1.5") == unsure.pop("compression_factor 3") == 0
     # A threshold of 1 holds back all but a group's first token: at c = 1.5 every other group has no more anyway.
     assert unsure.pop("compression_factor 1.5, confidence_threshold 1") in (2, 3)
