@@ -16,12 +16,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from colar.methods.base import ThinkState
 from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
-from colar.ops.sampling import OnCpu, sample_tokens, token_logps, unlikely_logps
+from colar.ops import noise
+from colar.ops.sampling import sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
@@ -111,34 +113,26 @@ class Groups:
         )
 
 
-def choose_first(
-    logits_BV: Tensor,
-    separator_id: int,
-    temperature_B: Tensor,
-    latent_temperature_B: Tensor,
-    top_p_B: Tensor,
-    uniform: Callable[[int], Tensor],
-    on_cpu: OnCpu,
-    latent_temperature_on_cpu_B: Tensor,
-) -> Tensor:
-    """The first token of each group, (B,); the separator where the thinking stops.
-
-    `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
-    another temperature. `on_cpu` are `temperature_B` and `top_p_B` there.
-    """
+def choose_first(state: ThinkState, separator_id: int) -> Tensor:
+    """The first token of each group, (B,); the separator where the thinking stops."""
+    logits_BV, on_cpu = state.logits(), state.decoding_on_cpu()
+    latent_temperature_B, temperature_B = state.latent_temperature, state.temperature
+    latent_on_cpu_B = state.on_cpu("latent_temperature")
     # No draw: its noise would cost more than the choice.
-    if bool((on_cpu[0] == 0).all()) and bool((latent_temperature_on_cpu_B == 0).all()):
+    if bool((on_cpu[0] == 0).all()) and bool((latent_on_cpu_B == 0).all()):
         return logits_BV.argmax(-1)
-    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), on_cpu)
+    first_B = sample_tokens(logits_BV, temperature_B, state.top_p, state.uniform(noise.TOKEN, 1), on_cpu)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
-    if bool((on_cpu[0] == latent_temperature_on_cpu_B).all()):
+    if bool((on_cpu[0] == latent_on_cpu_B).all()):
         return first_B
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
     at = again_B.nonzero()[:, 0]
     if not len(at):
         return first_B
     others_XV = without(logits_BV[at], separator_id)
-    token_X = sample_tokens(others_XV, latent_temperature_B[at], top_p_B[at], uniform(2)[at])
+    # Another number of the stream: the first has decided that the thought goes on.
+    uniform_X = state.uniform(noise.TOKEN, 2)[at]
+    token_X = sample_tokens(others_XV, latent_temperature_B[at], state.top_p[at], uniform_X)
     return first_B.index_copy(0, at, token_X)
 
 

@@ -322,16 +322,7 @@ class Sequential(GroupMethod):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.closing_id
-        first_B = choice.choose_first(
-            state.logits(),
-            separator_id,
-            state.temperature,
-            state.latent_temperature,
-            state.top_p,
-            lambda n: state.uniform(noise.TOKEN, n),
-            state.decoding_on_cpu(),
-            state.on_cpu("latent_temperature"),
-        )
+        first_B = choice.choose_first(state, separator_id)
         groups = choice.choose(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
             embeds=self._merged(lm, groups.ids).to(state.hidden.dtype),
