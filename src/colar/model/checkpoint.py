@@ -257,7 +257,7 @@ def load(
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
 
-    # With all weights the folder is its own backbone. An adapter's is loaded from elsewhere, and may be another model of
+    # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
     # the same shape. The weights of `tiny` are drawn from the seed of the run.
     whole = info["weights"] == "full"
     name = str(folder) if whole else backbone or info["backbone"]
