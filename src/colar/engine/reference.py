@@ -105,5 +105,4 @@ def think_state(
         sample=whole(request.sample),
         make_logits=lm.logits,
         begun=begun,
-        requests=[request],
     )
