@@ -180,7 +180,7 @@ class RunningRows:
 
     @property
     def branches(self) -> Branches:
-        """What Python branches by in a step of these rows."""
+        """The branches of a step of these rows."""
         if self._branches is None:
             self._branches = Branches.of_requests(entry.request for entry in self.entries)
         return self._branches

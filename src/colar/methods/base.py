@@ -146,14 +146,14 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True)
 class Branches:
-    """What Python branches by in a step: facts about the settings of all rows, known without reading a tensor.
+    """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
 
     Steps of equal branches do the same operations, so that one CUDA graph serves them. Those of more rows than a step
     has serve it too: they may cost a little more, and give the same.
     """
 
     ways: Ways
-    """How tokens are drawn at `temperature`."""
+    """Ways of drawing tokens at `temperature`."""
     latent_ways: Ways
     """The same at `latent_temperature`."""
     one_temperature: bool
@@ -225,7 +225,7 @@ class ThinkState:
 
     @cached_property
     def branches(self) -> Branches:
-        """What `think` may branch by in Python."""
+        """The facts by which `think` may branch in Python."""
         if self.known_branches is not None:
             return self.known_branches
         columns = (self.temperature, self.latent_temperature, self.top_p)

@@ -38,7 +38,7 @@ class Rules:
     """Of the tokens behind the first."""
     top_p: Tensor
     ways: Ways
-    """How these rows, or more, draw by the two."""
+    """The ways in which these rows, or more, draw by the two."""
     confidence_threshold: Tensor
     """A group ends before a token that is less likely than this; 0 for none."""
     has_threshold: bool
