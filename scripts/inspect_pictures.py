@@ -1,6 +1,6 @@
 """The picture of a page of `colar inspect` for docs: one question at several speeds.
 
-python scripts/inspect_pictures.py inside.html docs/images
+python scripts/inspect_pictures.py inspect.html docs/images
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("page", type=Path, help="inside.html")
+    parser.add_argument("page", type=Path, help="inspect.html")
     parser.add_argument("output", type=Path, help="folder for the picture")
     parser.add_argument("--question", help="id of the question that is open (else: where systems disagree)")
     args = parser.parse_args()

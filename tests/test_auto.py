@@ -212,9 +212,10 @@ def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
     """The same command without its overrides goes on as the run was begun."""
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
     words = ["--training.num_train_epochs", "2", "--stages.cot.training.learning_rate", "5e-4"]
-    words += ["--model.lora", "{r: 3}", "--template.format", "plain"]
+    words += ["--model.lora", "{r: 3}", "--template.format", "plain", "--label", "1e-3"]
     made = recipe.prepare_run("tiny", rows, tmp_path, overrides=words)
     assert [stage.recipe.training.num_train_epochs for stage in made] == [2, 2]
+    assert [stage.recipe.label for stage in made] == ["1e-3", "1e-3"]
     assert recipe.prepare_run("tiny", rows, tmp_path) == made
     assert recipe.load_stages(tmp_path / "recipe.yaml") == made
     head = (tmp_path / "recipe.yaml").read_text().splitlines()[0]

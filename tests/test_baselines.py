@@ -512,7 +512,7 @@ def test_pauses_are_multiples_of_the_embeddings_scale():
     """Gemma's embeddings are scaled in their module: what is fed must be of that scale, whatever the family."""
     for family in FAMILIES:
         lm, method = build("pause", family, n_pauses=40)
-        vocabulary = lm.vocabulary()
+        vocabulary = lm.embedding_table()
         assert method.pauses(lm).std().item() == pytest.approx(vocabulary.std().item(), rel=0.1)
 
 

@@ -2,18 +2,17 @@
 
 import json
 import math
-from dataclasses import asdict
 
 import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
-from inside_data import data_of
+from inspect_data import data_of
 from sequential import made
 
 import colar
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request
-from colar.look import chains, cost
+from colar.look import answers, cost
 from colar.look import inspect as inspection
 from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
@@ -48,9 +47,9 @@ def params_of(method):
 
 
 def opened(lm, method, examples, params):
-    """Let the model answer, and read its chains."""
-    completions = chains.answer_all(lm, method, chains.requests_of(examples, params, LIMITS))
-    return chains.chains_of(lm, method, examples, params, completions)
+    """Let the model answer, and read its answers."""
+    completions = answers.answer_all(lm, method, answers.requests_of(examples, params, LIMITS))
+    return answers.read_answers(lm, method, examples, params, completions)
 
 
 def tokens(*ids):
@@ -74,7 +73,7 @@ def tokens(*ids):
     ],
 )
 def test_marks_by_hand(groups, read_as, marks):
-    assert chains.marks_of(groups, read_as) == marks
+    assert answers.marks_of(groups, read_as) == marks
 
 
 def completion(text, length, seconds):
@@ -89,15 +88,15 @@ def test_a_variant_by_hand():
     completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
     completions[3] = completion("no idea", 6, 0.6)
     found = cost.outcome_of(examples, completions)
-    assert found.right == [True, True, True, False]
-    assert (found.n, found.accuracy.mean, found.length.mean) == (4, 0.75, 3.0)
+    assert found["right"] == [True, True, True, False]
+    assert (found["n"], found["accuracy"]["mean"], found["length"]["mean"]) == (4, 0.75, 3.0)
     # sd of 1, 2, 3, 6 is sqrt(14 / 3).
     half = 1.959964 * math.sqrt(14 / 3 / 4)
-    assert found.length.interval == pytest.approx((3 - half, 3 + half))
-    assert found.seconds.mean == pytest.approx(0.3)
-    assert found.forward_passes.mean == 5.0
+    assert found["length"]["interval"] == pytest.approx((3 - half, 3 + half))
+    assert found["seconds"]["mean"] == pytest.approx(0.3)
+    assert found["forward_passes"]["mean"] == 5.0
     # Wilson's interval of 3 in 4.
-    assert found.accuracy.interval == pytest.approx((0.300642, 0.954413), abs=1e-5)
+    assert found["accuracy"]["interval"] == pytest.approx((0.300642, 0.954413), abs=1e-5)
 
 
 def test_a_difference_is_paired():
@@ -105,7 +104,7 @@ def test_a_difference_is_paired():
     found = cost.difference(examples, [True, True, True, False], [False, False, True, False])
     # Differences 1, 1, 0, 0: their standard error is sqrt(1 / 3) / 2.
     half = 1.959964 * math.sqrt(1 / 3) / 2
-    assert (found.mean, found.interval) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
+    assert (found["mean"], found["interval"]) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
 
 
 # On models
@@ -114,32 +113,32 @@ def test_a_difference_is_paired():
 def test_chains_are_what_the_engine_says(model):
     lm, method = model
     params = params_of(method)
-    requests = chains.requests_of(EXAMPLES, params, LIMITS)
+    requests = answers.requests_of(EXAMPLES, params, LIMITS)
     completions = Engine(lm, method, 3).generate(requests)
-    found = chains.chains_of(lm, method, EXAMPLES, params, completions)
+    found = answers.read_answers(lm, method, EXAMPLES, params, completions)
     for example, one, chain in zip(EXAMPLES, completions, found, strict=True):
-        assert (chain.id, chain.answer, chain.length) == (example.id, one.text, one.length)
-        assert len(chain.thoughts) == one.length
+        assert (chain["id"], chain["answer"], chain["length"]) == (example.id, one.text, one.length)
+        assert len(chain["thoughts"]) == one.length
         if not example.steps:
-            assert chain.cause in chains.PLAIN_CAUSES
-            assert chain.reference_length is None
-            assert all(thought["mark"] is None for thought in chain.thoughts)
+            assert chain["cause"] in answers.PLAIN_CAUSES
+            assert chain["reference_length"] is None
+            assert all(thought["mark"] is None for thought in chain["thoughts"])
             continue
-        assert chain.cause in chains.CAUSES
-        marks = [thought["mark"] for thought in chain.thoughts]
+        assert chain["cause"] in answers.CAUSES
+        marks = [thought["mark"] for thought in chain["thoughts"]]
         assert marks.count("wrong") <= 1
-        if chain.cause == "stopped early":
-            assert chain.missing
+        if chain["cause"] == "stopped early":
+            assert chain["missing"]
         if "extra" in marks:
-            assert not chain.missing
-        json.dumps(asdict(chain), allow_nan=False)
+            assert not chain["missing"]
+        json.dumps(chain, allow_nan=False)
 
 
 def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
     lm, method = model
     params = params_of(method)
     for chain in opened(lm, method, EXAMPLES, params):
-        example = next(example for example in EXAMPLES if example.id == chain.id)
+        example = next(example for example in EXAMPLES if example.id == chain["id"])
         if not example.steps:
             continue
         (row,) = reference_rows(lm, method, [example], params)
@@ -147,7 +146,7 @@ def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
         for group in reference_groups(lm, method, row):
             wanted += [lm.template.token(token.token_id) for token in group]
         shown = []
-        for group in [*(thought["reference"] for thought in chain.thoughts), *chain.missing]:
+        for group in [*(thought["reference"] for thought in chain["thoughts"]), *chain["missing"]]:
             shown += [token["text"] for token in group]
         # A head that ends a group early sees tokens twice; the others see each once.
         if method.name != "sequential":
@@ -159,7 +158,7 @@ def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
 def test_latents_show_their_nearest_tokens():
     lm, method = gaussian()
     (chain,) = opened(lm, method, EXAMPLES[:1], ColarParams(5))
-    for thought in chain.thoughts:
+    for thought in chain["thoughts"]:
         assert len(thought["neighbours"]) == NEIGHBOURS
         cosines = [token["cosine"] for token in thought["neighbours"]]
         assert cosines == sorted(cosines, reverse=True)
@@ -171,24 +170,25 @@ def test_latents_show_their_nearest_tokens():
 
 def test_controls_of_a_system(model):
     lm, method = model
-    requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
+    requests = answers.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
     found = cost.control_results(lm, method, EXAMPLES, requests, completions)
-    assert list(found.outcomes) == (
+    outcomes = found["outcomes"]
+    assert list(outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
-    assert found.outcomes["none"].length.mean == 0
-    for kind, variant in found.outcomes.items():
+    assert outcomes["none"]["length"]["mean"] == 0
+    for kind, variant in outcomes.items():
         if kind in cost.REPLACED:
-            assert variant.length == found.outcomes["own"].length
+            assert variant["length"] == outcomes["own"]["length"]
         if kind != "own":
-            own = found.outcomes["own"].accuracy.mean
-            assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
+            own = outcomes["own"]["accuracy"]["mean"]
+            assert found["differences"][kind]["mean"] == pytest.approx(own - variant["accuracy"]["mean"])
     alone = cost.control_results(lm, method, EXAMPLES, requests, completions, with_controls=False)
-    assert list(alone.outcomes) == ["own"]
+    assert list(alone["outcomes"]) == ["own"]
     # One question has no other to take thoughts from.
     one = cost.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
-    assert "shuffled" not in one.outcomes
+    assert "shuffled" not in one["outcomes"]
 
 
 def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared():
@@ -197,9 +197,9 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     pretrained.attach(lm, method, seed=0)
     key = inspection.key_of("coconut", method.Params())
     system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
-    assert system.numbers["retrieval"] is None
+    assert system.numbers["diagnosis"] is None
     assert system.numbers["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
-    assert {chain.cause for chain in system.chains} <= set(chains.PLAIN_CAUSES)
+    assert {chain["cause"] for chain in system.answers} <= set(answers.PLAIN_CAUSES)
     assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()
 
 
@@ -247,7 +247,7 @@ def test_a_notebook_asks_in_its_own_words():
     for system in shown.systems:
         unknown, known = system.numbers["answers"]
         assert (unknown["right"], unknown["cause"]) == (None, None)
-        assert known["cause"] in chains.CAUSES
+        assert known["cause"] in answers.CAUSES
     shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(2,))
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
@@ -273,4 +273,4 @@ def test_the_notebooks_page_is_saved(tmp_path):
     path = colar.inspect(lm, method, EXAMPLES[:2], decoding=LIMITS, numbers=True).save(tmp_path / "a.html")
     text = path.read_text(encoding="utf-8")
     assert "Does it think, and what does it cost?" in text
-    assert text.count("data:image/svg+xml") == 4
+    assert text.count("data:image/svg+xml") == 2

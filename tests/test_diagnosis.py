@@ -11,8 +11,8 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, NonFiniteError, Request
 from colar.evaluation.controls import GivenThoughts
-from colar.look import chains, thought
-from colar.look.chains import classify, missing
+from colar.look import answers, thought
+from colar.look.answers import classify, missing
 from colar.look.reference_chain import (
     Token,
     can_be_compared,
@@ -104,7 +104,7 @@ PLAN, RESULT = Token(1, "operand"), Token(2, "result")
 )
 def test_a_wrong_answer_is_put_down_to_its_first_wrong_latent(read, parsed, correct, kind):
     assert classify([[PLAN], [RESULT]], read, parsed, correct) == kind
-    assert kind in chains.CAUSES
+    assert kind in answers.CAUSES
 
 
 def test_a_group_with_an_operand_missing_is_a_wrong_plan():
@@ -132,9 +132,12 @@ def test_writing_is_judged_position_by_position():
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     head.bias.data[said] = 1e4
     passes = list(reference_passes(lm, method, [CHAIN], method.Params()))
-    assert chains.groups_written(passes[0], method.Params(), thought.directions(lm)) == row.chain.count(said)
-    found = chains.diagnose(lm, method, passes, method.Params(), LIMITS)
-    assert (found.write, found.whole_chain, found.stop) == (row.chain.count(said) / len(row.chain), 0, 0)
+    assert answers.groups_written(passes[0], method.Params(), thought.vocabulary_of(lm)) == row.chain.count(
+        said
+    )
+    found = answers.diagnose(lm, method, passes, method.Params(), LIMITS)
+    assert found["write"] == row.chain.count(said) / len(row.chain)
+    assert found["whole_chain"] == found["stop"] == 0
 
 
 def test_diagnosis_of_a_model_that_knows_its_problems():
@@ -158,14 +161,13 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
 def all_right(lm, method, examples, params, limits):
     """It reads, writes, stops and answers all of them right, in groups of the reference's sizes."""
     passes = list(reference_passes(lm, method, examples, params))
-    assert chains.diagnose(lm, method, passes, params, limits) == chains.Diagnosis(
-        len(examples), 1.0, 1.0, 1.0, 1.0
-    )
-    completions = chains.answer_all(lm, method, chains.requests_of(examples, params, limits))
-    for chain in chains.chains_of(lm, method, examples, params, completions):
-        assert chain.cause == "right"
-        assert {thought["mark"] for thought in chain.thoughts} == {"right"}
-        assert (chain.length, chain.missing) == (chain.reference_length, [])
+    shares = {"n": len(examples), "read": 1.0, "write": 1.0, "whole_chain": 1.0, "stop": 1.0}
+    assert answers.diagnose(lm, method, passes, params, limits) == shares
+    completions = answers.answer_all(lm, method, answers.requests_of(examples, params, limits))
+    for answer in answers.read_answers(lm, method, examples, params, completions):
+        assert answer["cause"] == "right"
+        assert {thought["mark"] for thought in answer["thoughts"]} == {"right"}
+        assert (answer["length"], answer["missing"]) == (answer["reference_length"], [])
 
 
 def tokens_of(example):
@@ -210,7 +212,7 @@ def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one
     assert sum(longest) > lm.context_length
     limits = Decoding(max_latents=20, max_completion_length=4)
     passes = list(reference_passes(lm, method, asked, method.Params()))
-    assert len(chains.read(lm, method, passes, method.Params(), limits)) == 2
+    assert len(answers.read(lm, method, passes, method.Params(), limits)) == 2
 
 
 def sizes_of(lm, example):

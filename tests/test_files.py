@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar import __version__, files, yaml_settings
+from colar import __version__, files, processes, yaml_settings
+from colar.evaluation.provenance import collect_provenance
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},
@@ -291,17 +293,17 @@ def test_an_output_folder_without_a_name_is_not_the_working_directory(tmp_path, 
 
 def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
     program = (
-        "import sys; from colar import files\n"
-        "with files.locked(sys.argv[1]):\n"
+        "import sys; from colar import processes\n"
+        "with processes.locked(sys.argv[1]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process is writing to"), files.locked(tmp_path):
+        with pytest.raises(ValueError, match="another process is writing to"), processes.locked(tmp_path):
             pass
         holder.kill()
-    with files.locked(tmp_path), files.locked(tmp_path / "."):  # one process may ask twice
+    with processes.locked(tmp_path), processes.locked(tmp_path / "."):  # one process may ask twice
         pass
 
 
@@ -310,12 +312,12 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
     def refused(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(files.fcntl, "flock", refused)
+    monkeypatch.setattr("fcntl.flock", refused)
     inside = False
-    with files.locked(tmp_path):
+    with processes.locked(tmp_path):
         inside = True
     assert inside
-    with pytest.raises(OSError, match="of the block itself"), files.locked(tmp_path):
+    with pytest.raises(OSError, match="of the block itself"), processes.locked(tmp_path):
         raise OSError("of the block itself")
 
 
@@ -323,10 +325,12 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
 
 
 def test_provenance_says_where_a_result_came_from():
-    found = json.loads(json.dumps(files.provenance()))
+    found = json.loads(json.dumps(collect_provenance()))
     assert found["versions"]["colar"] == __version__  # ours even where nothing is installed
     assert found["versions"]["torch"]
     assert found["machine"]["cores"] == os.cpu_count()
+    # Two processors of one name differ by a factor of ten in what they multiply with.
+    assert torch.backends.cpu.get_cpu_capability() in found["machine"]["instructions"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
@@ -342,4 +346,4 @@ def test_provenance_says_where_a_result_came_from():
 )
 def test_provenance_has_the_command_as_one_would_type_it(program, command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "report", "--pair", "colar c=4", "coconut"])
-    assert files.provenance()["command"] == command
+    assert collect_provenance()["command"] == command

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from colar.engine import cache
 from colar.engine.engine import Engine
 from colar.methods import pretrained, registry
-from colar.model import masks
+from colar.model import probes
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.training import preflight
@@ -77,7 +77,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
     made = model_of("mpt")
     lm = made.causal_lm
     cache.check(lm)
-    assert "does not follow" in masks.why_no_trees(lm)
+    assert "does not follow" in probes.why_no_trees(lm)
     with pytest.raises(
         ValueError, match="^training.packing must be false for MptForCausalLM: it does not follow"
     ):
@@ -89,7 +89,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
 def test_the_families_pass(family, dtype):
     lm = tiny_lm(family).causal_lm.to(dtype)
     cache.check(lm)
-    assert masks.why_no_trees(lm) is None
+    assert probes.why_no_trees(lm) is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_window_is_probed_however_long_it_is(name, window, refused):
             cache.check(lm)
     else:
         cache.check(lm)
-    assert (masks.why_no_trees(lm) is not None) == refused
+    assert (probes.why_no_trees(lm) is not None) == refused
     assert lm.config.sliding_window == window
 
 
@@ -114,5 +114,5 @@ def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():
     lm.config.max_position_embeddings = 16
     lm.train()
     cache.check(lm)
-    assert masks.embeds_of_rows(lm, 2).shape[1] == 16
+    assert probes.embeds_of_rows(lm, 2).shape[1] == 16
     assert lm.training

@@ -325,7 +325,7 @@ def test_greedy_thinking_stops_when_that_is_more_likely_than_not():
     for stop, at_40 in (("majority", False), ("argmax", True)):
         method = build(lm, "colar", stop=stop)
         state = state_of(lm, torch.zeros(2, lm.width))
-        probs = torch.full((2, lm.vocabulary().shape[0]), 1e-9)
+        probs = torch.full((2, lm.embedding_table().shape[0]), 1e-9)
         probs[:, 7:12] = torch.tensor([[0.12], [0.08]])
         probs[:, lm.template.separator_id] = torch.tensor([0.4, 0.6])
         state.make_logits = lambda _, probs=probs: probs.log()
@@ -555,7 +555,6 @@ def test_a_number_beyond_the_largest_float_is_no_size():
     [
         ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
         ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, got 'gauss'"),
-        ({"head": "sequential"}, "write method.name sequential and leave method.head out"),
         ({"own_latents": 0.0}, "unknown key 'method.own_latents'"),
         ({"nll_beta": 2.0}, "method.nll_beta must be a number, from 0 to 1, got 2.0"),
         ({"nll_beta": 0.5}, "method.nll_beta is a value of latent_loss nll; this one is soft_mse"),

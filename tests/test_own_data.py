@@ -1,4 +1,4 @@
-"""A user's own rows: files, layouts, programs, splits, and what is said about rows that are wrong."""
+"""A user's own rows: files, layouts, splits, and what is said about rows that are wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from colar import files
 from colar.cli import main
-from colar.data import layouts, own, programs, sources
+from colar.data import layouts, own, sources
 from colar.data.example import Example
 
 ROWS = [
@@ -90,7 +90,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
             "options": "a ) 62 , b ) 60 , c ) 12 , d ) 5 , e ) none of these",
             "correct": "a",
         },
-        "a man buys 12 pens at 5 dollars each .",
+        "a man buys 12 pens at 5 dollars each.",
         ("<<12*5=60>>", "<<60+2=62>>"),
         "62",
     ),
@@ -144,63 +144,6 @@ def test_sentences_end_outside_of_formulas(text: str, found: list[str]) -> None:
 @given(st.text(alphabet="aB1.?! $\\()[]\n", max_size=60))
 def test_cutting_loses_no_character(text: str) -> None:
     assert "".join("".join(layouts.cut(text)).split()) == "".join(text.split())
-
-
-# --- programs ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "steps", "answer"),
-    [
-        ("a = 3\nb = a * 4\nresult = b - (a - 1)\nprint(result)", ("<<3*4=12>>", "<<12-(3-1)=10>>"), "10"),
-        ("a = 8\nx = a / (4 / 2)", ("<<8/(4/2)=4>>",), "4"),
-        ("a = -3\nx = 2 - a", ("<<2-(-3)=5>>",), "5"),
-        ("x = (1 + 2) * 3 / 2\nreturn_value = x\nresult = return_value", ("<<(1+2)*3/2=4.5>>",), "4.5"),
-        ("```python\nx = 2 ** 3\n```", ("<<2**3=8>>",), "8"),
-        ("x = int(8 / 2)", ("<<8/2=4>>",), "4"),
-    ],
-)
-def test_a_straight_program_is_a_chain_of_equations(code: str, steps: tuple[str, ...], answer: str) -> None:
-    found = programs.of_python(code)
-    assert (found.steps, found.answer) == (steps, answer)
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("for i in range(3): x = i + 1", "no assignment of arithmetic: For"),
-        ("import os\nx = os.getpid() + 1", "more than arithmetic"),
-        ("x = y + 1", "a variable without a value: y"),
-        ("x = 1 / 3", "too many decimals"),
-        ("x = 1 / 0", "1/0"),
-        ("x = int(7 / 2)", "int() changes a value"),
-        ("x = 9 ** 9 ** 9", "a power that is no small whole number"),
-        ("x = 7", "no equation"),
-        ("x = (", "not Python"),
-        ("x: int = __import__('os').system('true') + 1", "more than arithmetic"),
-    ],
-)
-def test_another_program_is_left_out(code: str, reason: str) -> None:
-    with pytest.raises(programs.NotStraight) as error:
-        programs.of_python(code)
-    assert reason in str(error.value)
-
-
-NUMBERS = st.integers(0, 60)
-EXPRESSIONS = st.recursive(
-    NUMBERS.map(str),
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from("+-*"), inner),
-    max_leaves=6,
-)
-
-
-@given(EXPRESSIONS)
-def test_an_equation_is_true(expression: str) -> None:
-    """Python itself agrees with both sides of each equation, brackets left out where they mean nothing."""
-    found = programs.of_python(f"x = {expression} + 0")
-    [step] = found.steps
-    left, right = step.removeprefix("<<").removesuffix(">>").split("=")
-    assert eval(left) == int(right) == eval(expression)
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -445,8 +388,8 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
         "left out 2: a statement that is no assignment of arithmetic: 2 different ones ("
     )
     assert shown[6].startswith("left out 1: a value that has too many decimals to be written (")
-    assert shown[7] == "tokens of a chain, by the tokenizer of tiny:"
-    assert sum(int(line.split()[-1]) for line in shown[8:-1]) == 40
+    assert re.fullmatch(r"tokens of a chain, by the tokenizer of tiny: \d+ to \d+, median \d+", shown[7])
+    assert len(shown) == 9
     assert shown[-1] == "split: 20 to train on, 10 to validate with, 10 for the table at the end"
     path.write_text(json.dumps([*rows, {"question": "why " * 1100, "code": "x = 2 * 3"}]))
     assert main(["data", "show", str(path), "--limit", "1"]) == 0

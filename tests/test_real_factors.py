@@ -24,7 +24,7 @@ from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.grouping import Factors
+from colar.methods.factors import Factors
 from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
 from colar.methods.sequential.choice import Rules, choose
 from colar.model import backbones
@@ -680,7 +680,7 @@ def test_generate_answers_at_every_threshold(
     unsure = {}
     for section in out.strip().split("\n\n"):
         asked_with = section.splitlines()[0].partition("  [")[2]
-        unsure[asked_with.rstrip("]")] = section.count("?]")
+        unsure[asked_with.rstrip("]")] = section.count("  ?\n")
     assert unsure.pop("compression_factor 1.5") == unsure.pop("compression_factor 3") == 0
     # A threshold of 1 holds back all but a group's first token: at c = 1.5 every other group has no more anyway.
     assert unsure.pop("compression_factor 1.5, confidence_threshold 1") in (2, 3)
@@ -739,7 +739,7 @@ def test_a_report_keeps_thresholds_apart(
 def test_inspect_tells_thresholds_apart(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "inside.json"
+    out = tmp_path / "inspect.json"
     asked = [
         "inspect",
         f"m={checkpoint}",
@@ -757,7 +757,4 @@ def test_inspect_tells_thresholds_apart(
         for c in (1.5, 3)
         for threshold in ({}, {"confidence_threshold": 1})
     ]
-    # A threshold of 1: one token a group, as many groups as tokens.
-    lengths = [len(each["retrieval"]["reference"]["thoughts"]) for each in systems]
-    assert lengths[1] == lengths[3] > lengths[0]
     assert "c = 1.5 (confidence_threshold=1)" in capsys.readouterr().out

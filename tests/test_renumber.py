@@ -685,7 +685,7 @@ def test_a_new_row_that_validation_asks_is_dropped(folder):
         ({"renumber": 1}, "data.renumber: arithmetic is generated"),
         (
             {"renumber": 1, "source": "prosqa"},
-            r"steps are equations \(gsm8k-aug, or a file of your own\), got prosqa",
+            r"steps are equations \(gsm8k-aug, tinygsm, .*, or a file of your own\), got prosqa",
         ),
         ({"renumber": 1, "source": "gsm8k"}, "got gsm8k"),
         (

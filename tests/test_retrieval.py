@@ -1,18 +1,18 @@
-"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members; shares by hand first."""
+"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members; ranks by hand first."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
+from paper_figures import ranks
 
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look import retrieval, thought
+from colar.look import thought
 from colar.look.reference_chain import reference_passes
-from colar.look.retrieval import Shares, ThoughtRanks
 from colar.methods import pretrained, registry
 from colar.methods.grouping import compress
 
@@ -43,11 +43,11 @@ def test_an_embedding_is_nearest_to_its_own_token_and_a_group_to_its_members(fam
     ids = torch.tensor([[30, 41, 52, 63]])
     with torch.no_grad():
         latents = compress(lm.embed(ids), torch.tensor([[2, 2]]))
-        rays = thought.directions(lm)
-        own = thought.nearest_tokens(lm.embed(ids)[0], 3, rays)
+        vocabulary = thought.vocabulary_of(lm)
+        own = vocabulary.nearest(lm.embed(ids)[0], 3)
     assert [near[0].token_id for near in own] == [30, 41, 52, 63]
     assert all(near[0].cosine == pytest.approx(1, abs=1e-5) for near in own)
-    merged = thought.nearest_tokens(latents[0], 2, rays)
+    merged = vocabulary.nearest(latents[0], 2)
     assert [{n.token_id for n in near} for near in merged] == [{30, 41}, {52, 63}]
     by_hand = torch.cosine_similarity(latents[0, 0], lm.embed(torch.tensor(merged[0][0].token_id)), dim=0)
     assert merged[0][0].cosine == pytest.approx(by_hand.item(), abs=1e-5)
@@ -79,34 +79,13 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
 
 def test_ranks_by_hand():
     """Four tokens: two axes, their opposite, and one between them."""
-    vocabulary = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]])
+    vocabulary = thought.Vocabulary(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]]))
     latents = torch.tensor([[3.0, 0.3], [1.0, 1.0]])
     # The first latent's order: 0, 3, 1, 2. The second's: 3, then 0 and 1 alike, then 2.
-    ranks = retrieval.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
-    assert ranks == [(0, 2, 3), (1, 1, 1)]
+    found = ranks.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
+    assert found == [[0, 2, 3], [1, 1, 1]]
     # Zeros point nowhere: no token has been found.
-    assert retrieval.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [(4, 4)]
-
-
-def test_shares_by_hand():
-    thoughts = [
-        ThoughtRanks("a", 0, (7, 8), ("bracket", "operand"), (0, 1)),
-        ThoughtRanks("a", 1, (9, 9), ("result", "result"), (0, 0)),
-        ThoughtRanks("b", 0, (7, 8), ("bracket", "operand"), (4, 9)),
-    ]
-    found = retrieval.retrieval_accuracy(thoughts)
-    assert found.by_kind["bracket"] == Shares(2, 1 / 2, 1.0, 1 / 2, None)
-    assert found.by_kind["operand"] == Shares(2, 0.0, 1 / 2, 1 / 2, None)
-    assert found.by_kind["result"] == Shares(2, 1.0, 1.0, 1.0, None)
-    assert found.by_kind["sign"] == Shares(0, None, None, None, None)
-    assert found.tokens == Shares(6, 1 / 2, 5 / 6, 4 / 6, None)
-    assert found.by_position == [1 / 2, 1.0]
-    chosen = retrieval.retrieval_accuracy(
-        [ThoughtRanks("a", 0, (7, 8), ("sign", "text"), (0, 1), (True, False))]
-    )
-    assert chosen.tokens.chosen == 1 / 2
-    assert chosen.by_kind["sign"].chosen == 1.0
-    assert chosen.by_kind["text"].chosen == 0.0
+    assert ranks.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [[4, 4]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,40 +93,32 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
     """Against the reader of people, one thought at a time."""
     lm, method = build(family)
     for each in passes_of(lm, method):
-        rays = thought.directions(lm)
-        ranked = retrieval.reference_ranks(each, rays)
-        assert [r.position for r in ranked] == list(range(len(each.latents_KD)))
-        for k, neighbours in enumerate(thought.nearest_tokens(each.latents_KD, 5, rays)):
+        vocabulary = thought.vocabulary_of(lm)
+        found = ranks.reference_ranks(each, vocabulary)
+        assert [r["position"] for r in found] == list(range(len(each.latents_KD)))
+        for k, neighbours in enumerate(vocabulary.nearest(each.latents_KD, 5)):
             near = [n.token_id for n in neighbours]
-            for token_id, rank in zip(ranked[k].token_ids, ranked[k].ranks, strict=True):
+            for token_id, rank in zip(found[k]["token_ids"], found[k]["ranks"], strict=True):
                 assert (near.index(token_id) if token_id in near else None) == (rank if rank < 5 else None)
-    ceiling = retrieval.retrieval_accuracy(
-        [
-            r
-            for each in passes_of(lm, method, c=1)
-            for r in retrieval.reference_ranks(each, thought.directions(lm))
-        ]
-    )
-    assert ceiling.tokens.top1 == 1.0
+    # At c = 1 a thought is its token.
+    for each in passes_of(lm, method, c=1):
+        assert all(r["ranks"] == [0] for r in ranks.reference_ranks(each, thought.vocabulary_of(lm)))
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head):
+def test_every_written_thought_and_own_ones_as_far_as_the_chain_goes_are_ranked(head):
     lm, method = build(head=head)
-    rays = thought.directions(lm)
+    vocabulary = thought.vocabulary_of(lm)
     requests = [Request(e.id, e.question, method.Params(2), LIMITS, keep_latents=True) for e in CHAINS]
     completions = Engine(lm, method, 4).generate(requests)
     written, own = [], []
     for each, completion in zip(passes_of(lm, method), completions, strict=True):
-        written += retrieval.written_ranks(each, rays)
-        own += retrieval.own_ranks(lm, each, completion, rays)
+        written += ranks.written_ranks(each, vocabulary)
+        own += ranks.own_ranks(lm, each, completion, vocabulary)
     assert len(written) == sum(len(each.latents_KD) for each in passes_of(lm, method))
     assert 0 < len(own) <= sum(completion.length for completion in completions)
-    for ranked in (written, own):
-        found = retrieval.retrieval_accuracy(ranked)
-        assert (found.tokens.chosen is None) == (head != "sequential")
-        assert found.tokens.n == sum(share.n for share in found.by_kind.values())
-        assert json.loads(json.dumps(asdict(found)))["tokens"]["n"] == found.tokens.n
+    for found in (written, own):
+        assert json.loads(json.dumps(found)) == found
 
 
 def test_a_question_that_is_asked_twice_is_one():
@@ -157,7 +128,7 @@ def test_a_question_that_is_asked_twice_is_one():
     for each in reference_passes(lm, method, [CHAINS[0], again], method.Params(2)):
         request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
         (completion,) = Engine(lm, method, 1).generate([request])
-        rays = thought.directions(lm)
-        ranks = retrieval.written_ranks(each, rays) + retrieval.reference_ranks(each, rays)
-        found |= {rank.question for rank in ranks + retrieval.own_ranks(lm, each, completion, rays)}
+        vocabulary = thought.vocabulary_of(lm)
+        ranked = ranks.written_ranks(each, vocabulary) + ranks.reference_ranks(each, vocabulary)
+        found |= {rank["question"] for rank in ranked + ranks.own_ranks(lm, each, completion, vocabulary)}
     assert found == {CHAINS[0].id}

@@ -21,7 +21,7 @@ from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import first_mistake
 from colar.serve.samples import Sample, pieces
 from colar.serve.served_model import check_request
-from colar.serve.thought_text import Nearest
+from colar.serve.thought_text import NearestTokens
 from colar.template.token_text import BROKEN, AnswerText, TokenText, token_bytes
 
 TEXTS = (
@@ -136,31 +136,28 @@ def test_nearest_tokens_are_those_of_retrieval():
         lm = tiny_lm(family)
         torch.manual_seed(0)
         latents = torch.randn(5, lm.width)
-        want = thought.nearest_tokens(latents, 7, thought.directions(lm))
+        want = thought.vocabulary_of(lm).nearest(latents, 7)
 
         async def ask(lm=lm, latents=latents):
-            nearest = Nearest(lm, asyncio.to_thread)
+            nearest = NearestTokens(lm, asyncio.to_thread)
             # All at once: they are computed together.
-            return await asyncio.gather(
-                *(nearest.near(each, 3 + i, [5, 6]) for i, each in enumerate(latents))
-            )
+            return await asyncio.gather(*(nearest.of(each, 3 + i) for i, each in enumerate(latents)))
 
         for i, near in enumerate(asyncio.run(ask())):
-            assert near.ids == [n.token_id for n in want[i][: 3 + i]]
-            assert near.cosines == pytest.approx([n.cosine for n in want[i][: 3 + i]], abs=1e-5)
-            pair = torch.cosine_similarity(latents[i], lm.embed(torch.tensor([5, 6])), dim=-1)
-            assert near.requested == pytest.approx(pair.tolist(), abs=1e-5)
+            assert [n.token_id for n in near] == [n.token_id for n in want[i][: 3 + i]]
+            assert [n.cosine for n in near] == pytest.approx([n.cosine for n in want[i][: 3 + i]], abs=1e-5)
 
 
 def test_an_error_reaches_all_who_wait():
-    nearest = Nearest(tiny_lm("llama"), asyncio.to_thread)
+    lm = tiny_lm("llama")
+    nearest = NearestTokens(lm, asyncio.to_thread)
 
     async def ask():
-        bad = [nearest.near(torch.zeros(3), 1, []) for _ in range(2)]
+        bad = [nearest.of(torch.zeros(3), 1) for _ in range(2)]
         found = await asyncio.gather(*bad, return_exceptions=True)
         assert all(isinstance(each, RuntimeError) for each in found)
         # The next ones are answered.
-        assert len((await nearest.near(torch.ones(nearest.lm.width), 4, [])).ids) == 4
+        assert len(await nearest.of(torch.ones(lm.width), 4)) == 4
 
     asyncio.run(ask())
 

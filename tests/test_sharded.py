@@ -153,5 +153,5 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
         TrainingConfig(**QUICK, fsdp=True, compile=True)
     own = LatentLM.from_backbone(backbones.load("tiny"), TemplateConfig(separator="<think>"))
     own.freeze_embeddings()
-    with pytest.raises(ValueError, match="single rows of the embedding"):
+    with pytest.raises(ValueError, match="single tokens of the embedding"):
         sharded.check(own)

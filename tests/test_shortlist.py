@@ -38,7 +38,7 @@ from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.model.vocabulary import HeadRows, head_logits
+from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
 from colar.ops.sampling import Ways
 from colar.template.template import Template
@@ -61,7 +61,7 @@ def hidden_of(lm: LatentLM) -> Tensor:
 
 
 def narrow(lm: LatentLM, hidden: Tensor, ids: tuple[int, ...] = IDS) -> Tensor:
-    return lm.logits(hidden, lm.head_rows(ids))
+    return lm.logits(hidden, lm.partial_head(ids))
 
 
 # Rows of the LM head
@@ -93,7 +93,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad
 def test_scaled_and_capped_logits_are_scaled_and_capped_for_some_ids_too(model: Any, config: Any) -> None:
     lm, ours = model(config).eval(), tiny_lm("llama")
     hidden = hidden_of(ours)
-    rows = HeadRows.gather(lm.get_output_embeddings(), IDS, ours.device)
+    rows = PartialHead.gather(lm.get_output_embeddings(), IDS, ours.device)
     whole = head_logits(lm, hidden)
     plain = lm.get_output_embeddings()(hidden)
     assert not torch.allclose(whole, plain, rtol=0.01)
@@ -103,9 +103,9 @@ def test_scaled_and_capped_logits_are_scaled_and_capped_for_some_ids_too(model: 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     lm = tiny_lm("llama")
     with pytest.raises(ValueError, match="ids must be in the model's vocabulary of"):
-        lm.head_rows((3, 10_000))
+        lm.partial_head((3, 10_000))
     with pytest.raises(ValueError, match="ids must be in the model's vocabulary of .*, got none"):
-        lm.head_rows(())
+        lm.partial_head(())
 
 
 def test_gradients_reach_the_heads_weight_through_some_of_its_rows() -> None:
@@ -163,7 +163,7 @@ def test_a_packed_head_has_rows_too(family: str) -> None:
     lm = liven(tiny_lm(family)).bfloat16().eval()
     twin = packed_copy(lm)
     hidden = hidden_of(lm).bfloat16()
-    rows = twin.head_rows(IDS)
+    rows = twin.partial_head(IDS)
     assert rows.weight_SD is not None
     wanted = lm.logits(hidden)[..., list(IDS)]
     torch.testing.assert_close(
@@ -403,8 +403,8 @@ def test_rows_are_gathered_once_and_again_after_a_training(monkeypatch: pytest.M
     """A fused optimiser does not count its changes: whoever kept rows by the weight's counter would miss them."""
     lm, method = made(**ANY_SPEED)
     gathered = []
-    gather = lm.head_rows
-    monkeypatch.setattr(lm, "head_rows", lambda ids: gathered.append(ids) or gather(ids))
+    gather = lm.partial_head
+    monkeypatch.setattr(lm, "partial_head", lambda ids: gathered.append(ids) or gather(ids))
     engine = Engine(lm, method, max_batch=64)
     weight = lm.causal_lm.get_output_embeddings().weight
     optimizer = torch.optim.AdamW([weight], lr=0.3, fused=True)
@@ -435,7 +435,7 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
     first[:7] = lm.template.separator_id
     most = torch.tensor([1, 2, 5, 5])[torch.arange(40) % 4]
     zero, one = torch.zeros(40, dtype=torch.float64), torch.ones(40, dtype=torch.float64)
-    rows = lm.head_rows(method.config.shortlist_ids) if shortlist else None
+    rows = lm.partial_head(method.config.shortlist_ids) if shortlist else None
     for temperature in (zero, one):
         decoded.clear()
         draws = torch.rand(5, 40, dtype=torch.float64)

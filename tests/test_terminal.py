@@ -61,7 +61,7 @@ def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
         ["train", "recipe.yaml"],
         ["generate", "run/best", "2 + 2?", *short],
         ["evaluate", "run/best", "--data", "rows.jsonl", "--output", "evaluated", *short],
-        ["inspect", "run/best", "--data", "rows.jsonl", "--output", "inside.html", *short],
+        ["inspect", "run/best", "--data", "rows.jsonl", "--output", "inspect.html", *short],
         ["report", "evaluated", "--output", "reported"],
         ["export", "run/best", "merged", "--merge"],
         ["generate", "merged", "2 + 2?", *short],

@@ -31,6 +31,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from colar import files, progress
+from colar.evaluation.provenance import collect_provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from launch import Group  # the server of processes is the tests'
@@ -199,7 +200,7 @@ def main() -> int:
         )
     Console().print(table)
     files.write_json(
-        output / "report.json", {"provenance": files.provenance(), "seed": args.seed, "rows": found}
+        output / "report.json", {"provenance": collect_provenance(), "seed": args.seed, "rows": found}
     )
     good = all(is_good(row) for row in found)
     summary = {row["run"]: {"kills": len(row["kills"]), "same_result": row["same_result"]} for row in found}

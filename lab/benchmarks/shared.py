@@ -23,6 +23,7 @@ import torch
 from rich.table import Table
 
 from colar import files, progress
+from colar.evaluation.provenance import collect_provenance
 
 Run = dict[str, Any]
 """The JSON of one system's run: "system" and the numbers that it measured."""
@@ -204,4 +205,4 @@ def used_gib(process: int | str = "self") -> float:
 def provenance() -> dict[str, Any]:
     """The command, versions, machine, commit and GPU (null without one) behind a report."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return files.provenance() | {"accelerator": gpu}
+    return collect_provenance() | {"accelerator": gpu}

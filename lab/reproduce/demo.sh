@@ -43,4 +43,4 @@ colar generate "$out/sequential/best" --input "$out/problems/test.jsonl" --compr
 echo
 echo "table    $out/report/report.md"
 echo "picture  $out/report/accuracy_vs_length.png"
-echo "page     $out/sequential/inside.html"
+echo "page     $out/sequential/inspect.html"

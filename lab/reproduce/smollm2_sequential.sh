@@ -49,5 +49,5 @@ colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_th
   --batch_size 64 --compile --output "$out/report-controls"
 colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
 colar inspect "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
-  --output "$out/inside.html"
+  --output "$out/inspect.html"
 colar export "$sft" "$out/export-colar" --dtype bfloat16

@@ -19,6 +19,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture, stats
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked, cluster_of
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
@@ -321,7 +322,7 @@ def main() -> None:
     drawn = {name: found for name, found in histories.items() if not name.startswith(ALONE)}
     rows = compare(tests)
     found = {"differences": rows, "reinforced": runs, "fine_tuned": imitated}
-    files.write_json(output / "differences.json", {"provenance": files.provenance(), **found})
+    files.write_json(output / "differences.json", {"provenance": collect_provenance(), **found})
     files.write_text(output / "differences.md", markdown(rows, runs, args.seeds, imitated))
     print(picture.save(draw(drawn), output / "curves.png"))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
+from colar.evaluation.provenance import collect_provenance
 
 METRICS = (
     "latents/sigma",
@@ -119,7 +120,7 @@ def main() -> None:
         name: [{key: _six_digits(value) for key, value in row.items() if key in LOGGED} for row in history]
         for name, history in histories.items()
     }
-    found = {"provenance": files.provenance(), "runs": rows, "histories": short}
+    found = {"provenance": collect_provenance(), "runs": rows, "histories": short}
     files.write_json(output / "report.json", found)
     files.write_text(output / "report.md", markdown(rows))
     drawn = picture.save(draw(histories), output / "curves.png")

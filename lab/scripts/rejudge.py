@@ -25,6 +25,7 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, speed_text
 
@@ -157,7 +158,7 @@ def main() -> None:
     )
     parser.add_argument("--split", default="test", help="split that the records are of")
     args = parser.parse_args()
-    now = files.provenance()
+    now = collect_provenance()
     stamp = {"command": now["command"], "time": now["time"]}
     golds = {}
     for name in args.data:

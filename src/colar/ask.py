@@ -97,14 +97,12 @@ class Model:
         answer = AnswerText(self.lm.template)
         request = self._request(question, 0, **asked)
         size = thought.group_size(request.params)
-        directions_VD = thought.directions(self.lm)
+        vocabulary = thought.vocabulary_of(self.lm)
         for event in self.engine.stream([request]):
             if event.kind == "thought":
                 assert event.embed is not None
-                [near] = thought.nearest_tokens(event.embed[None], size, directions_VD)
-                found = thought.thought_object(
-                    self.lm.template, 0, event.token_id, event.info, near, size, dict(near)
-                )
+                [near] = vocabulary.nearest(event.embed[None], size)
+                found = thought.thought_object(self.lm.template, 0, event.token_id, event.info, near, size)
                 yield Piece("thought", found["text"])
             elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
                 text = answer.add(event.token_id)

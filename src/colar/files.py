@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic replacement, append-only JSONL with resume, and where a result came from.
+"""Files and folders that survive a kill: atomic replacement, and append-only JSONL with resume.
 
 A file is either the old one or the new one, never half of each: text is written beside its target and
 renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
@@ -6,29 +6,15 @@ renamed over it. Records are appended one line at a time; a line torn by a kill 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import platform
-import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from importlib import metadata
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from colar import __version__
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -45,8 +31,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
-        # mkstemp makes a file that its owner alone may read.
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, _mode())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -172,6 +157,20 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
         yield write
 
 
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, 64 hex digits."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """16 hex digits by which texts, one behind another, are known again on every machine."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()[:16]
+
+
 def cache_folder() -> Path:
     """Folder of what can be made again: $COLAR_CACHE, or colar/ in the user's cache folder."""
     if "COLAR_CACHE" in os.environ:
@@ -194,105 +193,6 @@ def require_writable(folder: str | Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
-
-
-_held: set[Path] = set()
-"""Folders that this process has locked: a nested block asks for no second lock, which would refuse its own process."""
-
-
-@contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
-
-    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a
-    file system without locks keeps no process out.
-    """
-    folder = Path(folder).resolve()
-    if fcntl is None or folder in _held:
-        yield
-        return
-    with open(folder / ".lock", "ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is writing to {folder}: let it end, or name another output folder"
-            ) from None
-        except OSError:
-            # A file system without locks: better unguarded than not at all.
-            pass
-        _held.add(folder)
-        try:
-            yield
-        finally:
-            _held.discard(folder)
-
-
-def provenance() -> dict[str, Any]:
-    """Provenance of a result: command, versions, machine, commit, time (UTC)."""
-    versions: dict[str, str | None] = {"colar": __version__}
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {
-        "command": _command(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "machine": {
-            "system": platform.system(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-        },
-    }
-
-
-def _command() -> str:
-    """The command line of `colar`, or of a script below the working directory.
-
-    Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
-    """
-    program = Path(sys.argv[0])
-    arguments = sys.argv[1:]
-    # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
-    as_module = program.resolve() == Path(__file__).parent / "cli" / "__main__.py"
-    if program.stem == "colar" or as_module:
-        return shlex.join(["colar", *arguments])
-    if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
-        script = program.resolve().relative_to(Path.cwd())
-        return shlex.join(["python", str(script), *arguments])
-    return program.name
-
-
-def _commit() -> str | None:
-    """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
-    # Installed into an environment inside somebody's repository, we lie in a checkout that is not ours.
-    tracked = [*git, "ls-files", "--error-unmatch", here.name]
-    describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        subprocess.run(tracked, capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _processor() -> str:
-    """The processor's model: Linux names it in /proc/cpuinfo alone, other systems tell Python."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _umask() -> int:
-    # It can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager
@@ -326,7 +226,7 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     # Some libraries write files that only their owner may read: safetensors from 0.8 on. A server has its own user.
-    mode = 0o666 & ~_umask()
+    mode = _mode()
     for path in partial.rglob("*"):
         if path.is_file():
             path.chmod(mode)
@@ -335,3 +235,11 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
         os.replace(target, old)
     os.replace(partial, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _mode() -> int:
+    """The mode of a file that the umask gives it; libraries make files that their owner alone may read."""
+    # It can only be read by setting it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

@@ -1,10 +1,11 @@
-"""The processes of one run that accelerate's `PartialState` does not cover: joining, and errors of one process.
+"""Processes, where accelerate's `PartialState` does not cover them: joining, errors of one process, locked folders.
 
 torchrun and `accelerate launch` start N equal processes. `join` makes them a group; who is who, and what they tell each
 other, is `PartialState`'s and `gather_object`'s. Where one process fails alone, the others would wait for it in vain:
 
     split(items, work)      each process works on its share; all get all results, or all raise
     from_main(make)         the main process makes a value; all get it, or all raise
+    locked(folder)          one run writes into a folder; another one gets an error
 
 Values are pickled and sent on the CPU.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from filelock import FileLock, Timeout
 from torch import distributed
 
 T = TypeVar("T")
@@ -120,3 +123,24 @@ def require_shared(folder: Path) -> None:
         token.unlink()
     if not all(seen):
         raise ValueError(f"{folder} must lie on a file system that all machines of the run share")
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
+
+    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A file system
+    without locks keeps no process out.
+    """
+    lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock.acquire(timeout=0))
+        except Timeout:
+            raise ValueError(
+                f"another process is writing to {folder}: let it end, or name another output folder"
+            ) from None
+        except (OSError, NotImplementedError):
+            # A file system without locks: better unguarded than not at all.
+            pass
+        yield

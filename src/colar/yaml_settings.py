@@ -80,8 +80,22 @@ _Yaml.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes a text in quotes that YAML 1.1 or 1.2 would read as something else."""
+
+
 for _kind, (_pattern, _first) in _PLAIN.items():
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$"), list(_first))
+    for _class in (_Yaml, _Writer):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$"), list(_first)
+        )
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Some keys and values as YAML, which `read_yaml` reads as they are."""
+    return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, default_flow_style=None, width=110)
 
 
 def read_yaml(text: str) -> Any:

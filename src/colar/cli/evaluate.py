@@ -12,7 +12,6 @@ from accelerate import PartialState
 from rich.console import Console
 
 from colar import files, processes, progress
-from colar.cli import collector_off
 from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
@@ -40,6 +39,7 @@ from colar.cli.options import (
 )
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, find_records
 from colar.evaluation.text_table import print_tables
 from colar.model import checkpoint
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.locked(output)))
+        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
         _evaluate(args, output)
     processes.leave()
 
@@ -215,7 +215,7 @@ def _write_report(
         output,
         RecordFiles(records),
         title=title,
-        provenance=files.provenance() | report.settings_of(records),
+        provenance=collect_provenance() | report.settings_of(records),
         nearest=nearest,
         pairs=pairs,
     )
@@ -235,6 +235,6 @@ def add_lm_eval(harness: Parser) -> None:
 
 def run_lm_eval(args: argparse.Namespace) -> None:
     # An extra, which need not be installed.
-    with collector_off():
-        from colar.integrations import lm_eval
+    from colar.integrations import lm_eval
+
     lm_eval.run(args.words[1:] if args.words[:1] == ["--"] else args.words)

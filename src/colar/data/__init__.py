@@ -5,7 +5,7 @@ catalogue      table of the published data sets, and a parser for each
 own            a user's own file: read, split, guess how answers are judged;  layouts parses its rows, by their columns
 data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
 fields         question, steps and answer of a raw row, checked: what all parsers make
-programs       Python programs and formulas as chains of equations
+programs       Python programs and formulas as chains of equations;  program_rows: rows that hold them
 example        `Example`, what all of these yield
 arithmetic     a generated source
 judge, renumber   is this completion the gold answer; rows by other numbers

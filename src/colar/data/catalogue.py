@@ -1,7 +1,8 @@
 """The published data sets: a table of where the rows of each lie, and a parser for each way of publishing them.
 
 One entry a source, and nothing about sources anywhere else. `files` are paths under `data_dir`, named as upstream
-names them; several alternatives are tried in order, and one that lists several files is their concatenation.
+names them; several alternatives are tried in order, and one that lists several files is their concatenation. A "*"
+stands for any part of a name.
 Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads them.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from colar.data import program_rows
 from colar.data.example import SPLITS, AnswerType, question_hash
 from colar.data.fields import (
     EQUATION,
@@ -176,6 +178,16 @@ def _one_file(path: str, hub: str | None) -> Split:
     return Split(files=((path,),), hub=hub)
 
 
+def _programs(
+    about: str, licence: str, parser: Parser, files: str, hub: tuple[str, str] | None = None
+) -> Source:
+    """A source of training rows whose chains are programs; `hub` is its id, and the part of it to read."""
+    hub_id, part = hub or (None, None)
+    split = _one_file(files, part)
+    # Of files by several models, or of several kinds of problem: by the hash, the first N rows have some of each.
+    return Source(about, licence, "number", {"train": split}, parser, hub_id, order="key", equations=True)
+
+
 def _coconut_splits(name: str) -> dict[str, Split]:
     """The three splits of a data set in Coconut's repository, which says "valid" for validation."""
     return {
@@ -310,6 +322,41 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="choice",
             splits=_coconut_splits("prontoqa"),
             parser=solution,
+        ),
+        # Training rows only. No copies of the last three on the Hub are known to be the same: some hold test rows.
+        "tinygsm": _programs(
+            "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
+            "million rows the first 100,000",
+            "MIT",
+            program_rows.tinygsm,
+            "tinygsm/*/*.json",
+            hub=("TinyGSM/TinyGSM", "train[:100000]"),
+        ),
+        "mathqa": _programs(
+            "GRE and GMAT problems with formulas by people; lower case",
+            "Apache-2.0",
+            program_rows.mathqa,
+            "mathqa/*.json",
+            # The publisher's own copy is a script, which `datasets` no longer runs.
+            hub=("regisss/math_qa", "train+validation+test"),
+        ),
+        "mathcamps": _programs(
+            "problems by GPT-4 for the standards of school grades K to 8",
+            "MIT",
+            program_rows.mathcamps,
+            "mathcamps/*.json",
+        ),
+        "dmath": _programs(
+            "elementary-school problems by people, translated from Korean",
+            "MIT",
+            program_rows.dmath,
+            "dmath/*.json",
+        ),
+        "mawps": _programs(
+            "one-step problems by people, without the rows that MultiArith, SVAMP and others test on",
+            "none stated",
+            program_rows.mawps,
+            "mawps/questions.json",
         ),
         # No files and no Hub: it is made.
         "arithmetic": Source(

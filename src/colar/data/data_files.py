@@ -170,7 +170,7 @@ def _numbered(path: Path, rows: list[Any]) -> Entries:
 
 
 def _json(path: Path, text: str) -> list[Any]:
-    """The rows of a JSON file: its list, or the one list in its object."""
+    """The rows of a JSON file: its list, or the one list in its object, or the object's values that are rows."""
     try:
         found = files.parse_json(text)
     except json.JSONDecodeError as error:
@@ -183,6 +183,8 @@ def _json(path: Path, text: str) -> list[Any]:
         lists = [value for value in found.values() if isinstance(value, list)]
         if len(lists) == 1:
             return lists[0]
+        if found and all(isinstance(value, dict) for value in found.values()):
+            return list(found.values())
     if not isinstance(found, list):
         raise ValueError(f"{path}: must hold a list of rows, holds a {type(found).__name__}")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from colar import progress
+from colar import files, progress
 from colar.checks import check_choice, check_holds
 
 AnswerType = Literal["number", "latex", "choice", "text"]
@@ -91,7 +91,7 @@ def collapsed(text: str) -> str:
 
 def question_hash(question: str) -> str:
     """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
-    return hashlib.sha256(collapsed(question).encode()).hexdigest()[:16]
+    return files.digest([collapsed(question)])
 
 
 def split_by_hash(problem: str) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.checks import check_text
-from colar.data import programs
+from colar.data import program_rows, programs
 from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
@@ -150,24 +150,11 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
 def _program(row: Mapping[str, Any]) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     given = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return _checked(text_of(row, _first(row, QUESTION)), solution, given, row)
+    return program_rows.checked(text_of(row, _first(row, QUESTION)), solution, given, _key(row))
 
 
 def _mathqa(row: Mapping[str, Any]) -> Fields:
-    problem = text_of(row, "Problem")
-    solution = programs.of_formula(text_of(row, "linear_formula"), problem)
-    options = dict(re.findall(r"([a-e])\s*\)\s*(.+?)(?=\s*,\s*[a-e]\s*\)|$)", str(row.get("options", ""))))
-    return _checked(problem, solution, options.get(str(row.get("correct", "")).strip()), row)
-
-
-def _checked(question: str, solution: programs.Solution, given: Any, row: Mapping[str, Any]) -> Fields:
-    """The fields of a program, if its value is the answer that is given."""
-    if given is not None:
-        number = re.search(r"-?\d[\d,]*(?:\.\d+)?", str(given))
-        value = float(solution.value)
-        if number is None or abs(float(number[0].replace(",", "")) - value) > 1e-2 * max(1, abs(value)):
-            raise programs.NotStraight("its program gives another answer than the row")
-    return Fields(question, solution.steps, solution.answer, _key(row), "number")
+    return replace(program_rows.mathqa(row), key=_key(row))
 
 
 def solution(raw: Any) -> Fields:

@@ -9,8 +9,6 @@ counted by its reason.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,15 +58,7 @@ class OwnRows:
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
             f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
         ]
-        # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
-        kinds: defaultdict[str, list[str]] = defaultdict(list)
-        for reason in self.left_out:
-            kinds[reason.partition(": ")[0]].append(reason)
-        for kind, reasons in sorted(kinds.items(), key=lambda item: -self._count(item[1])):
-            places = [place for reason in reasons for place in self.left_out[reason]]
-            named = reasons[0] if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
-            more = ", ..." if len(places) > SHOWN else ""
-            lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
+        lines += told(self.left_out)
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
@@ -82,8 +72,20 @@ class OwnRows:
                 f"{layouts.NAMING}"
             )
 
-    def _count(self, reasons: Iterable[str]) -> int:
-        return sum(len(self.left_out[reason]) for reason in reasons)
+
+def told(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each kind of reason: how many rows, and the places of the first."""
+    # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
+    kinds: defaultdict[str, dict[str, Sequence[str]]] = defaultdict(dict)
+    for reason, places in left_out.items():
+        kinds[reason.partition(": ")[0]][reason] = places
+    lines = []
+    for kind, reasons in sorted(kinds.items(), key=lambda item: -sum(map(len, item[1].values()))):
+        places = [place for some in reasons.values() for place in some]
+        named = next(iter(reasons)) if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
+        more = ", ..." if len(places) > SHOWN else ""
+        lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -281,11 +283,3 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
 def _question(row: Example) -> str:
     """A hash of what a row asks, its context included."""
     return question_hash(" ".join([*(text for _, text in row.context), row.question]))
-
-
-def digest(data: Iterable[Any]) -> str:
-    """16 hex digits of rows in memory."""
-    found = hashlib.sha256()
-    for row in data:
-        found.update(json.dumps(row, sort_keys=True, default=str).encode())
-    return found.hexdigest()[:16]

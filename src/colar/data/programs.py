@@ -4,12 +4,15 @@
     total = apples * 6          <<7*6=42>>        <<7*6=42>> <<42+3=45>>
     return total + 3            <<42+3=45>>
 
-Each assignment of an expression is one equation, its variables replaced by their values.
+Each assignment of an expression is one equation, its variables replaced by their values. Equations have the signs of
+GSM8k-Aug's, + - * /: an exact `//` is written as a division, a small power as a product, and a program that drops a
+remainder or rounds is refused. Equations that the answer takes nothing from, and repeated ones, are left out.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import operator
 import re
@@ -27,20 +30,29 @@ OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
     ast.Sub: ("-", operator.sub),
     ast.Mult: ("*", operator.mul),
     ast.Div: ("/", operator.truediv),
-    ast.FloorDiv: ("//", lambda a, b: Fraction(a // b)),
-    ast.Mod: ("%", operator.mod),
-    ast.Pow: ("**", lambda a, b: _power(a, b)),
+    ast.FloorDiv: ("/", operator.truediv),
 }
-PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
-ATOM = 4
-CASTS: dict[str, Callable[[Number], Number | int]] = {
-    "int": math.trunc, "float": lambda value: value, "round": lambda value: value, "abs": abs,
-}  # fmt: skip
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+ATOM = 3
+CASTS: dict[str, Callable[[Number, int], Number]] = {
+    "int": lambda value, _: Fraction(math.trunc(value)),
+    "float": lambda value, _: value,
+    "round": round,
+    "abs": lambda value, _: abs(value),
+}
+"""Functions that may stand around a value which they leave as it is: equations cannot say that it changes."""
 ANSWERS = ("result", "answer", "ans")
 """Variables that hold the answer of a program without a return."""
 DECIMALS = 4
 """The most decimals of a value: what has more cannot be written in an equation that is true."""
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+MOST_BITS = 128
+"""Size of the largest numerator and denominator: a chain of powers would fill any memory."""
+MOST_CHARACTERS = 10_000
+"""Length of the longest program, and of the longest equation."""
+MOST_FACTORS = 4
+"""Exponent of the largest power."""
+FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+FUNCTION = re.compile(r"^(def .*:\n)((?s:.*))", re.MULTILINE)
 FORMULA = re.compile(r"([a-z_]+)\(\s*([^(),]*?)\s*,\s*([^(),]*?)\s*\)")
 CONSTANT = re.compile(r"const_(\d+(?:[_.]\d+)?)")
 BINARY = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -69,39 +81,60 @@ def of_python(code: str) -> Solution:
     if len(functions) == 1:
         body = functions[0].body
     values: dict[str, Number] = {}
-    steps: list[str] = []
-    last: Number | None = None
+    behind: dict[str, set[str]] = {}
+    """The equations that a variable's value comes from."""
+    equations: dict[str, Number] = {}
+    answer: tuple[Number, set[str]] | None = None
     for node in body:
-        value = _expression_of(node)
-        if value is None:
+        expression = _expression_of(node)
+        if expression is None:
             continue
-        found, text, rank = _walk(value, values)
-        plain = rank == ATOM
-        if not plain:
-            steps.append(f"<<{text}={written(found)}>>")
+        try:
+            value, text, rank = _walk(expression, values)
+        except RecursionError as error:
+            raise NotStraight("an expression that is nested too deeply") from error
+        names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]
+        used = {equation for name in names for equation in behind.get(name, ())}
+        if rank < ATOM:
+            equation = f"<<{text}={written(value)}>>"
+            equations[equation] = value
+            used.add(equation)
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if not isinstance(target, ast.Name):
                 raise NotStraight("an assignment to more than one variable")
-            values[target.id] = found
-            last = found if not plain or target.id in ANSWERS or last is None else last
-        else:
-            last = found
+            values[target.id], behind[target.id] = value, used
+            if rank == ATOM and target.id not in ANSWERS:
+                continue
+        answer = value, used
         if isinstance(node, ast.Return):
             break
-    if last is None or not steps:
+    else:
+        if functions:
+            # What a cut-off answer of a model has computed so far is not the result.
+            raise NotStraight("a function without a return")
+    if answer is None or not answer[1]:
         raise NotStraight("no equation")
-    return Solution(tuple(steps), last)
+    value, used = answer
+    steps = tuple(equation for equation in equations if equation in used)
+    if equations[steps[-1]] != value:
+        raise NotStraight("an answer that is not the last result")
+    return Solution(steps, value)
 
 
 def _parsed(code: str) -> list[ast.stmt]:
-    """The statements of a program, which may stand between a chat's ``` marks."""
+    """The statements of a program, which may stand between a chat's ``` marks, its function's body not indented."""
     fenced = FENCE.search(code)
     text = textwrap.dedent(fenced[1] if fenced else code).strip()
-    try:
-        return ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
-        raise NotStraight("not Python") from error
+    if len(text) > MOST_CHARACTERS:
+        raise NotStraight("a program that is too long")
+    function = FUNCTION.search(text)
+    spellings = [text, *([function[1] + textwrap.indent(function[2], " ")] if function else ())]
+    for spelling in spellings:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            found: list[ast.stmt] = ast.parse(spelling).body
+            return found
+    raise NotStraight("not Python, or cut off")
 
 
 def _expression_of(node: ast.stmt) -> ast.expr | None:
@@ -122,8 +155,9 @@ def _expression_of(node: ast.stmt) -> ast.expr | None:
 
 def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
     """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        found = Fraction(str(node.value))
+    number = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e15:
+        found = Fraction(str(number))
         return found, written(found), ATOM
     if isinstance(node, ast.Name):
         if node.id not in values:
@@ -131,33 +165,48 @@ def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
         return values[node.id], written(values[node.id]), ATOM
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value, text, rank = _walk(node.operand, values)
-        return -value, f"-{text}" if rank == ATOM else f"-({text})", ATOM if rank == ATOM else PRECEDENCE["*"]
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        sign, compute = OPERATORS[type(node.op)]
-        left, left_text, left_rank = _walk(node.left, values)
-        right, right_text, right_rank = _walk(node.right, values)
-        rank = PRECEDENCE[sign]
-        left_text = f"({left_text})" if left_rank < rank or (left < 0 and sign == "**") else left_text
+        return (-value, written(-value), ATOM) if rank == ATOM else (-value, f"-({text})", PRECEDENCE["*"])
+    if isinstance(node, ast.BinOp):
+        return _operation(node, values)
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in CASTS:
+            places = 0
+        case ast.Call(
+            func=ast.Name(id="round" as name), args=[inner, ast.Constant(value=int(places))], keywords=[]
+        ):
+            pass
+        case _:
+            raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
+    value, text, rank = _walk(inner, values)
+    if not 0 <= places <= DECIMALS or CASTS[name](value, places) != value:
+        raise NotStraight(f"{name}() changes a value")
+    return value, text, rank
+
+
+def _operation(node: ast.BinOp, values: dict[str, Number]) -> tuple[Number, str, int]:
+    """As `_walk`, of an operation with two operands."""
+    left, left_text, left_rank = _walk(node.left, values)
+    right, right_text, right_rank = _walk(node.right, values)
+    sign, compute = OPERATORS.get(type(node.op), ("", None))
+    if isinstance(node.op, ast.Pow) and right in range(2, MOST_FACTORS + 1):
+        sign, value = "*", left ** int(right)
+        factor = left_text if left_rank == ATOM and left >= 0 else f"({left_text})"
+        text = "*".join([factor] * int(right))
+    elif compute is None:
+        raise NotStraight(f"an operation other than + - * /: {type(node.op).__name__}")
+    elif sign == "/" and right == 0:
+        raise NotStraight("a division by 0")
+    else:
+        value = compute(left, right)
+        left_text = f"({left_text})" if left_rank < PRECEDENCE[sign] else left_text
         # a - (b - c) and a / (b / c) need their brackets; a negative number behind a sign has some, too.
-        close = right_rank <= rank or right < 0
-        right_text = f"({right_text})" if close else right_text
-        try:
-            return compute(left, right), f"{left_text}{sign}{right_text}", rank
-        except (ZeroDivisionError, OverflowError) as error:
-            raise NotStraight(f"{left_text}{sign}{right_text}: {error}") from error
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CASTS and node.args:
-        value, text, rank = _walk(node.args[0], values)
-        # Equations cannot say that a value changes.
-        if CASTS[node.func.id](value) != value:
-            raise NotStraight(f"{node.func.id}() changes a value")
-        return value, text, rank
-    raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
-
-
-def _power(a: Number, b: Number) -> Number:
-    if b.denominator != 1 or abs(b) > 20:
-        raise NotStraight("a power that is no small whole number")
-    return a**b.numerator
+        closed = right_rank <= PRECEDENCE[sign] or right_text.startswith("-")
+        text = f"{left_text}{sign}({right_text})" if closed else f"{left_text}{sign}{right_text}"
+    if isinstance(node.op, ast.FloorDiv) and value.denominator != 1:
+        raise NotStraight("// drops a remainder")
+    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS or len(text) > MOST_CHARACTERS:
+        raise NotStraight("a number or an equation that is too long")
+    return value, text, PRECEDENCE[sign]
 
 
 def written(value: Number) -> str:
@@ -169,15 +218,20 @@ def written(value: Number) -> str:
 
 
 def of_formula(formula: str, problem: str) -> Solution:
-    """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order."""
-    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", problem)
+    """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order.
+
+    Formulas that compute constants from constants, or use less than half of the numbers, hit the answer by chance.
+    """
+    numbers = [Fraction(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", problem)]
+    used = set()
 
     def argument(text: str) -> str:
         constant = CONSTANT.fullmatch(text)
         if constant:
             return constant[1].replace("_", ".")
         if text[:1] == "n" and text[1:].isdigit() and int(text[1:]) < len(numbers):
-            return written(Fraction(numbers[int(text[1:])].replace(",", "")))
+            used.add(numbers[int(text[1:])])
+            return written(numbers[int(text[1:])])
         return text.replace("#", "result_")
 
     lines = []
@@ -185,6 +239,9 @@ def of_formula(formula: str, problem: str) -> Solution:
         match = FORMULA.fullmatch(part.strip())
         if match is None or match[1] not in BINARY:
             raise NotStraight(f"an operation that is no arithmetic: {part.partition('(')[0][:20]}")
-        left, right = argument(match[2]), argument(match[3])
-        lines.append(f"result_{index} = {left} {BINARY[match[1]]} {right}")
+        if CONSTANT.fullmatch(match[2]) and CONSTANT.fullmatch(match[3]):
+            raise NotStraight("a formula that computes constants from constants")
+        lines.append(f"result_{index} = {argument(match[2])} {BINARY[match[1]]} {argument(match[3])}")
+    if 2 * len(used) < len(set(numbers)):
+        raise NotStraight("a formula that leaves out most numbers of the problem")
     return of_python("\n".join(lines))

@@ -30,6 +30,7 @@ from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import Entries
 from colar.data.example import SPLITS, Example, collapsed, question_hash
 from colar.data.fields import Fields, Parser
+from colar.data.programs import NotStraight
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
@@ -81,6 +82,11 @@ def load(
     # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(itertools.islice(_arranged(found, entry, reader.plan), limit))
     _say_left_out(reader.name, reader.left_out)
+    if reader.refused:
+        refused = sum(map(len, reader.refused.values()))
+        progress.say(f"{reader.name}: {len(reader.ids):,} of {len(reader.ids) + refused:,} rows have a chain")
+        for line in own.told(reader.refused):
+            progress.say(f"  {line}")
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
@@ -171,16 +177,22 @@ class _Reader:
     skip: bool
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Place and fault of each row that was left out."""
+    ids: set[str] = dataclasses.field(default_factory=set)
+    """Of the rows that were read."""
+    refused: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Places of rows whose program gives no chain, by the reason: expected, and no fault."""
 
     def examples(self, entries: Entries, parser: Parser) -> Iterator[Example]:
-        ids: set[str] = set()
         for index, (place, raw) in enumerate(entries):
             try:
                 fields = parser(raw)
                 if question_hash(fields.question) in self.plan.leave_out:
                     raise UpstreamFault("the test set asks the same question")
                 answer_type = fields.answer_type or self.source.answer_type
-                example = fields.example(self._id(fields, index, ids), answer_type)
+                example = fields.example(self._id(fields, index), answer_type)
+            except NotStraight as error:
+                self.refused.setdefault(str(error), []).append(place)
+                continue
             except ValueError as error:
                 # The publisher's own faults are known: they stop no load.
                 if not self.skip and not isinstance(error, UpstreamFault):
@@ -188,10 +200,10 @@ class _Reader:
                 self.left_out.append(f"{place}: {error}")
                 continue
             # A row that was left out keeps its number, but takes no id.
-            ids.add(example.id)
+            self.ids.add(example.id)
             yield example
 
-    def _id(self, fields: Fields, index: int, ids: set[str]) -> str:
+    def _id(self, fields: Fields, index: int) -> str:
         """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
         if fields.key is not None:
             return f"{self.name}/{fields.key}"
@@ -200,7 +212,7 @@ class _Reader:
         first = f"{self.name}/{question_hash(fields.question)}"
         # MultiArith asks 20 questions twice.
         again = (f"{first}-{n}" for n in itertools.count(2))
-        return next(key for key in itertools.chain([first], again) if key not in ids)
+        return next(key for key in itertools.chain([first], again) if key not in self.ids)
 
 
 def _say_left_out(name: str, left_out: Sequence[str]) -> None:
@@ -259,10 +271,10 @@ def _folder(data_dir: str | Path | None) -> Path | None:
 def _present(plan: Split, under: Path) -> list[Path] | None:
     """The first alternative of the split's files that is all there."""
     for names in plan.files:
-        paths = [under / name for name in names]
+        parts = [sorted(under.glob(name)) for name in names]
         # One part of a training set is not a training set.
-        if all(path.exists() for path in paths):
-            return paths
+        if all(parts):
+            return list(itertools.chain(*parts))
     return None
 
 
@@ -287,6 +299,8 @@ def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
         # The user named a folder: a download in place of a file that is not there would go unnoticed.
         otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
         raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
+    if len(plan.files[0]) == 1 and "*" in plan.files[0][0]:
+        return itertools.chain.from_iterable(map(data_files.read, paths))
     if len(paths) == 1:
         return data_files.read(paths[0])
     parts = " and ".join(path.name for path in paths)

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from colar.model import backbones, masks
+from colar.model import backbones, masks, probes
 
 ROUND_TO = 16
 """Attention reads columns up to a multiple of this, so that there are few shapes."""
@@ -248,7 +248,7 @@ def check(lm: PreTrainedModel) -> None:
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
     computes something else where it is given masks and positions.
     """
-    reason = masks.why_no_masks(lm) or masks.probe(lm, _through_slots)
+    reason = masks.why_no_masks(lm) or probes.probe(lm, _through_slots)
     if reason is not None:
         raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")
 
@@ -259,7 +259,7 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
     largest position of a batch would change the short one.
     """
-    embeds_NTD = masks.embeds_of_rows(lm, 2)
+    embeds_NTD = probes.embeds_of_rows(lm, 2)
     n, length, _ = embeds_NTD.shape
     theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
     limit = backbones.context_of(lm.config.get_text_config()).length

@@ -159,8 +159,8 @@ class Graphs:
         columns = {name: value for name, value in columns.items() if isinstance(value, Tensor | dict)}
 
         def work(columns: dict[str, Any]) -> Any:
-            # Rows of the head that are cached between steps would be read by the graph after they are gone.
-            own = dataclasses.replace(state, **columns, make_logits=lm.logits, make_head_rows=None)
+            # A part of the head that is cached between steps would be read by the graph after it is gone.
+            own = dataclasses.replace(state, **columns, make_logits=lm.logits, make_partial_head=None)
             thought = method.think(lm, own)
             return thought.embeds, thought.done, thought.token_ids, thought.info
 

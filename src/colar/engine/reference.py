@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
-from colar.methods.base import Method, ThinkState, param_columns
+from colar.methods.base import Method, ThinkState
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices
 from colar.ops.sampling import sample_tokens, token_logps
 
 
@@ -83,26 +82,5 @@ def think_state(
     lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int
 ) -> ThinkState:
     """Run the model over all that was fed. The state of a batch of one row, `step` embeddings after the question."""
-
-    device = fed_1TD.device
-
-    def real(value: float) -> Tensor:
-        return torch.tensor([value], device=device, dtype=devices.widest_dtype(device))
-
-    def whole(value: int) -> Tensor:
-        return torch.tensor([value], device=device)
-
-    decoding = request.decoding
-    params = param_columns([request.params])
-    return ThinkState(
-        hidden=lm.hidden(fed_1TD)[:, -1],
-        step=whole(step),
-        params={name: devices.send(column, device) for name, column in params.items()},
-        temperature=real(decoding.temperature),
-        top_p=real(decoding.top_p),
-        latent_temperature=real(decoding.latent_temperature),
-        seed=whole(request.seed),
-        sample=whole(request.sample),
-        make_logits=lm.logits,
-        begun=begun,
-    )
+    step_1 = torch.tensor([step], device=fed_1TD.device)
+    return ThinkState.of([request], lm.hidden(fed_1TD)[:, -1], step_1, lm.logits, begun)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from colar import checks, progress
+from colar import checks, files, progress
 from colar.data.example import ROLES, Example, leave_out
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
@@ -102,7 +101,7 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
     # A question without earlier turns has the key of earlier versions.
     if request.context:
         fields["context"] = request.context
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    return files.digest([json.dumps(fields, sort_keys=True)])
 
 
 @dataclass(frozen=True)

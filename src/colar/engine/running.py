@@ -25,8 +25,8 @@ from torch import Tensor
 
 from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
-from colar.methods.base import Branches, ThinkState, param_columns
-from colar.model.vocabulary import HeadRows
+from colar.methods.base import Branches, ThinkState, request_columns
+from colar.model.vocabulary import PartialHead
 from colar.ops import devices
 
 
@@ -77,30 +77,23 @@ class RunningRows:
         """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
-        decodings = [request.decoding for request in requests]
-        params = param_columns([request.params for request in requests])
-
-        def whole(values: list[int]) -> Tensor:
-            return devices.numbers(values, device)
-
-        def real(values: list[float]) -> Tensor:
-            return devices.send(torch.tensor(values, dtype=torch.float64), device)
-
+        columns = request_columns(requests, device)
+        limits = [request.decoding.max_latents for request in requests]
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)
         return cls(
             entries=list(entries),
             hidden_ND=hidden_ND,
             first_ND=hidden_ND,
-            position_N=whole([len(entry.ids) for entry in entries]),
-            step_N=whole([0] * n),
-            seed_N=whole([request.seed for request in requests]),
-            sample_N=whole([request.sample for request in requests]),
-            temperature_N=real([decoding.temperature for decoding in decodings]),
-            top_p_N=real([decoding.top_p for decoding in decodings]),
-            latent_temperature_N=real([decoding.latent_temperature for decoding in decodings]),
-            max_latents_N=whole([decoding.max_latents for decoding in decodings]),
-            params={name: devices.send(column, device) for name, column in params.items()},
+            position_N=devices.numbers([len(entry.ids) for entry in entries], device),
+            step_N=devices.numbers([0] * n, device),
+            seed_N=columns["seed"],
+            sample_N=columns["sample"],
+            temperature_N=columns["temperature"],
+            top_p_N=columns["top_p"],
+            latent_temperature_N=columns["latent_temperature"],
+            max_latents_N=devices.numbers(limits, device),
+            params=columns["params"],
             begun=begun,
             thinks=[True] * n,
             steps=[0] * n,
@@ -203,7 +196,7 @@ class RunningRows:
         rows_B: Tensor,
         hidden_ND: Tensor,
         logits: Callable[[Tensor], Tensor],
-        head_rows: Callable[[tuple[int, ...]], HeadRows],
+        partial_head: Callable[[tuple[int, ...]], PartialHead],
     ) -> ThinkState:
         """Some of the rows as a method sees them; `hidden_ND` is that of all."""
         return ThinkState(
@@ -218,6 +211,6 @@ class RunningRows:
             make_logits=logits,
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
-            make_head_rows=head_rows,
+            make_partial_head=partial_head,
             known_branches=self.branches,
         )

@@ -25,7 +25,7 @@ from colar.engine.request import Event
 from colar.engine.running import RunningRows
 from colar.methods.base import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.sampling import sample_tokens, token_logps, top_logps
 
@@ -43,7 +43,7 @@ class Chosen:
 
 
 def choose(
-    lm: LatentLM, think: Callable[[ThinkState], Thought], rows: RunningRows, head_rows: CachedHeadRows
+    lm: LatentLM, think: Callable[[ThinkState], Thought], rows: RunningRows, partial_head: CachedPartialHead
 ) -> Chosen:
     """Choose the next embedding of every row. `think` is the method's."""
     device = rows.hidden_ND.device
@@ -69,7 +69,7 @@ def choose(
     tops: dict[int, dict[str, Tensor]] = {}
     if thinking:
         rows_B = devices.numbers(thinking, device)
-        state = rows.think_state(rows_B, hidden_ND, lambda _: logits(rows_B), head_rows)
+        state = rows.think_state(rows_B, hidden_ND, lambda _: logits(rows_B), partial_head)
         thoughts, done_B = _think(think, rows, rows_B, state, lm, chosen.embeds_ND)
         told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
     if answering:
@@ -209,8 +209,8 @@ def _tops(numbers: list[int], logits_BV: Tensor, temperature_B: Tensor) -> dict[
     return found
 
 
-class CachedHeadRows:
-    """The rows of the LM head that were requested last, gathered once for all steps between two trainings."""
+class CachedPartialHead:
+    """The part of the LM head that was requested last, gathered once for all steps between two trainings."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
@@ -219,10 +219,10 @@ class CachedHeadRows:
     def clear(self) -> None:
         """Gather anew at the next call: the weights may have been trained."""
         self.ids: tuple[int, ...] = ()
-        self.rows: HeadRows | None = None
+        self.part: PartialHead | None = None
 
-    def __call__(self, ids: tuple[int, ...]) -> HeadRows:
-        if self.rows is None or self.ids != ids:
-            self.rows = self.lm.head_rows(ids)
+    def __call__(self, ids: tuple[int, ...]) -> PartialHead:
+        if self.part is None or self.ids != ids:
+            self.part = self.lm.partial_head(ids)
             self.ids = ids
-        return self.rows
+        return self.part

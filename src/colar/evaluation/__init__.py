@@ -3,7 +3,7 @@
 evaluate       ask the grid of models, data sets, params, decodings and seeds;  controls, with thoughts replaced
 output_folder  names of what is evaluated, what may be added to a folder, and the files of several processes
 records        a line of records.jsonl
-report         records -> report.json, whose rows are in report_rows;  stats has means and intervals
+report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals
 compare        paired differences
 tables, picture   a report for people;  text_table is one table
 answer_files   questions and answers of `colar generate`

@@ -11,7 +11,6 @@ data sets and checkpoints; anything else would mix records that cannot be compar
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -168,7 +167,7 @@ def question_digests(examples: Sequence[Example]) -> dict[str, str]:
     for example in examples:
         # A verdict depends on the type of the answer, and the length of the reference chain on the steps.
         text = json.dumps(example.as_row())
-        digests[example.id] = hashlib.sha256(text.encode()).hexdigest()[:8]
+        digests[example.id] = files.digest([text])[:8]
     return digests
 
 

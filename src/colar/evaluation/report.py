@@ -35,6 +35,7 @@ import numpy.typing as npt
 from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import Answers, Cells, Record, by_cell
 from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
@@ -94,7 +95,7 @@ def write(
     """
     folder = Path(folder)
     if provenance is None:
-        provenance = files.provenance()
+        provenance = collect_provenance()
     report = fold(records, provenance, baseline, nearest, pairs)
     # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())

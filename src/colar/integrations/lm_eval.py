@@ -17,7 +17,6 @@ lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on;
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 import sys
@@ -39,7 +38,7 @@ except ImportError as error:
         "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
     ) from error
 
-from colar import progress
+from colar import files, progress
 from colar.checks import check_known
 from colar.data import sources
 from colar.data.judge.answers import judge
@@ -110,8 +109,7 @@ class ColarLM(LM):  # type: ignore[misc]
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """Take lm-eval's cache of answers, after giving this model's answers their own table in its file."""
-        text = json.dumps(self.asked_with, sort_keys=True)
-        table = f"colar-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        table = f"colar-{files.digest([json.dumps(self.asked_with, sort_keys=True)])}"
         answers = cache_hook.dbdict
         # Opened once under the table's name, a file has that table. lm-eval reads through the same object.
         type(answers)(answers.filename, tablename=table).close()

@@ -13,7 +13,7 @@ question. Controls that replace latents are for methods that think in some. Inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from colar.data.example import Example
@@ -21,42 +21,15 @@ from colar.data.judge.answers import verdict
 from colar.engine.request import Completion, Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import GivenThoughts
-from colar.look.chains import answer_all
+from colar.look.answers import answer_all
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 REPLACED = ("shuffled", "zeroed")
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over questions and its 95% interval; None for a single question."""
-
-    mean: float
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class ControlOutcome:
-    """The answers with one kind of thoughts."""
-
-    n: int
-    accuracy: Mean
-    """0..1."""
-    length: Mean
-    """#L: embeddings emitted while thinking."""
-    forward_passes: Mean
-    seconds: Mean
-    """A question's share of wall-clock time, in batches."""
-    right: list[bool]
-    """Of each question, in their order."""
-
-
-@dataclass(frozen=True)
-class ControlResults:
-    outcomes: dict[str, ControlOutcome]
-    differences: dict[str, Mean]
-    """Accuracy with its own thoughts minus that of each control, on the same questions."""
+Mean = dict[str, Any]
+"""`mean` over questions and its 95% `interval`; None for a single question."""
 
 
 def control_results(
@@ -66,17 +39,19 @@ def control_results(
     requests: Sequence[Request],
     completions: Sequence[Completion],
     with_controls: bool = True,
-) -> ControlResults:
-    """Fold the `completions` of the requests, and answer these with other thoughts under each control."""
+) -> dict[str, dict[str, Any]]:
+    """Fold the `completions` of the requests, and answer these with other thoughts under each control.
+
+    `outcomes` has each kind of thoughts; `differences` the accuracy with its own thoughts minus that of each control,
+    on the same questions.
+    """
     outcomes = {"own": outcome_of(examples, completions)}
     # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
     for kind, asked, made in _controls(lm, method, requests, completions) if with_controls else ():
         outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
-    differences = {}
-    for kind, outcome in outcomes.items():
-        if kind != "own":
-            differences[kind] = difference(examples, outcomes["own"].right, outcome.right)
-    return ControlResults(outcomes, differences)
+    right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
+    differences = {kind: difference(examples, right["own"], right[kind]) for kind in right if kind != "own"}
+    return {"outcomes": outcomes, "differences": differences}
 
 
 def _controls(
@@ -98,35 +73,31 @@ def _controls(
     return [*made, ("none", at_once, method)]
 
 
-def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> ControlOutcome:
-    """Fold answers into means."""
-    right = []
-    for example, completion in zip(examples, completions, strict=True):
-        right.append(verdict(completion.text, example).correct)
-    clusters = clusters_of(examples)
-    estimate = stats.mean(right, clusters)
-    return ControlOutcome(
-        n=len(examples),
-        accuracy=Mean(estimate.mean, stats.wilson(estimate)),
-        length=_mean([completion.length for completion in completions], clusters),
-        forward_passes=_mean([completion.forward_passes for completion in completions], clusters),
-        seconds=_mean([completion.seconds for completion in completions], clusters),
-        right=right,
-    )
+def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> dict[str, Any]:
+    """Fold answers into means: of a question, `length` is #L and `seconds` its share of wall-clock time, in batches.
+
+    `right` has each question, in their order.
+    """
+    pairs = zip(examples, completions, strict=True)
+    right = [verdict(completion.text, example).correct for example, completion in pairs]
+    # Repeated questions are one cluster.
+    clusters = [example.first_id for example in examples]
+    accuracy = stats.mean(right, clusters)
+    found: dict[str, Any] = {
+        "n": len(examples),
+        "accuracy": {"mean": accuracy.mean, "interval": stats.wilson(accuracy)},
+        "right": right,
+    }
+    for name in ("length", "forward_passes", "seconds"):
+        found[name] = _mean(stats.mean([getattr(each, name) for each in completions], clusters))
+    return found
 
 
 def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequence[bool]) -> Mean:
     """Difference of our accuracy and theirs, paired by question."""
-    clusters = clusters_of(examples)
-    estimate = stats.paired_difference(ours, clusters, theirs, clusters)
-    return Mean(estimate.mean, estimate.interval)
+    clusters = [example.first_id for example in examples]
+    return _mean(stats.paired_difference(ours, clusters, theirs, clusters))
 
 
-def clusters_of(examples: Sequence[Example]) -> list[str]:
-    """Repeated questions are one cluster."""
-    return [example.first_id for example in examples]
-
-
-def _mean(values: Sequence[float], clusters: Sequence[Any]) -> Mean:
-    estimate = stats.mean(values, clusters)
-    return Mean(estimate.mean, estimate.interval)
+def _mean(estimate: stats.Estimate) -> Mean:
+    return {"mean": estimate.mean, "interval": estimate.interval}

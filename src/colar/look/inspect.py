@@ -4,31 +4,30 @@ A system is a model at one value of its params. Its part of the JSON holds
 
     model params              its name
     n                         questions with a reference chain
-    retrieval diagnosis       of all of them
+    diagnosis                 of all of them
     cost                      accuracy and cost, with controls
     answers                   of each question: the answer, and what went wrong
 
-Comparisons with the reference chain (n, retrieval, diagnosis) are null for a method whose thoughts stand for none of
-its tokens. The chains themselves are for the page alone: they are longer than all numbers together.
+Comparisons with the reference chain (n, diagnosis) are null for a method whose thoughts stand for none of
+its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
-from colar.engine.request import GREEDY, Completion, Decoding
+from colar.engine.request import GREEDY, Decoding
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
-from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
+from colar.look.answers import answer_all, diagnose, read_answers, requests_of
 from colar.look.cost import control_results, difference
 from colar.look.reference_chain import can_be_compared, reference_passes
-from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
-from colar.look.thought import directions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -39,10 +38,10 @@ FACTORS = (1, 2, 5)
 
 @dataclass(frozen=True)
 class Findings:
-    """One system's numbers and its chains."""
+    """One system's numbers, and its answers with their thoughts."""
 
     numbers: dict[str, Any]
-    chains: list[Chain]
+    answers: list[dict[str, Any]]
 
 
 def key_of(model: str, params: Any) -> dict[str, Any]:
@@ -63,49 +62,25 @@ def inspect_system(
 ) -> Findings:
     """Let one system answer, and measure it. The model thinks once for all of it but the controls.
 
-    Without `numbers` only the chains are read; without `controls` its own cost is measured alone.
+    Without `numbers` only the thoughts are read; without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
     answer_all(lm, method, requests[:1], "warm up")
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
-    chains = chains_of(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = dict.fromkeys(("n", "retrieval", "diagnosis"))
+    answers = read_answers(lm, method, examples, params, completions, compared)
+    found: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
     if compared and numbers:
-        found |= measure_against_reference(lm, method, examples, params, decoding, completions)
-    cost = None
+        with_steps = [example for example in examples if example.steps]
+        passes = progress.track(reference_passes(lm, method, with_steps, params), "read", len(with_steps))
+        found |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
-        cost = asdict(control_results(lm, method, examples, requests, completions, controls))
-    answers = [chain.summary() for chain in chains]
-    return Findings({**key, **found, "cost": cost, "answers": answers}, chains)
-
-
-def measure_against_reference(
-    lm: LatentLM,
-    method: Method,
-    examples: Sequence[Example],
-    params: Any,
-    decoding: Decoding,
-    completions: Sequence[Completion],
-) -> dict[str, Any]:
-    """The numbers that need a reference chain, of the examples that have one; `completions` are those of all."""
-    pairs = [(example, own) for example, own in zip(examples, completions, strict=True) if example.steps]
-    with_steps = [example for example, _ in pairs]
-    own = [completion for _, completion in pairs]
-    n = len(pairs)
-    passes = list(progress.track(reference_passes(lm, method, with_steps, params), "read", n))
-    directions_VD = directions(lm)
-    ranks: dict[str, list[Any]] = {"written": [], "own": [], "reference": []}
-    for each, completion in zip(passes, own, strict=True):
-        ranks["written"] += written_ranks(each, directions_VD)
-        ranks["own"] += own_ranks(lm, each, completion, directions_VD)
-        ranks["reference"] += reference_ranks(each, directions_VD)
-    return {
-        "n": n,
-        "retrieval": {chain: asdict(retrieval_accuracy(found)) for chain, found in ranks.items()},
-        "diagnosis": asdict(diagnose(lm, method, passes, params, decoding)),
-    }
+        found["cost"] = control_results(lm, method, examples, requests, completions, controls)
+    summaries = []
+    for answer in answers:
+        summaries.append({name: answer[name] for name in answer if name not in ("thoughts", "missing")})
+    return Findings({**key, **found, "answers": summaries}, answers)
 
 
 def system_differences(
@@ -134,8 +109,8 @@ def system_differences(
                 "baseline": baseline["model"],
                 "params": system["params"],
                 "n": len(judged),
-                "difference": mean.mean,
-                "interval": mean.interval,
+                "difference": mean["mean"],
+                "interval": mean["interval"],
             }
         )
     return found
@@ -157,7 +132,7 @@ class Inspection:
         numbers = [system.numbers for system in self.systems]
         return {
             **self.more,
-            "provenance": files.provenance(),
+            "provenance": collect_provenance(),
             "systems": numbers,
             "comparisons": system_differences(numbers, self.examples),
         }
@@ -165,23 +140,22 @@ class Inspection:
     def page(self) -> str:
         """The page, as one HTML text that needs nothing else."""
         # With it comes matplotlib, which a training run should not wait for.
-        from colar.look import page as inside_page
+        from colar.look import page
 
         questions = []
         for example in self.examples:
             answer = None if example.id in self.without_answer else example.answer
             questions.append({**example.as_row(), "answer": answer})
-        chains = [[asdict(chain) for chain in system.chains] for system in self.systems]
-        return inside_page.render(self.to_json(), questions, chains)
+        return page.render(self.to_json(), questions, [system.answers for system in self.systems])
 
     def save(self, path: str | Path) -> Path:
         """Write the page."""
         return files.write_text(Path(path), self.page())
 
     def _repr_html_(self) -> str:
-        from colar.look import page as inside_page
+        from colar.look.page import framed
 
-        return inside_page.framed(self.page())
+        return framed(self.page())
 
 
 def inspect(

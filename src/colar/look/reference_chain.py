@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from colar.data.example import Example
 from colar.engine.request import Completion, NonFiniteError, Request
 from colar.evaluation.controls import Thoughts
 from colar.look.thought import chosen_ids
-from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
@@ -199,33 +198,16 @@ def reference_passes(
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
         hidden_TD = lm.hidden(fed_1TD)[0]
         request = Request(example.id, example.question, params, seed=row.seed, context=example.context)
-        begun = method.begin(lm, [request])
-        # K + 1 rows: the question's last position, and that of each thought.
+        # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.
         asked_KD = hidden_TD[len(row.question) - 1 :]
-        thought = method.think(lm, _state(lm, asked_KD, row, begun))
+        n = len(asked_KD)
+        step_K = torch.arange(n, device=asked_KD.device)
+        # There is one request behind all positions: its columns are repeated.
+        begun = {
+            name: column.expand(n, *column.shape[1:]) for name, column in method.begin(lm, [request]).items()
+        }
+        thought = method.think(lm, ThinkState.of([request] * n, asked_KD, step_K, lm.logits, begun))
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
         yield ReferencePass(example, row, groups, embeds_1KD[0], thought)
-
-
-def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor]) -> ThinkState:
-    """Every position of a chain as the step of one request that it is, greedy."""
-    n = hidden_KD.shape[0]
-    device = hidden_KD.device
-    # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
-    zeros_K = torch.zeros(n, dtype=devices.widest_dtype(device), device=device)
-    params_K = base.param_columns([row.params] * n)
-    return ThinkState(
-        hidden=hidden_KD,
-        step=torch.arange(n, device=device),
-        params={name: devices.send(column, device) for name, column in params_K.items()},
-        temperature=zeros_K,
-        top_p=zeros_K + 1,
-        latent_temperature=zeros_K,
-        seed=torch.full((n,), row.seed, dtype=torch.int64, device=device),
-        sample=torch.zeros(n, dtype=torch.int64, device=device),
-        make_logits=lm.logits,
-        # There is one request behind all positions: its columns are repeated.
-        begun={name: column.expand(n, *column.shape[1:]) for name, column in begun.items()},
-    )

@@ -1,6 +1,6 @@
 """The numbers of `colar inspect` as tables: those of the terminal and of the page.
 
-Each takes the `systems` of inside.json, and has no rows where none of them has the measurement.
+They are made of the `systems` of inspect.json; a table without rows is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from colar.evaluation.report_rows import options, speed, texts
+from colar.evaluation.tables import FEW
 from colar.evaluation.text_table import BLANK, TextTable, number, percent
 
 Numbers = Mapping[str, Any]
-"""Of one system: an item of `systems` in inside.json."""
+"""Of one system: an item of `systems` in inspect.json."""
 
 CAUSES = {
     "right": "the answer is right",
@@ -32,16 +33,25 @@ THOUGHTS = {
     "none": "thoughts left out",
 }
 """Name of what a system thought."""
-KINDS = {"bracket": "bracket", "sign": "operator", "operand": "operand", "result": "result"}
-MEASURES = {"top1": "nearest", "top5": "5 nearest", "in_set": "in set", "chosen": "chosen"}
 
 
 def all_tables(whole: Mapping[str, Any]) -> list[TextTable]:
-    """Every table of inside.json that has a row."""
+    """Every table for a terminal."""
     systems = whole["systems"]
-    found = [cost_table(systems), control_table(systems), comparison_table(whole["comparisons"])]
-    found += [cause_table(systems), diagnosis_table(systems), *retrieval_tables(systems)]
-    return [table for table in found if table.rows]
+    return [*cost_tables(whole), *cause_tables(systems)]
+
+
+def cost_tables(whole: Mapping[str, Any]) -> list[TextTable]:
+    systems = whole["systems"]
+    return _with_rows([cost_table(systems), control_table(systems), comparison_table(whole["comparisons"])])
+
+
+def cause_tables(systems: Sequence[Numbers]) -> list[TextTable]:
+    return _with_rows([cause_table(systems), diagnosis_table(systems)])
+
+
+def _with_rows(tables: Sequence[TextTable]) -> list[TextTable]:
+    return [table for table in tables if table.rows]
 
 
 def names_of(systems: Sequence[Numbers]) -> list[str]:
@@ -88,6 +98,8 @@ def cost_table(systems: Sequence[Numbers]) -> TextTable:
         rows.append([name, str(own["n"]), with_interval(own["accuracy"]), length, passes, milliseconds])
     head = ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     notes = ["In brackets: 95% interval over questions. Means of a question: thoughts, forward passes, time."]
+    if any(int(row[1]) < FEW for row in rows):
+        notes.append(f"Fewer than {FEW} questions: the intervals are too narrow to be relied on.")
     return TextTable("Accuracy and cost", head, rows, notes)
 
 
@@ -102,7 +114,10 @@ def control_table(systems: Sequence[Numbers]) -> TextTable:
         ]
         rows.append([name, *shares, with_interval(differences.get("shuffled", differences.get("none")))])
     head = ["system", "own", "another's", "zeros", "left out", "own minus control"]
-    notes = ["The last column is paired by question: minus another's thoughts, or, of tokens, minus none."]
+    notes = [
+        "The last column is paired by question: minus another's thoughts, or, of tokens, minus none. Above 0 with its "
+        "whole interval: the answers depend on what it thinks. An interval with 0 does not show that."
+    ]
     return TextTable("Accuracy % with other thoughts", head, rows, notes)
 
 
@@ -116,22 +131,21 @@ def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> TextTable:
     return TextTable("Models compared", ["models", "at", "questions", "points"], rows, notes, words=2)
 
 
-def cause_shares(systems: Sequence[Numbers]) -> tuple[list[str], list[tuple[str, list[float]]]]:
-    """The causes that occur, and each system's name with the share of its answers that each of them has."""
+def cause_table(systems: Sequence[Numbers]) -> TextTable:
+    """The causes that occur, and the share of each system's answers that each of them has."""
     counted = []
     for name, answers in with_names(systems, "answers"):
         # A question without a known answer has no cause.
         counted.append((name, Counter(answer["cause"] for answer in answers if answer["cause"])))
     causes = [cause for cause in CAUSES if any(counts[cause] for _, counts in counted)]
-    return causes, [
-        (name, [counts[cause] / max(counts.total(), 1) for cause in causes]) for name, counts in counted
+    rows = []
+    for name, counts in counted:
+        if causes:
+            rows.append([name, *(percent(counts[cause] / max(counts.total(), 1)) for cause in causes)])
+    notes = [
+        "A thought is right when its group's tokens are among its c nearest, or among those that were chosen."
     ]
-
-
-def cause_table(systems: Sequence[Numbers]) -> TextTable:
-    causes, shares = cause_shares(systems)
-    rows = [[name, *map(percent, row)] for name, row in shares] if causes else []
-    return TextTable("Answers in %, by the first thing that went wrong", ["system", *causes], rows)
+    return TextTable("Answers in %, by the first thing that went wrong", ["system", *causes], rows, notes)
 
 
 def diagnosis_table(systems: Sequence[Numbers]) -> TextTable:
@@ -145,19 +159,3 @@ def diagnosis_table(systems: Sequence[Numbers]) -> TextTable:
     ]
     head = ["system", "questions", "reads", "writes", "writes all", "stops"]
     return TextTable("With the reference's help, %", head, rows, notes)
-
-
-def retrieval_tables(systems: Sequence[Numbers]) -> list[TextTable]:
-    """A table for each system, a row for each kind of token that its chains have."""
-    tables = []
-    for name, retrieval in with_names(systems, "retrieval"):
-        rows = []
-        for kind, words in KINDS.items():
-            written = retrieval["written"]["by_kind"][kind]
-            others = [retrieval[chain]["by_kind"][kind]["in_set"] for chain in ("own", "reference")]
-            if written["n"]:
-                shares = [*(written[measure] for measure in MEASURES), *others]
-                rows.append([words, str(written["n"]), *map(percent, shares)])
-        head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
-        tables.append(TextTable(f"Tokens found in thoughts, %: {name}", head, rows))
-    return tables

@@ -38,27 +38,38 @@ class Neighbour(NamedTuple):
     cosine: float
 
 
-@torch.no_grad()
-def directions(lm: LatentLM) -> Tensor:
-    """The vocabulary's embeddings at length 1, (V, D): made once for many calls of `cosine_with`."""
-    return torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
+class Vocabulary:
+    """The embeddings of all tokens, (V, D), to compare latents with; made once for many latents.
+
+    Cosines are computed in the dtype of `embeddings_VD`.
+    """
+
+    @torch.no_grad()
+    def __init__(self, embeddings_VD: Tensor) -> None:
+        self.embeddings_VD = embeddings_VD
+        self.norms_V = torch.linalg.vector_norm(embeddings_VD, dim=-1, dtype=torch.float32).clamp(min=1e-12)
+
+    @torch.no_grad()
+    def cosines(self, latents_KD: Tensor) -> Tensor:
+        """The cosine of each latent with each token's embedding, (K, V) in float32."""
+        # Outputs that processes have sent each other are on the CPU.
+        latents_KD = latents_KD.to(self.embeddings_VD.device, torch.float32)
+        directions_KD = torch.nn.functional.normalize(latents_KD, dim=-1).to(self.embeddings_VD.dtype)
+        # Lengths are divided out afterwards: a normalised copy of the vocabulary would need as much memory again.
+        cosine_KV: Tensor = (directions_KD @ self.embeddings_VD.T).float() / self.norms_V
+        return cosine_KV
+
+    def nearest(self, latents_KD: Tensor, k: int) -> list[list[Neighbour]]:
+        """The `k` nearest tokens of each latent by cosine similarity, best first."""
+        cosine_KV = self.cosines(latents_KD)
+        best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
 
 
-def cosine_with(latents_KD: Tensor, directions_VD: Tensor) -> Tensor:
-    """The cosine of each latent with each token's embedding, (K, V)."""
-    # Outputs that processes have sent each other are on the CPU.
-    directions_KD = torch.nn.functional.normalize(latents_KD.to(directions_VD), dim=-1)
-    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
-    return directions_KD @ directions_VD.T
-
-
-@torch.no_grad()
-def nearest_tokens(latents_KD: Tensor, k: int, directions_VD: Tensor) -> list[list[Neighbour]]:
-    """The `k` nearest tokens of each latent by cosine similarity, best first."""
-    cosine_KV = cosine_with(latents_KD, directions_VD)
-    best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
+def vocabulary_of(lm: LatentLM) -> Vocabulary:
+    """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16."""
+    return Vocabulary(lm.embedding_table().float())
 
 
 def group_size(params: Any) -> int:
@@ -70,27 +81,22 @@ def group_size(params: Any) -> int:
 
 
 def read_thoughts(
-    lm: LatentLM, completion: Completion, neighbours: int = NEIGHBOURS, directions_VD: Tensor | None = None
+    lm: LatentLM, completion: Completion, neighbours: int = NEIGHBOURS, vocabulary: Vocabulary | None = None
 ) -> list[dict[str, Any]]:
     """The THOUGHTs of a completion that was made with `keep_latents`; [] of any other.
 
-    `directions_VD` are those of `directions`, for a caller who reads many chains.
+    `vocabulary` is that of `vocabulary_of`, for a caller who reads many chains.
     """
     if completion.latents is None:
         return []
     size = min(group_size(completion.request.params), MOST_TOKENS)
     # At a large c a thought stands for more tokens than are shown as neighbours.
-    shown = max(neighbours, size)
-    near_K = nearest_tokens(
-        completion.latents, shown, directions(lm) if directions_VD is None else directions_VD
-    )
+    near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, max(neighbours, size))
     thoughts = []
     for k, near in enumerate(near_K):
-        # A chosen token beyond the nearest ones has no cosine here.
-        thought = thought_object(
-            lm.template, k, completion.thought_ids[k], completion.info[k], near, size, dict(near)
+        thoughts.append(
+            thought_object(lm.template, k, completion.thought_ids[k], completion.info[k], near, size)
         )
-        thoughts.append(thought)
     return thoughts
 
 
@@ -99,21 +105,20 @@ def thought_object(
     index: int,
     token_id: int,
     info: Mapping[str, Tensor],
-    near: Sequence[tuple[int, float]],
+    near: Sequence[Neighbour],
     size: int,
-    cosines: Mapping[int, float],
 ) -> dict[str, Any]:
     """The THOUGHT at place `index` of a chain; `token_id` is -1 for a latent.
 
-    `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens;
-    `cosines` are those of chosen tokens, where they are known.
+    `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens. A chosen
+    token that is none of them has no cosine.
     """
     ids, logprobs = chosen_tokens(token_id, info, template.closing_id)
     ordered = bool(ids)
     if not ordered:
-        ids = [each for each, _ in near[:size]]
+        ids = [each.token_id for each in near[:size]]
         logprobs = [None] * len(ids)
-        cosines = dict(near)
+    cosines = dict(near)
     tokens = []
     for each, logprob in zip(ids, logprobs, strict=True):
         tokens.append({**_token(template, each, cosines.get(each)), "logprob": _rounded(logprob)})
@@ -125,7 +130,7 @@ def thought_object(
         "ordered": ordered,
         # The next token of the group had low confidence (`confidence_threshold`), and ended it.
         "low_confidence": bool(info.get("group_low_confidence", False)),
-        "neighbours": [_token(template, each, cosine) for each, cosine in near],
+        "neighbours": [_token(template, *each) for each in near],
         "sigma": _mean(info.get("sigma")),
         "stop_probability": _mean(info.get("stop_probability")),
     }
@@ -138,17 +143,13 @@ def chosen_tokens(
     if token_id >= 0:
         logp = info.get("logp")
         return [token_id], [None if logp is None else float(logp)]
-    if "group_ids" not in info:
+    chosen = chosen_ids(info)
+    if chosen is None:
         return [], []
-    ids: list[int] = []
-    logprobs: list[float | None] = []
-    pairs = zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True)
-    for chosen_id, logprob in pairs:
-        # Nothing stands behind a group's last token, and the separator that ends one is no part of it.
-        if chosen_id >= 0 and chosen_id != separator_id:
-            ids.append(chosen_id)
-            logprobs.append(logprob)
-    return ids, logprobs
+    pairs = zip(chosen, info["group_logps"].tolist(), strict=False)
+    # The separator that ends a group is no part of it.
+    kept = [(each, logprob) for each, logprob in pairs if each != separator_id]
+    return [each for each, _ in kept], [logprob for _, logprob in kept]
 
 
 def _token(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
@@ -177,16 +178,16 @@ def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
     return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
 
 
-def nearest_ids(embeds_KD: Tensor, c: int, directions_VD: Tensor) -> list[ReadAs]:
+def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: Vocabulary) -> list[ReadAs]:
     """The tokens that each embedding can be read as: its c nearest."""
-    return [{near.token_id for near in nearest} for nearest in nearest_tokens(embeds_KD, c, directions_VD)]
+    return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
 
 
-def said_by(completion: Completion, c: int, directions_VD: Tensor) -> list[ReadAs]:
+def said_by(completion: Completion, c: int, vocabulary: Vocabulary) -> list[ReadAs]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
-    read_as = nearest_ids(completion.latents, c, directions_VD)
+    read_as = nearest_ids(completion.latents, c, vocabulary)
     for k, token_id in enumerate(completion.thought_ids):
         ids = chosen_ids(completion.info[k])
         if token_id >= 0:

@@ -17,7 +17,7 @@ import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from colar.data.example import Example
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
-from colar.ops import noise
+from colar.model.vocabulary import PartialHead
+from colar.ops import devices, noise
 from colar.ops.ragged import length_mask, pad
 from colar.ops.sampling import Ways
 from colar.template.template import Template
@@ -100,6 +100,19 @@ class Batch:
             params=param_columns([row.params for row in rows]),
         )
 
+    @property
+    def question(self) -> tuple[Tensor, Tensor]:
+        """Ids and lengths, as `ragged.pack` takes them."""
+        return self.question_ids, self.question_lengths
+
+    @property
+    def chain(self) -> tuple[Tensor, Tensor]:
+        return self.chain_ids, self.chain_lengths
+
+    @property
+    def answer(self) -> tuple[Tensor, Tensor]:
+        return self.answer_ids, self.answer_lengths
+
     def positions(self) -> Tensor:
         """Positions that training needs for each row, thoughts of the model's own included, (B,)."""
         written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
@@ -116,13 +129,7 @@ class Batch:
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
         """The inverse of `tensors`."""
-        segments, params = {}, {}
-        for key, tensor in flat.items():
-            if key.startswith("params."):
-                params[key.removeprefix("params.")] = tensor
-            else:
-                segments[key] = tensor
-        return cls(**segments, params=params)
+        return cls(**from_flat_tensors(cls, flat))
 
 
 class RequestView(Protocol):
@@ -218,8 +225,8 @@ class ThinkState:
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
-    make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
-    """The model's `head_rows` where an engine keeps them from step to step; None without an engine."""
+    make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
+    """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
     known_branches: Branches | None = None
     """Those of these rows or more, from an engine; without them the columns are read, which synchronises."""
 
@@ -231,6 +238,26 @@ class ThinkState:
         columns = (self.temperature, self.latent_temperature, self.top_p)
         params = {name: column.tolist() for name, column in self.params.items()}
         return Branches.of([column.tolist() for column in columns], params)
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[RequestView],
+        hidden: Tensor,
+        step: Tensor,
+        make_logits: Callable[[Tensor], Tensor],
+        begun: dict[str, Tensor],
+    ) -> ThinkState:
+        """The state of these requests, a row each, at these steps."""
+        columns = request_columns(requests, hidden.device)
+        return cls(
+            hidden,
+            step,
+            **columns,
+            make_logits=make_logits,
+            begun=begun,
+            known_branches=Branches.of_requests(requests),
+        )
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -265,8 +292,8 @@ class Thought:
 class Method(ABC):
     """A way to learn and to think: the one interface of all methods.
 
-    Constructed from its frozen, self-validating `Config`. Three methods are its own: `encode`, `loss` and `think`.
-    The others have the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
+    Constructed from its frozen, self-validating `Config`. `encode`, `loss` and `think` must be written. The rest has
+    the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
     """
 
     name: ClassVar[str]
@@ -395,6 +422,24 @@ class Method(ABC):
         return {}
 
 
+class ScaledMethod(Method):
+    """A method with embeddings of its own on the backbone's scale: its config has a `sigma_e`, null until measured."""
+
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        if self.config.sigma_e is None:
+            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
+        return examples
+
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
+
+
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
     """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
     # A step that contains the separator cannot be encoded: the error must name the example.
@@ -410,6 +455,18 @@ def encode_row(template: Template, example: Example, params: Any, speed_text: st
         raise ValueError(f"{example.id}: {error}") from error
 
 
+def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]:
+    """The steps with the chain's tokens of these numbers, from 0, alone; a step that has lost all is gone."""
+    number = itertools.count()
+    found = [[token for token in step if next(number) in kept] for step in steps]
+    return [step for step in found if step]
+
+
+def no_thought(state: ThinkState) -> Thought:
+    """No thinking at all: every row is done before a first thought, so that these zeros are not fed."""
+    return fixed_thought(state, torch.zeros_like(state.hidden), 0)
+
+
 def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
     """Feed `embeds_BD` as latents until every row has had `n` of them."""
     return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
@@ -423,13 +480,38 @@ def flat_tensors(columns: Any) -> dict[str, Tensor]:
     return flat
 
 
+def request_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
+    """The columns of a `ThinkState` that follow from its requests, by name, on the device."""
+
+    def real(name: str) -> Tensor:
+        values = [getattr(request.decoding, name) for request in requests]
+        return devices.send(torch.tensor(values, dtype=torch.float64), device)
+
+    params = param_columns([request.params for request in requests])
+    return {
+        "params": {name: devices.send(column, device) for name, column in params.items()},
+        "temperature": real("temperature"),
+        "top_p": real("top_p"),
+        "latent_temperature": real("latent_temperature"),
+        "seed": devices.numbers([request.seed for request in requests], device),
+        "sample": devices.numbers([request.sample for request in requests], device),
+    }
+
+
+def from_flat_tensors(cls: Any, flat: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The inverse of `flat_tensors`: the fields of the dataclass; other keys are ignored."""
+    own: dict[str, Any] = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
+    params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
+    return {**own, "params": params}
+
+
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     """A (B,) float64 column for each field of the rows' params."""
     if not params:
         return {}
     columns = {}
     for f in dataclasses.fields(params[0]):
-        # float64: in float32 a factor of 1.1 would move the groups of long chains. A bool is 0 or 1.
+        # float64: in float32 a factor of 1.1 would move the groups of long chains.
         values = [float(getattr(each, f.name)) for each in params]
         columns[f.name] = torch.tensor(values, dtype=torch.float64)
     return columns

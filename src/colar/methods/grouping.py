@@ -1,4 +1,4 @@
-"""Groups of reasoning tokens, and what is fed for them: all that `colar` and `sequential` share.
+"""Groups of reasoning tokens, and the latents that are fed for them.
 
     tokens        t0   t1   t2   t3   t4   t5   t6         L_r = 7
     c = 3         [      g0     ][      g1     ][g2]       sizes 3, 3, 1
@@ -20,117 +20,19 @@ positions of a row, D width.
 
 from __future__ import annotations
 
-import itertools
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from colar.checks import check_number, is_number
-from colar.data.example import Example
-from colar.methods import base
-from colar.methods.base import Batch, Row
+from colar.methods import losses
+from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
-from colar.template.template import Template
 
 PHASES = 2**20
 """Phases are multiples of 1 / PHASES: so close to 1 that k c + u would be rounded up, there is none."""
-
-# Factors
-
-
-class Deck:
-    """Values that are each drawn once before one is drawn again: two equal rows of an example teach little."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = values
-        self.left: list[float] = []
-
-    def draw(self, rng: Random) -> float:
-        """The next one; of values that stand twice there are two."""
-        self.left = self.left or list(self.values)
-        value = rng.choice(self.left)
-        self.left.remove(value)
-        return value
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The factors that training draws from: some values, or all of a real range, to two decimals."""
-
-    values: tuple[float, ...]
-    """The values, or the two ends of the range."""
-    real: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("method.compression_factors is empty")
-        for c in self.values:
-            check_number("compression_factor", c, 1)
-
-    def draw(self, rng: Random, n: int) -> list[float]:
-        """n of them: of a list, each entry once before one comes again; one that stands twice, twice as often."""
-        if self.real:
-            return [self._rounded(rng.uniform(self.low, self.high)) for _ in range(n)]
-        deck = Deck(self.values)
-        return [deck.draw(rng) for _ in range(n)]
-
-    def offered(self) -> list[float]:
-        """The values, ascending and each once; of a range five, evenly spaced."""
-        if not self.real:
-            return sorted(set(self.values))
-        step = (self.high - self.low) / 4
-        return sorted({self._rounded(self.low + i * step) for i in range(5)})
-
-    def _rounded(self, c: float) -> float:
-        """Of a range: to two decimals, but never beyond its ends, which may have more."""
-        # The model reads c in its prompt: two decimals are few enough to be read.
-        return min(max(round(c, 2), self.low), self.high)
-
-    @property
-    def low(self) -> float:
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
-
-    def __contains__(self, c: object) -> bool:
-        if self.real:
-            return is_number(c) and self.low <= float(str(c)) <= self.high
-        return c in self.values
-
-    def __str__(self) -> str:
-        if self.real:
-            return f"{self.low:g} to {self.high:g}"
-        return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
-
-    @classmethod
-    def parse(cls, given: Sequence[float] | str) -> Factors:
-        """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
-        if isinstance(given, list | tuple):
-            return cls(tuple(given))
-        low, dots, high = str(given).partition("..")
-        real = "." in low or "." in high
-        ends: tuple[float, float]
-        try:
-            ends = (float(low), float(high)) if real else (int(low), int(high))
-        except ValueError:
-            ends = (1, 0)
-        if not dots or ends[0] > ends[1]:
-            raise ValueError(
-                'method.compression_factors must be a list, a range of whole numbers such as "1..5", or a real '
-                f'range such as "1.0..5.0", got {given!r}'
-            )
-        if real:
-            return cls(ends, real=True)
-        return cls(tuple(range(int(low), int(high) + 1)))
-
 
 # Sizes
 
@@ -215,10 +117,13 @@ def starts(sizes_BK: Tensor) -> Tensor:
     return sizes_BK.cumsum(-1) - sizes_BK
 
 
-def tokens_of_groups(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+def tokens_of_groups(
+    ids_BT: Tensor, sizes_BK: Tensor, starts_BK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The tokens of each group: ids (B, K, G) and which of them are real (B, K, G) bool.
 
-    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
+    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups. Without
+    `starts_BK` each group begins where the one before it ends.
     """
     G = int(sizes_BK.max()) if sizes_BK.numel() else 0
     if G == 0:
@@ -226,7 +131,8 @@ def tokens_of_groups(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
         return nothing, nothing.bool()
     # A group is a run of tokens: its first position, and the positions after it.
     offset_G = torch.arange(G, device=ids_BT.device)
-    position_BKG = starts(sizes_BK)[..., None] + offset_G
+    starts_BK = starts(sizes_BK) if starts_BK is None else starts_BK
+    position_BKG = starts_BK[..., None] + offset_G
     position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
     ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
     real_BKG = offset_G < sizes_BK[..., None]
@@ -289,13 +195,7 @@ class Fed:
 
     def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
         """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""
-        question = (lm.embed(batch.question_ids), batch.question_lengths)
-        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        fed_BTD = ragged.pack(question, (self.latents_BKD, self.counts_B), answer, multiple=ragged.PAD_TO)
-        lengths_B = batch.question_lengths + self.counts_B + batch.answer_lengths
-        # One example at several speeds has one question.
-        shared = (batch.question_ids, batch.question_lengths)
-        hidden_BTD = lm.hidden_of_rows(fed_BTD, shared, lengths_B)
+        hidden_BTD = losses.hidden_around(lm, batch, self.latents_BKD, self.counts_B)
         return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
 
 
@@ -315,60 +215,3 @@ def followed_by_answer(
     labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
     weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
     return labels_BNG, weights_BNG
-
-
-# Methods
-
-
-class GroupMethod(base.Method):
-    """A method that thinks in latents of c tokens each: `Params` have a `compression_factor`, the config `factors`."""
-
-    draws: ClassVar[bool] = True
-    thinks_in_latents: ClassVar[bool] = True
-
-    @abstractmethod
-    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
-        """The latents of the rows' chains."""
-
-    def speed_text(self, params: Any) -> str:
-        return f"(Thinking speed: {params.compression_factor:g})"
-
-    def check_params(self, params: Any) -> str | None:
-        # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
-        c, factors = params.compression_factor, self.config.factors
-        if c in factors:
-            return None
-        return f"compression_factor {c:g} was not trained (trained: {factors}): expect less"
-
-    def choices(self) -> Mapping[str, Sequence[Any]]:
-        return {"compression_factor": self.config.factors.offered()}
-
-    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        return base.efforts_over("compression_factor", self.config.factors.offered())
-
-    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        (row,) = self.encode_draws(template, example, rng, epoch, 1)
-        return row
-
-    def encode_draws(
-        self, template: Template, example: Example, rng: Random, epoch: float, n: int
-    ) -> list[Row]:
-        rows = []
-        others = self.other_values(rng)
-        for c in self.config.factors.draw(rng, n):
-            # Drawn in this order: a row without other values stays what it was when there were none.
-            seed = rng.getrandbits(62)
-            params = self.Params(c, **next(others))
-            rows.append(base.encode_row(template, example, params, self.speed_text(params), seed))
-        return rows
-
-    def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
-        """The values of `Params` beside the factor, for one row of an example after another."""
-        return itertools.repeat({})
-
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        fed = self.fed(lm, batch)
-        return fed.latents_BKD, fed.counts_B
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return self.fed(lm, batch).sizes_BK

@@ -9,7 +9,6 @@ anything else     a Hub id
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -131,13 +130,11 @@ def fingerprint(lm: PreTrainedModel) -> str:
     not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
     the stored weights in every dtype.
     """
-    digest = hashlib.sha256()
     config = lm.config.get_text_config()
-    digest.update(f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}".encode())
+    shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
     weight = lm.get_input_embeddings().weight
     rows = weight.detach()[:64].to("cpu", torch.bfloat16).contiguous()
-    digest.update(rows.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return files.digest([shape, rows.view(torch.int16).numpy().tobytes()])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import difflib
-import hashlib
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -317,13 +316,10 @@ def resolve(path_or_id: str | Path) -> Path:
 def digest(folder: Path) -> str:
     """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
     check_folder(folder)
-    found = hashlib.sha256()
     # The model card may change; these files make the answers.
     texts = [folder / name for name in ("colar.json", "template.json", TOKENIZER)]
-    for path in sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)]):
-        with open(path, "rb") as stream:
-            found.update(hashlib.file_digest(stream, "sha256").digest())
-    return found.hexdigest()[:16]
+    paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
+    return files.digest(bytes.fromhex(files.sha256(path)) for path in paths)
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:

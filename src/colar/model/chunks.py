@@ -41,13 +41,13 @@ to have them anew for every tensor takes longer than the softmax itself: a chunk
 
 Values = tuple[Tensor, ...]
 ValuesOf = Callable[..., Values]
-"""Hidden states (C, D) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""
+"""Hidden states (C, D) and columns (C, ...) -> tensors (C, ...), each position's a function of it alone."""
 
 
 def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...], size: int) -> Values:
     """`values_of(hidden_XD, *columns)`, computed `size` positions at a time.
 
-    `columns` have X rows each. Values and gradients are those of one piece, up to rounding.
+    `columns` are (X, ...). Values and gradients are those of one piece, up to rounding.
     """
     if len(hidden_XD) <= size:
         return values_of(hidden_XD, *columns)
@@ -125,7 +125,7 @@ def with_slopes(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[V
         values = of_chunk(*inputs)
         for value_C in values:
             if value_C.requires_grad:
-                # A row's value depends on that row alone: each row of the sum's gradient is that row's slope.
+                # A position's value depends on it alone: the sum's gradient there is its slope.
                 slopes += torch.autograd.grad(value_C.sum(), by, retain_graph=value_C is not values[-1])
             else:
                 slopes += [tensor.new_zeros(0) for tensor in by]
@@ -133,9 +133,9 @@ def with_slopes(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[V
 
 
 def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
-    """All tensors in chunks of at most `size` rows, all of one size but the last: a short one needs own kernels."""
-    rows = len(tensors[0])
-    even = math.ceil(rows / math.ceil(rows / size))
+    """All tensors in chunks of at most `size` positions, of one size but the last: a short one needs own kernels."""
+    count = len(tensors[0])
+    even = math.ceil(count / math.ceil(count / size))
     return list(zip(*(torch.split(tensor, even) for tensor in tensors), strict=True))
 
 

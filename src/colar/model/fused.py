@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from colar.model import masks
+from colar.model import probes
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def fused(lm: PreTrainedModel) -> Iterator[None]:
     """Replace the norms and gated MLPs of a model inside the block; its weights stay where they are."""
     same: dict[type[nn.Module], bool] = {}
     replaced = []
-    with masks.evaluating(lm):
+    with probes.evaluating(lm):
         for module in lm.modules():
             forward = _forward_for(module)
             if forward is None or "forward" in vars(module):

@@ -27,15 +27,15 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model import chunks, masks, vocabulary
+from colar.model import chunks, masks, probes, vocabulary
 from colar.model.backbones import Backbone, Context, context_of
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
-from colar.model.vocabulary import HeadRows, head_logits
+from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
 
 Reduce = Callable[..., tuple[Tensor, ...]]
-"""Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""
+"""Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of it alone."""
 
 
 class LatentLM(nn.Module):
@@ -48,9 +48,9 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
-        masks.check_inputs(backbone.lm)
+        probes.check_inputs(backbone.lm)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._why_no_trees = masks.why_no_trees(backbone.lm)
+        self._why_no_trees = probes.why_no_trees(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
@@ -98,7 +98,7 @@ class LatentLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        # Of any weight: that of an embedding with rows in an adapter would be put together first.
+        # Of any weight: that of an embedding with tokens in an adapter would be put together first.
         weight: Tensor = next(self.causal_lm.parameters())
         return weight.device
 
@@ -189,45 +189,45 @@ class LatentLM(nn.Module):
             **wanted,
         )
 
-    def logits(self, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
-        """(..., D) -> (..., V) float32, as the backbone's own forward would give them; (..., S) of some rows only."""
-        return head_logits(self.causal_lm, hidden, rows)
+    def logits(self, hidden: Tensor, part: PartialHead | None = None) -> Tensor:
+        """(..., D) -> (..., V) float32, as the backbone's own forward would give them; (..., S) of a partial head."""
+        return head_logits(self.causal_lm, hidden, part)
 
     def reduce_logits(
-        self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None
+        self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
     ) -> tuple[Tensor, ...]:
-        """`reduce(logits(hidden_XD, rows), *columns)` in the memory of a chunk of its positions (`chunks.py`).
+        """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`chunks.py`).
 
-        `columns` have X rows each. `reduce` returns tensors (X, ...), and sees some of the positions at a time.
+        `columns` are (X, ...). `reduce` returns tensors (X, ...), and sees some of the positions at a time.
         """
-        # Without a weight of their own the rows are taken from the logits of the whole vocabulary.
-        narrow = rows is not None and rows.weight_SD is not None
-        count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
+        # Without weights of its own a part is taken from the logits of the whole vocabulary.
+        narrow = part is not None and part.weight_SD is not None
+        count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
         head = self.causal_lm.get_output_embeddings()
         size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
         own_XN = None if narrow else vocabulary.own_logits(head, hidden_XD)
         if own_XN is None or len(hidden_XD) <= size:
             return chunks.in_chunks(
-                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, rows), *own), hidden_XD, columns, size
+                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, part), *own), hidden_XD, columns, size
             )
 
-        # Logits of rows in an adapter are a column of their own: what is left of the head is not trained.
+        # Logits of tokens in an adapter are a column of their own: what is left of the head is not trained.
         def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
-            return reduce(head_logits(self.causal_lm, hidden_CD, rows, own_CN), *own)
+            return reduce(head_logits(self.causal_lm, hidden_CD, part, own_CN), *own)
 
         return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
 
-    def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
-        """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
+    def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
+        """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
         size = self.vocabulary_size
         if not ids or ids[-1] >= size:
             raise ValueError(f"ids must be in the model's vocabulary of {size}, got {ids[-1:] or 'none'}")
-        return HeadRows.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
+        return PartialHead.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
 
-    def vocabulary(self) -> Tensor:
+    def embedding_table(self) -> Tensor:
         """The embedding module's output for every id, (V, D)."""
         embedding = self.causal_lm.get_input_embeddings()
-        # A plain embedding returns its rows as they are: no copy of the table. A subclass may scale them (Gemma).
+        # A plain embedding returns its weights as they are: no copy of the table. A subclass may scale them (Gemma).
         if type(embedding) is nn.Embedding:
             weight: Tensor = embedding.weight
             return weight
@@ -239,10 +239,10 @@ class LatentLM(nn.Module):
         total = 0.0
         squares = 0.0
         count = 0
-        rows = self.vocabulary_size
+        size = self.vocabulary_size
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
-        for start in range(0, rows, 8192):
-            ids = torch.arange(start, min(start + 8192, rows), device=self.device)
+        for start in range(0, size, 8192):
+            ids = torch.arange(start, min(start + 8192, size), device=self.device)
             values = devices.to_float64(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()
@@ -283,7 +283,7 @@ class LatentLM(nn.Module):
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Switch dropout off inside the block, and restore the model's mode after it."""
-        return masks.evaluating(self)
+        return probes.evaluating(self)
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
@@ -311,12 +311,12 @@ class LatentLM(nn.Module):
                 weight.data = place.copy_(before)
 
     def freeze_embeddings(self) -> None:
-        """Stop training the input embeddings; an added separator's row stays trainable.
+        """Stop training the input embeddings; an added separator's weights stay trainable.
 
         Latent targets are sums of these embeddings: they must not move while they are learnt. With tied embeddings the
         LM head is frozen with them.
         """
-        # Under an adapter the base is frozen anyway, and peft trains the separator's row alone.
+        # Under an adapter the base is frozen anyway, and peft trains the separator alone.
         if not self.has_adapter:
             kept = [self.template.separator_id] if self.template.separator_added else []
             vocabulary.train_only(self.causal_lm.get_input_embeddings().weight, kept)

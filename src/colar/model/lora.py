@@ -57,8 +57,8 @@ class LoraSettings:
             twin = type(lm)(copy.deepcopy(lm.config))
         return _lora_weights(_adapt(twin, self))
 
-    def to_peft(self, rows: dict[str, list[int]] | None = None) -> LoraConfig:
-        """peft's config; `rows` of modules are trained too."""
+    def to_peft(self, tokens: dict[str, list[int]] | None = None) -> LoraConfig:
+        """peft's config; the weights of `tokens` in some modules are trained too."""
         targets = self.target_modules
         return LoraConfig(
             task_type="CAUSAL_LM",
@@ -66,7 +66,7 @@ class LoraSettings:
             lora_alpha=self.lora_alpha,
             lora_dropout=self.lora_dropout,
             target_modules=targets if isinstance(targets, str) else list(targets),
-            trainable_token_indices=rows,
+            trainable_token_indices=tokens,
         )
 
 
@@ -76,15 +76,15 @@ def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
-    """The model with a fresh adapter; rows of added tokens are trained where they are read and where they are chosen.
+    """The model with a fresh adapter; an added separator is trained where it is read and where it is chosen.
 
-    ValueError for settings that peft refuses, or that the rows exclude.
+    ValueError for settings that peft refuses, or that the separator excludes.
     """
     if not template.separator_added:
         return _adapt(lm, lora)
     config = lora.to_peft(vocabulary.to_train(lm, template.separator_id))
     with in_library(_misfit(lm, lora)):
-        _check_rows(lm, template, config)
+        _check_separator(lm, template, config)
     return _adapt(lm, lora, config)
 
 
@@ -100,16 +100,16 @@ def _misfit(lm: PreTrainedModel, lora: LoraSettings) -> str:
     return f"model.lora with target_modules {shown} does not fit {type(lm).__name__}"
 
 
-def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
-    """Reject an adapter on the embedding or the LM head where rows of these are trained for added tokens.
+def _check_separator(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
+    """Reject an adapter on the embedding or the LM head where the added separator is trained in these.
 
-    peft refuses both in one layer. With a tied head it does not, but the head would not see the rows.
+    peft refuses both in one layer. With a tied head it does not, but the head would not see the trained weights.
     """
     wanted = (lm.get_input_embeddings(), lm.get_output_embeddings())
     for name, module in lm.named_modules():
         if any(module is one for one in wanted) and check_target_module_exists(config, name):
             raise ValueError(
-                f"it names {name}, of which the row of the added separator {template.config.separator!r} is trained: "
+                f"it names {name}, in which the added separator {template.config.separator!r} is trained: "
                 f"leave {name} out, or set template.separator to one token of the tokenizer"
             )
 
@@ -120,7 +120,7 @@ def casts_left_to_autocast(lm: nn.Module) -> Iterator[None]:
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
     adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed. (peft's own
-    `disable_input_dtype_casting` fails where rows of an embedding are trained.)
+    `disable_input_dtype_casting` fails where tokens of an embedding are trained.)
     """
     inside = torch.is_autocast_enabled(next(lm.parameters()).device.type)
     layers: list[Any] = [

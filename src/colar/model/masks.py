@@ -1,30 +1,18 @@
-"""Attention masks of our own, and the probes at load that show if a backbone computes the same with them.
+"""Attention masks of our own, for rows of a cache and for rows that share a beginning.
 
 transformers takes a mask of four dimensions as it is. Models with layers of several types take one for each type.
-
-    additive         masks for rows of a cache, and for rows that share a beginning
-    check_inputs     probe: embeddings in, hidden states and logits out, as training and engine feed and read them
-    why_no_trees     probe: rows that share their beginning, as one sequence
-    probe            the same comparison for another package (the engine's rows of a cache)
-
-A config does not tell which backbones can. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias
-follows the column and not the position, Bloom takes no mask of four dimensions. Such a model would give wrong answers,
-and no error.
+`probes.py` shows at load whether a backbone computes the same with them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, masking_utils
-
-from colar.model import backbones, vocabulary
-from colar.ops import trees
 
 MASKED = ("eager", "sdpa")
 """Attention implementations that take a mask of ours."""
@@ -74,195 +62,20 @@ def _values(seen_NTC: Tensor, like: Tensor) -> Tensor:
     return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
 
 
-INPUT_TOKENS = 4
-"""Positions of a row of embeddings."""
-MASK_TOKENS = 40
-"""Positions of a row under a mask, where the model's context allows it: enough for ALiBi's bias to show."""
-WINDOW = 8
-"""Positions that a layer with a window sees while it is probed."""
-
-_FOUND: dict[tuple[Any, ...], str | None] = {}
-"""Results of `probe`. An architecture is probed once in a process, for any weights."""
-
-
-@torch.no_grad()
-def check_inputs(lm: PreTrainedModel) -> None:
-    """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all.
-
-    A row of embeddings that are no token's, as latents are, goes beside the tokens.
-    """
-    # A model of shapes has no numbers to compare.
-    if lm.device.type == "meta":
-        return
-    try:
-        with evaluating(lm):
-            reason = _why_no_embeddings(lm)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        # It comes from the architecture's own code.
-        reason = f"cannot compute from embeddings alone ({_first_line(error)}), and latents have no ids"
-    if reason is not None:
-        raise ValueError(f"{type(lm).__name__} {reason}: colar can neither train nor run this backbone")
-
-
-def _why_no_embeddings(lm: PreTrainedModel) -> str | None:
-    """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can."""
-    ids_BT = _ids_of_rows(lm, 2, INPUT_TOKENS)
-    embeds_BTD = lm.get_input_embeddings()(ids_BT)
-    theirs_TV = lm(input_ids=ids_BT, use_cache=False).logits[0].float()
-    # The second row becomes latents. Both batches have the same shape, so that the first rows differ by no rounding.
-    embeds_BTD[1] = embeds_BTD.mean(0)
-    hidden_BTD = lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
-    widths = {embeds_BTD.shape[-1], hidden_BTD.shape[-1], lm.config.get_text_config().hidden_size}
-    if len(widths) > 1:
-        sizes = " and ".join(map(str, sorted(widths)))
-        return f"has embeddings and hidden states of different widths ({sizes}), and latents are both"
-    if _same(theirs_TV, vocabulary.head_logits(lm, hidden_BTD)[0]):
-        return None
-    if _same(theirs_TV, lm(inputs_embeds=embeds_BTD, use_cache=False).logits[0].float()):
-        return "computes its logits from hidden states in a way that is not known here"
-    return (
-        "computes something else from the embeddings of tokens than from their ids (per-layer embeddings, as those of "
-        "Gemma 3n, are looked up by id), and latents have no ids"
-    )
-
-
-def _same(theirs_TV: Tensor, ours_TV: Tensor) -> bool:
-    # Loose enough for bfloat16; a scale or cap that is missing changes logits by far more.
-    return torch.allclose(theirs_TV, ours_TV, rtol=1e-2, atol=1e-3 * theirs_TV.abs().max().item())
-
-
-def why_no_trees(lm: PreTrainedModel) -> str | None:
-    """The reason why rows that share their beginning cannot go through one forward; None where they can.
-
-    Two rows share a beginning: each by itself, and as the branches of one sequence (`ops/trees.py`).
-    """
-    return why_no_masks(lm) or probe(lm, _through_a_tree)
-
-
-def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
-    """The reason why two forwards of `lm` differ, as the end of a sentence about it; None where they do not.
-
-    `forwards` returns hidden states (T, D) by our way, and by the backbone's own.
-    """
-    if lm.device.type == "meta":
-        return None
-    key = (forwards.__qualname__, type(lm), lm.dtype, lm.config.to_json_string())
-    if key not in _FOUND:
-        _FOUND[key] = _outcome(lm, forwards)
-    return _FOUND[key]
-
-
-@torch.no_grad()
-def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
-    try:
-        with evaluating(lm), _narrow(lm.config.get_text_config()):
-            ours_TD, theirs_TD = forwards(lm)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        # Any exception comes from the architecture's own code.
-        return f"cannot compute under a mask of ours ({_first_line(error)})"
-    distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
-    # The median: rounding may send a single token to other experts.
-    distance = distance_T.median().item()
-    if distance <= _tolerance(theirs_TD.dtype):
-        return None
-    return (
-        "does not follow the masks and positions that it is given "
-        f"(hidden states differ by {distance:.2g} of their norm from those of a row by itself)"
-    )
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    """The difference of hidden states by rounding alone, as a part of their norm."""
-    if dtype.itemsize < 4:
-        return 0.05
-    # TF32 has as many digits as float16.
-    return 1e-4 if torch.get_float32_matmul_precision() == "highest" else 0.01
-
-
 @contextlib.contextmanager
-def no_search_for_packed_rows() -> Iterator[None]:
-    """Keep transformers from looking for rows that are packed by position ids, inside the block.
+def masks_without_waiting() -> Iterator[None]:
+    """Keep transformers from reading positions and masks to make its own masks, inside the block.
 
-    Python waits for a GPU at each of its searches, one a forward. Rows of ours are packed by masks, or not at all.
+    Python waits for a GPU at each reading, one a forward: to find rows that are packed by position ids, which ours
+    never are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
     """
-    search = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    replaced: dict[str, Any] = {
+        "find_packed_sequence_indices": lambda position_ids: None,
+        "fast_all": lambda mask: False,
+    }
+    theirs = {name: getattr(masking_utils, name) for name in replaced}
+    vars(masking_utils).update(replaced)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = search
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block, and restore the model's mode after it."""
-    was_training = model.training
-    # Each call walks through all modules, and an engine makes one for every step.
-    if was_training:
-        model.eval()
-    try:
-        yield
-    finally:
-        if was_training:
-            model.train()
-
-
-@contextlib.contextmanager
-def _narrow(config: Any) -> Iterator[None]:
-    """Give attention a window of `WINDOW` positions inside the block, where it has a larger one.
-
-    Rows of the probes end long before a window of thousands of positions, and would not test it.
-    """
-    window = getattr(config, "sliding_window", None)
-    if not isinstance(window, int) or window <= WINDOW:
-        yield
-        return
-    config.sliding_window = WINDOW
-    try:
-        yield
-    finally:
-        config.sliding_window = window
-
-
-def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    embeds_BTD = embeds_of_rows(lm, 2)
-    length = embeds_BTD.shape[1]
-    shared = length // 4
-    embeds_BTD[1, :shared] = embeds_BTD[0, :shared]
-    theirs_BTD = lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
-
-    # The ids of what is shared; any will do.
-    ids_BL = torch.zeros(2, shared, dtype=torch.int64, device=lm.device)
-    tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
-    assert tree is not None, "two rows with the same ids"
-    tree = tree.to(lm.device)
-    mask = additive(lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
-    output = lm.base_model(
-        inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False
-    )
-    ours_BTD = tree.scatter(output.last_hidden_state)
-    # The second row: in the sequence it stands behind the first one's branch.
-    return ours_BTD[1], theirs_BTD[1]
-
-
-def embeds_of_rows(lm: PreTrainedModel, count: int) -> Tensor:
-    """(count, T, D): embeddings of tokens from all over the vocabulary, T at most `MASK_TOKENS`."""
-    return vocabulary.embed(lm.get_input_embeddings(), _ids_of_rows(lm, count, MASK_TOKENS))
-
-
-def _ids_of_rows(lm: PreTrainedModel, count: int, most: int) -> Tensor:
-    """(count, T): ids from all over the vocabulary, T at most `most`."""
-    length = min(most, backbones.context_of(lm.config.get_text_config()).length)
-    # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
-    # which a model might leave out by itself.
-    ids = torch.arange(1, 1 + count * length, device=lm.device) * 7919 % vocabulary.vocabulary_size(lm)
-    return ids.reshape(count, length)
-
-
-def _first_line(error: Exception) -> str:
-    """An error of other code, short enough for a line of ours."""
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 120, placeholder=' ...')}"
+        vars(masking_utils).update(theirs)

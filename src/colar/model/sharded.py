@@ -6,7 +6,7 @@
     AdamW        on each process's own share
 
 The last unit stays gathered from the beginning of the objective's forward to the end of its backward pass. So inside
-of it embeddings and LM head are ordinary tensors: chunks of logits, rows of the head and tied weights need no case of
+of it embeddings and LM head are ordinary tensors: chunks of logits, parts of the head and tied weights need no case of
 their own. Outside of it they are shares.
 
 accelerate shards on GPUs only. Here `fully_shard` is called directly, and Trainer is told that nothing is to be
@@ -31,10 +31,10 @@ from colar.model.latent_lm import LatentLM
 
 def check(lm: LatentLM) -> None:
     """ValueError for a model that cannot be trained in shares."""
-    # The hook that leaves the other rows alone is one of the whole weight.
+    # The hook that leaves the other tokens alone is one of the whole weight.
     if vocabulary.partly_trained(lm.causal_lm):
         raise ValueError(
-            "training.fsdp cannot train single rows of the embedding, as a separator that was added needs them: set "
+            "training.fsdp cannot train single tokens of the embedding, as a separator that was added needs it: set "
             "template.separator to one token of the tokenizer"
         )
 

@@ -1,10 +1,10 @@
-"""Both ends of the vocabulary: ids to embeddings, hidden states to logits, and the rows of an added separator.
+"""Both ends of the vocabulary: ids to embeddings, hidden states to logits, and the weights of an added separator.
 
-Where embedding and LM head are tied, one row serves both. Under LoRA peft trains the added rows: they lie in the
-adapter, in place of the base's. peft's own layer copies the whole table to put them in, at each call; `embed` and
-`head_logits` compute the same without the copy.
+A token's weights are its line of the embedding's table and its line of the LM head's; where the two are tied, it has
+one. Under LoRA peft trains those of added tokens: they lie in the adapter, in place of the base's. peft's own layer
+copies the whole table to put them in, at each call; `embed` and `head_logits` compute the same without the copy.
 
-Shape suffixes: N added tokens, D width, V vocabulary, S ids asked for.
+Shape suffixes: N added tokens, D width, V vocabulary, S tokens of a partial head.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 from colar.ops import devices
 from colar.template.template import Template
 
-# Rows of an added separator
+# Weights of an added separator
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
-    """Grow the embeddings for added tokens where they have no spare rows (padded vocabularies do).
+    """Grow embedding and LM head for added tokens where they have no spare weights (padded vocabularies do).
 
-    ValueError where a token of every row, BOS, separator or EOS, is the tokenizer's own and has no row in the model.
-    Other tokens may have none: texts that contain them are rejected (`Template.require_rows`).
+    ValueError where BOS, separator or EOS is the tokenizer's own and has no weights in the model. Other tokens may have
+    none: texts that contain them are rejected (`Template.require_rows`).
     """
     if template.rows is None:
         template.rows = vocabulary_size(lm)
@@ -40,46 +40,50 @@ def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
 
 @torch.no_grad()
 def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
-    """Start a new separator's row as the mean of the rows before it, where it is read and where it is chosen."""
+    """Start a new separator's weights as the mean of those before it, where it is read and where it is chosen."""
     for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
         module.weight[separator_id] = module.weight[:separator_id].mean(0)
 
 
 def vocabulary_size(lm: PreTrainedModel) -> int:
-    """The number of rows of the embedding."""
+    """The number of tokens of the embedding."""
     embedding = lm.get_input_embeddings()
     base = embedding.token_adapter.base_layer if isinstance(embedding, TrainableTokensWrapper) else embedding
     return int(base.weight.shape[0])
 
 
 def to_train(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
-    """Module name -> rows: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
+    """Module name -> ids: of the embedding, and of the head too where it is not tied (peft follows ties by itself)."""
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
     wanted = [embedding]
     if head.weight is not embedding.weight:
         wanted.append(head)
     # peft wants names, and families call these modules differently.
-    rows = {}
-    for name, module in lm.named_modules():
-        if any(module is one for one in wanted):
-            rows[name] = [separator_id]
-    return rows
+    names = [name for name, module in lm.named_modules() if any(module is one for one in wanted)]
+    return {name: [separator_id] for name in names}
 
 
-def train_only(weight: Any, rows: list[int]) -> None:
-    """Stop training all rows of a parameter but these."""
-    if not rows:
+def train_only(weight: Any, ids: list[int]) -> None:
+    """Stop training the weights of all tokens of an embedding but these."""
+    if not ids:
         weight.requires_grad_(False)
         return
-    # One row of a parameter cannot be trained by itself: the others' gradient is set to 0.
+    # A part of a parameter cannot be trained by itself: the others' gradient is set to 0.
     keep = torch.zeros(weight.shape[0], 1)
-    keep[rows] = 1
-    weight.register_hook(lambda grad: grad * keep.to(grad))
+    keep[ids] = 1
+
+    def kept(grad: Tensor) -> Tensor:
+        nonlocal keep
+        # Brought to the weight's device once: a GPU is waited for each time.
+        keep = keep.to(grad)
+        return grad * keep
+
+    weight.register_hook(kept)
 
 
 def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
-    """The parameters of the embedding of which `train_only` trains some rows: the others must get no weight decay."""
+    """The parameters of the embedding of which `train_only` trains some tokens: the others must get no weight decay."""
     found = []
     for weight in lm.get_input_embeddings().parameters():
         if weight.requires_grad and getattr(weight, "_backward_hooks", None):
@@ -90,36 +94,36 @@ def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
 # From ids to logits
 
 
-class AdapterRows:
-    """The rows that peft trains in place of those of a layer, an embedding or an LM head."""
+class TrainedTokens:
+    """The weights that peft trains for some tokens, in place of those of the embedding or of the LM head."""
 
     def __init__(self, layer: Any) -> None:
         self.base = layer.base_layer
         name = layer.active_adapters[0]
         self.weight_ND: nn.Parameter = layer.trainable_tokens_delta[name]
-        self.ids_N = torch.tensor(layer.token_indices[name], device=self.weight_ND.device)
+        self.ids_N = devices.constant(tuple(layer.token_indices[name]), self.weight_ND.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits by these rows of an LM head, (..., D) -> (..., N)."""
+        """The logits of these tokens, (..., D) -> (..., N)."""
         bias = self.base.bias
         own_bias_N = None if bias is None else bias[self.ids_N]
         return nn.functional.linear(hidden, self.weight_ND.to(hidden.dtype), own_bias_N)
 
 
-def adapter_rows(module: nn.Module) -> AdapterRows | None:
-    """The rows that an adapter holds for an embedding or LM head; None where the module's own are all there is."""
+def trained_tokens(module: nn.Module) -> TrainedTokens | None:
+    """The tokens that an adapter trains in an embedding or LM head; None where the module's own weights are all."""
     if not isinstance(module, TrainableTokensWrapper):
         return None
     layer = module.token_adapter
     # Merged, or switched off: what the base computes is the result.
     if layer.merged or layer.disable_adapters:
         return None
-    return AdapterRows(layer)
+    return TrainedTokens(layer)
 
 
 def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     """The embedding module's output, (...,) -> (..., D)."""
-    added = adapter_rows(embedding)
+    added = trained_tokens(embedding)
     if added is None:
         result: Tensor = embedding(ids)
         return result
@@ -135,7 +139,7 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
 
 def unscaled_logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
     """The LM head's output, (..., D) -> (..., V). `own` is what `own_logits` gave, where it was called already."""
-    added = adapter_rows(head)
+    added = trained_tokens(head)
     if added is None:
         result: Tensor = head(hidden)
         return result
@@ -147,14 +151,14 @@ def unscaled_logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) 
 
 
 def own_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
-    """The logits of the rows that an adapter holds for the LM head, (..., N); None where it holds none."""
-    added = adapter_rows(head)
+    """The logits of the tokens that an adapter trains in the LM head, (..., N); None where there are none."""
+    added = trained_tokens(head)
     return None if added is None else added.logits(hidden)
 
 
 @dataclass(frozen=True)
-class HeadRows:
-    """Rows of an LM head as it was when they were gathered, ids in ascending order.
+class PartialHead:
+    """An LM head's weights of some tokens, in ascending order of their ids, as they were when they were gathered.
 
     Without a weight the head is more than one product (a LoRA adapter lies on it): the logits of all ids are made
     there, and these taken.
@@ -167,10 +171,10 @@ class HeadRows:
     bias_S: Tensor | None = None
 
     @classmethod
-    def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
-        """The head's rows at these ids. Gradients go through them to the head."""
+    def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> PartialHead:
+        """The head's weights of these tokens. Gradients go through them to the head."""
         known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
-        added = adapter_rows(head)
+        added = trained_tokens(head)
         base = head if added is None else added.base
         if not is_linear(base):
             return cls(ids_S, known_S)
@@ -182,7 +186,7 @@ class HeadRows:
         return cls(ids_S, known_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
+        """The place of each of some ids among the tokens, and True where it has one, both of the shape of `ids`."""
         # Where the ids are, so is the result.
         return find(self.known_S if ids.device.type == "cpu" else self.ids_S, ids)
 
@@ -199,20 +203,20 @@ def is_linear(head: nn.Module) -> bool:
 
 
 def head_logits(
-    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
+    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, own: Tensor | None = None
 ) -> Tensor:
-    """The LM head, or some of its rows, and the scaling that some families do after it.
+    """The LM head, or a part of it, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
+    Cohere and Granite scale, Gemma 2 caps. `own` are the logits that `own_logits` gave, where it was called already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
-    if rows is None:
+    if part is None:
         logits = unscaled_logits(lm.get_output_embeddings(), hidden, own).float()
-    elif rows.weight_SD is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
+    elif part.weight_SD is None:
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own)[..., part.ids_S].float()
     else:
-        logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
+        logits = nn.functional.linear(hidden, part.weight_SD, part.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:
         logits = logits * config.logit_scale
     if getattr(config, "logits_scaling", None) is not None:

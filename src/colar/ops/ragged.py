@@ -1,6 +1,6 @@
 """Rows of different lengths as tensors: segments laid end to end, positions of a row's own, means within a row.
 
-A sample is a row of segments, each of its own length. `pack` lays them end to end, padding on the right:
+A row is one sequence of a batch, made of segments, each of its own length. `pack` lays them end to end, right-padded:
 
     question      q q q #     q #         lengths 4, 2
     chain         t t         t t t t     lengths 2, 4

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from transformers import AutoModelForCausalLM
 
-from colar import files
+from colar import files, yaml_settings
 from colar.checks import check_choice
 from colar.data.example import Example
 from colar.methods.sequential.equations import DIGITS, Equations
@@ -347,5 +346,4 @@ def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Pat
         "#",
     ]
     lines += [f"# {reason}" for reason in why]
-    text = yaml.safe_dump(dict(tree), sort_keys=False, default_flow_style=None, width=110)
-    return files.write_text(path, "\n".join(lines) + "\n" + text)
+    return files.write_text(path, "\n".join(lines) + "\n" + yaml_settings.yaml_text(tree))

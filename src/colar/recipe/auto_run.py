@@ -11,6 +11,7 @@ Each part is made once: the same call goes on where it was stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def _named(data: Any) -> str | None:
         return None
     if isinstance(data, str | Path):
         return f"{data} {input_digest(data) or ''}".strip()
-    return own.digest(data)
+    return files.digest(json.dumps(row, sort_keys=True, default=str) for row in data)
 
 
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:

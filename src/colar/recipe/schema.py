@@ -155,7 +155,7 @@ class ValidationConfig:
     limits: Limits = field(default_factory=Limits)
     """Limits of generation."""
     page_size: int = 16
-    """First N validation rows for the page of the run, inside.html; 0: no page."""
+    """First N validation rows for the page of the run, inspect.html; 0: no page."""
 
     def __post_init__(self) -> None:
         check_number("validation.page_size", self.page_size, 0, whole=True)

@@ -18,7 +18,7 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import ApiError
-from colar.serve.thought_text import Nearest
+from colar.serve.thought_text import NearestTokens
 
 DEFAULT_EFFORT = "medium"
 """Its values are the defaults where a method's own were not trained."""
@@ -34,7 +34,7 @@ class ServedModel:
         self.decoding = decoding
         self.engine = AsyncEngine(engine)
         # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
-        self.nearest = Nearest(lm, self.engine.run)
+        self.nearest = NearestTokens(lm, self.engine.run)
         self.created = int(time.time())
         self.defaults = _defaults(method)
         self.efforts: dict[str, dict[str, Any]] = {"none": {"thinking_token_budget": 0}}

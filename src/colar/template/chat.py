@@ -13,7 +13,6 @@ templates do it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from colar import files
 from colar.template.control_tokens import ControlTokens
 
 Turn = tuple[str, str]
@@ -68,7 +68,7 @@ class ChatFormat:
         self._read = read
         self._text_ids = text_ids
         template = str(tokenizer.get_chat_template())
-        self.digest = hashlib.sha256(template.encode()).hexdigest()[:16]
+        self.digest = files.digest([template])
         """Of the template's text, by which a checkpoint knows it again."""
         names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in control.ids}
         self._marker_ids = names

@@ -33,7 +33,8 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from colar import files, processes, progress
+from colar import processes, progress
+from colar.evaluation.provenance import collect_provenance
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint, weights
@@ -225,7 +226,7 @@ class Publisher:
             "step": state.global_step,
             "epoch": state.epoch,
             "seconds": round(self.clock.seconds, 1),
-            "provenance": files.provenance(),
+            "provenance": collect_provenance(),
         }
         return run, card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
 

@@ -27,7 +27,6 @@ The parts' losses add up to the batch's, so rows, updates and the course of a ru
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +38,7 @@ from accelerate import PartialState
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from colar import processes, progress
+from colar import files, processes, progress
 from colar.data.example import Example, leave_out
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -181,13 +180,13 @@ class Schedule(Sampler[Any]):
 
 def digest_of(examples: Iterable[Example]) -> str:
     """16 hex digits of the examples' ids, questions, chains and answers, in any order."""
-    digest = hashlib.sha256()
-    for example in sorted(examples, key=lambda example: example.id):
+
+    def fields(example: Example) -> str:
         # A row without earlier turns counts as in earlier versions.
         context = (example.context,) if example.context else ()
-        fields = (example.id, example.question, example.steps, example.answer, *context)
-        digest.update(repr(fields).encode())
-    return digest.hexdigest()[:16]
+        return repr((example.id, example.question, example.steps, example.answer, *context))
+
+    return files.digest(map(fields, sorted(examples, key=lambda example: example.id)))
 
 
 class RowSchedule(Schedule):

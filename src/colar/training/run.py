@@ -28,7 +28,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import checks, files, processes, progress
+from colar import checks, processes, progress
 from colar.engine.request import NonFiniteError
 from colar.model import sharded, weights
 from colar.training import preflight, run_folder
@@ -112,7 +112,7 @@ def run_trainer(
     writes = trainer.args.should_save
     processes.require_shared(folder.path)
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.locked(folder.path)))
+        processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         # The folder is touched only now, when nothing is wrong with the call.
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         if writes and not resume:

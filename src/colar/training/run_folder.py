@@ -7,15 +7,14 @@ checkpoints/          Trainer's resume state, of the last steps that were saved;
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inside.html, .json    what the model thinks (`recipe/run.py`)
-recipe.json           the recipe, and inputs.json: digests of what it names (`recipe/run_claim.py`)
+inspect.html, .json   what the model thinks (`recipe/run.py`)
+recipe.json           the recipe, and a digest of the weights that it starts from (`recipe/run_claim.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -41,8 +40,8 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.history = self.path / "history.json"
         self.completions = self.path / "completions.jsonl"
-        self.page = self.path / "inside.html"
-        self.numbers = self.path / "inside.json"
+        self.page = self.path / "inspect.html"
+        self.numbers = self.path / "inspect.json"
         self.finished = self.path / "finished.json"
 
     def clear(self) -> None:
@@ -85,7 +84,7 @@ def write_digests(folder: Path) -> None:
     digests = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != DIGESTS and not path.name.startswith("."):
-            digests[path.name] = _sha256(path)
+            digests[path.name] = files.sha256(path)
     files.write_json(folder / DIGESTS, digests)
 
 
@@ -100,7 +99,7 @@ def fault(folder: Path) -> str | None:
         return DIGESTS
     for name, digest in digests.items():
         path = folder / name
-        if not path.is_file() or _sha256(path) != digest:
+        if not path.is_file() or files.sha256(path) != digest:
             return str(name)
     return None
 
@@ -108,11 +107,6 @@ def fault(folder: Path) -> str | None:
 def was_finished(folder: Path) -> bool:
     """True where the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
     return (folder / DIGESTS).exists()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_state(folder: Path) -> TrainerState:

@@ -1,4 +1,4 @@
-"""The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
+"""The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the answers.
 
 The questions are for page.js and the viewer; the other sections are tables (look/tables.py) and charts (charts.py).
 Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can
@@ -19,54 +19,50 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from colar.evaluation.tables import FEW
-from colar.evaluation.text_table import TextTable, percent
+from colar.evaluation.text_table import TextTable
 from colar.look import tables
-from colar.look.page.charts import Chart, cause_chart, cost_chart, position_chart
-from colar.look.tables import CAUSES, Numbers, names_of, with_interval, with_names
+from colar.look.page.charts import Chart, cost_chart
 
 FOLDER = Path(__file__).parent
-VIEWER_STYLES = (FOLDER / "viewer" / "frame.css", FOLDER / "viewer" / "viewer.css")
-VIEWER_SCRIPTS = (FOLDER / "viewer" / "viewer.js", FOLDER / "viewer" / "theme.js")
-"""The chain viewer, thoughts as chips of their tokens, and the switch for the theme: the server's page has them too."""
-STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
-SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
+VIEWER = tuple(FOLDER / "viewer" / name for name in ("frame.css", "viewer.css", "viewer.js"))
+"""The chain viewer, thoughts as chips of their tokens: the server's page has it too."""
+STYLES = (*VIEWER[:2], FOLDER / "page.css")
+SCRIPTS = (VIEWER[2], FOLDER / "page.js")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `id` is its fragment."""
+    """A part of the page; `id` is its fragment. Without tables it is left out."""
 
     id: str
     title: str
     read: str
-    charts: Sequence[Chart]
     tables: Sequence[TextTable]
-    notes: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
 
 
 def render(
     whole: Mapping[str, Any],
     questions: Sequence[Mapping[str, Any]],
-    chains: Sequence[Sequence[Mapping[str, Any]]],
+    answers: Sequence[Sequence[Mapping[str, Any]]],
 ) -> str:
-    """The page. `whole` is inside.json; `chains[i][j]` is the chain of system i for question j."""
+    """The page. `whole` is inspect.json; `answers[i][j]` is the answer of system i to question j."""
     systems = whole["systems"]
     models = dict.fromkeys(system["model"] for system in systems)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+    data = {"questions": questions, "systems": tables.names_of(systems), "answers": answers}
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
-        title=f"Look inside {whole.get('title') or ', '.join(models)}",
+        title=f"Inspection of {whole.get('title') or ', '.join(models)}",
         cost=cost_section(whole),
-        sections=[each for each in (cause_section(systems), retrieval_section(systems)) if each],
-        causes=CAUSES,
-        n_questions=len(questions),
+        wrong=cause_section(systems),
+        causes=tables.CAUSES,
         made=json.dumps(
             {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
         ),
-        data=_packed(systems, questions, chains),
+        data=_packed(data),
         style=style,
         script=script,
         policy=_policy(style, script),
@@ -77,105 +73,34 @@ def framed(page: str, height: int = 800) -> str:
     """The page in a frame of its own, for a notebook: its styles and scripts touch nothing around it."""
     return (
         # Scripts run, and for want of allow-same-origin they reach nothing of the notebook.
-        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar: look inside" '
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar inspect" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
 
 
-# Sections, None where no system has the measurement
-
-
-def cost_section(whole: Mapping[str, Any]) -> Section | None:
+def cost_section(whole: Mapping[str, Any]) -> Section:
     systems = [system for system in whole["systems"] if system.get("cost")]
-    if not systems:
-        return None
-    shown = [tables.cost_table(systems), tables.control_table(systems)]
-    return Section(
-        "cost",
-        "Does it think, and what does it cost?",
-        "Up is better, left is cheaper. A model that reads its thoughts falls when it is given others.",
-        [
-            cost_chart(systems, "length", "thoughts a question (#L)", 1),
-            cost_chart(systems, "seconds", "milliseconds a question", 1000),
-        ],
-        [table for table in (*shown, tables.comparison_table(whole.get("comparisons", []))) if table.rows],
-        verdicts(systems),
-    )
+    shown = tables.cost_tables(whole)
+    charts = []
+    if shown:
+        charts = [
+            cost_chart(systems, "length", "Accuracy against length", "thoughts a question (#L)", 1),
+            cost_chart(systems, "seconds", "Accuracy against time", "milliseconds a question", 1000),
+        ]
+    read = "Up is better, left is cheaper. A model that reads its thoughts falls when it is given others."
+    return Section("cost", "Does it think, and what does it cost?", read, shown, charts)
 
 
-def cause_section(systems: Sequence[Numbers]) -> Section | None:
-    if not tables.cause_table(systems).rows:
-        return None
-    diagnosis = tables.diagnosis_table(systems)
-    return Section(
-        "causes",
-        "What goes wrong",
-        "Each wrong answer is put down to the first thought that differs from the reference chain.",
-        [cause_chart(systems)],
-        [diagnosis] if diagnosis.rows else [],
-    )
-
-
-def retrieval_section(systems: Sequence[Numbers]) -> Section | None:
-    shown = tables.retrieval_tables(systems)
-    if not shown:
-        return None
-    return Section(
-        "retrieval",
-        "Can thoughts be read as tokens?",
-        "Share of the group's tokens among the tokens nearest to a thought, after a right prefix; “in set” looks at as "
-        "many tokens as the group has. The last two columns are in set: thoughts of the model's own chain, and the "
-        "reference's own latents, the ceiling.",
-        [position_chart(systems)],
-        shown,
-    )
-
-
-def verdicts(systems: Sequence[Numbers]) -> list[str]:
-    """The answer in words, a sentence or two for each system that has a `cost`."""
-    found = []
-    fewest = FEW
-    for name, cost in with_names(systems, "cost"):
-        own = cost["outcomes"]["own"]
-        fewest = min(fewest, own["n"])
-        opening = (
-            f"{name}: {percent(own['accuracy']['mean'])}% of {own['n']} questions right, with "
-            f"{own['length']['mean']:.1f} thoughts and {1000 * own['seconds']['mean']:.0f} ms a question."
-        )
-        found.append(f"{opening} {_verdict(cost)}".rstrip())
-    if fewest < FEW:
-        found.append(f"Fewer than {FEW} questions: the intervals are too narrow to be relied on.")
-    return found
-
-
-def _verdict(cost: Mapping[str, Any]) -> str:
-    """The result of the strongest control."""
-    for kind in ("shuffled", "none"):
-        found = cost["differences"].get(kind)
-        if found is None or found["interval"] is None:
-            continue
-        low, high = found["interval"]
-        other = "another question's thoughts" if kind == "shuffled" else "its thoughts left out"
-        opening = f"With {other}: {percent(cost['outcomes'][kind]['accuracy']['mean'])}%."
-        points = f"{with_interval(found)} points"
-        if low > 0:
-            return f"{opening} The difference, {points}, says that its answers depend on what it thinks."
-        if high < 0:
-            return f"{opening} That is better, a difference of {points}."
-        return f"{opening} The difference, {points}, does not show that it uses its thoughts."
-    return ""
+def cause_section(systems: Sequence[tables.Numbers]) -> Section:
+    read = "Each wrong answer is put down to the first thought that differs from the reference chain."
+    return Section("causes", "What goes wrong", read, tables.cause_tables(systems))
 
 
 # The parts of the file
 
 
-def _packed(
-    systems: Sequence[Mapping[str, Any]],
-    questions: Sequence[Mapping[str, Any]],
-    chains: Sequence[Sequence[Mapping[str, Any]]],
-) -> str:
-    """Questions and chains, compressed: a chain of 60 thoughts has 600 neighbours. No text in them can end a script."""
-    data = {"questions": questions, "systems": names_of(systems), "chains": chains}
+def _packed(data: Mapping[str, Any]) -> str:
+    """The data of page.js, compressed: a chain of 60 thoughts has 600 neighbours. No text in them can end a script."""
     # NaN is not JSON: an error here, before the page rejects all of its data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

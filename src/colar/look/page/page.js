@@ -17,10 +17,10 @@ const ColarQuestions = (() => {
   function start(data) {
     const indices = data.questions.map((_, index) => index);
     const judged = (question) => data.questions[question].answer !== null;
-    const chains = (question) => data.chains.map((ofSystem) => ofSystem[question]);
+    const answers = (question) => data.answers.map((ofSystem) => ofSystem[question]);
     const texts = indices.map((question) => {
       const { id, question: asked, answer } = data.questions[question];
-      return [id, asked, answer, ...chains(question).map((chain) => chain.answer)].join("\n").toLowerCase();
+      return [id, asked, answer, ...answers(question).map((each) => each.answer)].join("\n").toLowerCase();
     });
     let shown = indices;
     let open = -1;
@@ -30,7 +30,7 @@ const ColarQuestions = (() => {
     function outcomes() {
       const causes = new Set();
       for (const question of indices) {
-        if (judged(question)) for (const chain of chains(question)) causes.add(chain.cause);
+        if (judged(question)) for (const each of answers(question)) causes.add(each.cause);
       }
       causes.delete("right");
       const made = [new Option("anything", ANY)];
@@ -46,16 +46,16 @@ const ColarQuestions = (() => {
       if (!words.every((word) => texts[question].includes(word))) return false;
       const outcome = $("outcome").value;
       if (outcome === ANY) return true;
-      const all = chains(question);
-      if (outcome === "disagree") return judged(question) && new Set(all.map((chain) => chain.right)).size > 1;
+      const all = answers(question);
+      if (outcome === "disagree") return judged(question) && new Set(all.map((each) => each.right)).size > 1;
       const which = $("which").value;
       const asked = which === ANY ? all : [all[Number(which)]];
-      const wanted = (chain) => {
-        // Without an answer to compare with, a chain is neither.
+      const wanted = (each) => {
+        // Without an answer to compare with, it is neither.
         if (!judged(question)) return false;
-        if (outcome === "right") return chain.right;
-        if (outcome === "not right") return !chain.right;
-        return outcome === `cause ${chain.cause}`;
+        if (outcome === "right") return each.right;
+        if (outcome === "not right") return !each.right;
+        return outcome === `cause ${each.cause}`;
       };
       return asked.some(wanted);
     }
@@ -79,9 +79,9 @@ const ColarQuestions = (() => {
       button.append(element("span", "asked", data.questions[question].question));
       if (judged(question)) {
         const marks = element("span", "marks");
-        for (const [system, chain] of chains(question).entries()) {
-          const mark = element("span", chain.right ? "mark right" : "mark wrong", chain.right ? "✓" : "✗");
-          mark.title = `${data.systems[system]}: ${chain.cause}`;
+        for (const [system, each] of answers(question).entries()) {
+          const mark = element("span", each.right ? "mark right" : "mark wrong", each.right ? "✓" : "✗");
+          mark.title = `${data.systems[system]}: ${each.cause}`;
           mark.setAttribute("role", "img");
           mark.setAttribute("aria-label", mark.title);
           marks.append(mark);
@@ -152,26 +152,26 @@ const ColarQuestions = (() => {
         parts.push(line);
       }
       const cards = element("div", "cards");
-      const all = chains(question);
-      for (const [system, chain] of all.entries()) cards.append(card(system, chain, judged(question)));
-      parts.push(ColarViewer.legend(all.flatMap((chain) => chain.thoughts)), cards);
+      const all = answers(question);
+      for (const [system, each] of all.entries()) cards.append(card(system, each, judged(question)));
+      parts.push(ColarViewer.legend(all.flatMap((each) => each.thoughts)), cards);
       $("question").replaceChildren(...parts);
       $("question").setAttribute("aria-label", `Question ${id}`);
       steer();
     }
 
-    function card(system, chain, isJudged) {
+    function card(system, given, isJudged) {
       const made = element("section", "card");
       const name = data.systems[system];
       made.setAttribute("aria-label", name);
       const head = element("div", "top");
       head.append(element("h4", "", name));
-      if (isJudged) head.append(element("span", `badge ${chain.right ? "right" : "wrong"}`, chain.cause));
+      if (isJudged) head.append(element("span", `badge ${given.right ? "right" : "wrong"}`, given.cause));
       const answer = element("p", "answer");
-      answer.append(element("span", "label", "Answer"), element("strong", "", chain.answer.trim() || "none"));
-      const length = chain.reference_length === null ? `${chain.length} thoughts` : `${chain.length} thoughts (reference ${chain.reference_length})`;
-      const costs = `${length} · ${chain.forward_passes} forward passes · ${(1000 * chain.seconds).toFixed(0)} ms`;
-      made.append(head, ColarViewer.chain(chain.thoughts, chain.missing), answer, element("p", "costs", costs));
+      answer.append(element("span", "label", "Answer"), element("strong", "", given.answer.trim() || "none"));
+      const length = given.reference_length === null ? `${given.length} thoughts` : `${given.length} thoughts (reference ${given.reference_length})`;
+      const costs = `${length} · ${given.forward_passes} forward passes · ${(1000 * given.seconds).toFixed(0)} ms`;
+      made.append(head, ColarViewer.chain(given.thoughts, given.missing), answer, element("p", "costs", costs));
       return made;
     }
 
@@ -181,14 +181,12 @@ const ColarQuestions = (() => {
         const one = element("button", "", text);
         one.type = "button";
         one.id = id;
-        if (label) one.setAttribute("aria-label", label);
+        one.setAttribute("aria-label", label);
         one.addEventListener("click", action);
         made.append(one);
       };
       button("previous", "←", "Previous question", () => step(-1, "previous"));
       button("next", "→", "Next question", () => step(1, "next"));
-      // A notebook's frame has no address to copy.
-      if (window.self === window.top) button("link", "Copy link", "", copy);
       return made;
     }
 
@@ -206,16 +204,6 @@ const ColarQuestions = (() => {
       const place = shown.indexOf(open);
       $("previous").disabled = place <= 0;
       $("next").disabled = place === -1 ? shown.length === 0 : place === shown.length - 1;
-    }
-
-    async function copy() {
-      keepLink(open);
-      try {
-        await navigator.clipboard.writeText(location.href);
-        $("link").textContent = "Copied";
-      } catch {
-        $("link").textContent = "It is in the address bar";
-      }
     }
 
     // The question that the address names; null for any other address.

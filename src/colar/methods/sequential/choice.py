@@ -4,8 +4,7 @@ A request has two temperatures. At a group's first place `temperature` decides w
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
 two are equal, all of this is one draw from the LM head, as in CoT.
 
-Shape suffixes: B rows, G places of a group, X rows whose group goes on, P labels of all rows, S shortlist, D width, V
-vocabulary.
+Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ import torch
 from torch import Tensor
 
 from colar.methods.base import ThinkState
+from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.sampling import Ways, sample_tokens, token_logps, unlikely_logps
 
@@ -45,7 +45,7 @@ class Rules:
     """True if any row may have one."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
-    shortlist: HeadRows | None = None
+    shortlist: PartialHead | None = None
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
@@ -68,9 +68,9 @@ class Rules:
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Groups:
-    """The groups of B rows."""
+    """The groups of B rows, filled place by place."""
 
     ids: Tensor
     """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
@@ -86,7 +86,7 @@ class Groups:
 
     @classmethod
     def begun(cls, first_B: Tensor, places: int) -> Groups:
-        """Of one token each, to be filled place by place."""
+        """Of one token each."""
         device = first_B.device
         ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
         ids_BG[:, 0] = first_B
@@ -130,16 +130,10 @@ def first_logps(
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
 
     def in_two_choices(at: Any) -> Tensor:
-        others_XV = without(logits_BV[at], separator_id)
-        # As `sampling._weights`: logits divided by a temperature that is 0 in float32 would make inf - inf.
-        least = torch.finfo(torch.float32).tiny
-        scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float().clamp(min=least)[:, None]
-        best_X1 = logits_BV[at].float().amax(-1, keepdim=True)
-        # log(1 - p[###]) as the mass of the other tokens: exact where stopping is nearly certain, too.
-        others_X = ((others_XV.float() - best_X1) / scale_X1).logsumexp(-1)
-        total_X = ((logits_BV[at].float() - best_X1) / scale_X1).logsumexp(-1)
-        token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
-        return others_X - total_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
+        scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
+        go_on_X = go_on_logps(logits_BV[at].float(), scale_X, separator_id)
+        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
+        return go_on_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
 
     return devices.where_rows(again_B, in_two_choices, logps_B)
 

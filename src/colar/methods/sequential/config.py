@@ -25,8 +25,8 @@ from torch import Tensor
 from colar import progress
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
-from colar.methods.grouping import Factors
-from colar.model.vocabulary import HeadRows
+from colar.methods.factors import Factors
+from colar.model.vocabulary import PartialHead
 from colar.template.template import Template
 
 Merge = Literal["sqrt", "ordered"]
@@ -142,7 +142,7 @@ def warn_of_others(template: Template, examples: Sequence[Example], ids: tuple[i
         )
 
 
-def outside_shortlist(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:
+def outside_shortlist(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: PartialHead) -> Tensor:
     """(B,) float32: how many of a row's labels behind the first of their group the shortlist lacks."""
     _, found_BNG = shortlist.find(ids_BNG)
     lacking_BNG = (weights_BNG > 0) & ~found_BNG

@@ -35,11 +35,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
+from colar.methods import grouping
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops import devices, ragged
 
 NOTHING = -1
@@ -85,20 +86,12 @@ def tokens_from(
 
     A last group that is shorter than its size has the separator as its last label.
     """
-    B, K = starts_BK.shape
-    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
-    place_G = torch.arange(G, device=chain_ids.device)
-    at_BKG = starts_BK[..., None] + place_G
-    inside_BKG = place_G < sizes_BK[..., None]
     # One column more than the longest chain: there stands the separator of the longest row.
-    padded_BT = nn.functional.pad(chain_ids, (0, 1))
-    index_BKG = at_BKG.clamp(max=padded_BT.shape[1] - 1)
-    ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
-    end_B11 = chain_lengths[:, None, None]
-    ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
+    end_B1 = chain_lengths[:, None]
+    closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, separator_id)
     # Behind a row's last group the starts are the chain's length: no ### is a label there.
-    real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
-    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+    left_BK = torch.where(starts_BK < end_B1, end_B1 + 1 - starts_BK, 0)
+    return grouping.tokens_of_groups(closed_BT, torch.minimum(sizes_BK, left_BK), starts_BK)
 
 
 def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:
@@ -126,7 +119,7 @@ def thought_logps(
     actions: ThoughtActions,
     temperature_L: Tensor,
     latent_temperature_L: Tensor,
-    shortlist: HeadRows | None = None,
+    shortlist: PartialHead | None = None,
     equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
@@ -141,11 +134,14 @@ def thought_logps(
     tokens_LG = label_logps(
         lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, equations=equations
     )
-    declined_LG = (actions.group_ids == NOTHING) & (ids_LG >= 0)
+    declined_LG = devices.beside((actions.group_ids == NOTHING) & (ids_LG >= 0), tokens_LG)
     tokens_LG = torch.where(declined_LG, _log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
+    again_L, drawn_L, first_L, scale_L = (
+        devices.beside(column, tokens_LG) for column in (again_L, drawn_L, ids_LG[:, 0], scale_L.float())
+    )
 
     # That a thought comes at all was decided before its first token was drawn.
     separator_id = lm.template.closing_id
@@ -156,11 +152,9 @@ def thought_logps(
         (given_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
         return given_X, go_on_logps(logits_XV, temperature_X, separator_id)
 
-    given_L, go_on_L = lm.reduce_logits(
-        reduce, actions.hidden, ids_LG[:, 0], scale_L.float(), actions.temperature
-    )
-    first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
-    drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)
+    given_L, go_on_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
+    first_logps_L = torch.where(again_L, given_L, tokens_LG[:, 0])
+    drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, go_on_L, 0)
 
 
@@ -185,7 +179,7 @@ def label_logps(
     ids: Tensor,
     real: Tensor,
     temperature: Tensor | None = None,
-    shortlist: HeadRows | None = None,
+    shortlist: PartialHead | None = None,
     equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
@@ -204,7 +198,8 @@ def label_logps(
     label_P = ragged.take_masked(ids_MG, real_MG)
     temperature_P = None
     if temperature is not None:
-        temperature_P = ragged.take_masked(temperature.flatten()[:, None].expand_as(ids_MG), real_MG).float()
+        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG).float()
+        temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
 
     # A label that is many tokens is no row of the head: scored as any token at first.
     token_P = label_P.clamp(min=0)
@@ -221,11 +216,12 @@ def label_logps(
             EndedBy.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
         }
         for label, ends in ends_by_label.items():
-            at_P = label_P == label
-            if bool(at_P.any()):
-                temperature_X = None if temperature_P is None else temperature_P[at_P]
-                ends_X = _scored_ends(lm, state_PD[at_P], ends, temperature_X, shortlist)
-                logps_P = logps_P.masked_scatter(at_P, ends_X)
+            (at_X,) = (label_P == label).nonzero(as_tuple=True)
+            if len(at_X):
+                at_X = devices.beside(at_X, state_PD)
+                temperature_X = None if temperature_P is None else temperature_P[at_X]
+                ends_X = _scored_ends(lm, state_PD.index_select(0, at_X), ends, temperature_X, shortlist)
+                logps_P = logps_P.index_copy(0, at_X, ends_X)
     return ragged.put_masked(logps_P, real_MG).view(ids.shape)
 
 
@@ -234,12 +230,12 @@ def _scored(
     state_XD: Tensor,
     label_X: Tensor,
     temperature_X: Tensor | None,
-    rows: HeadRows | None = None,
+    part: PartialHead | None = None,
 ) -> Tensor:
-    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
+    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place in a part of it."""
     temperatures = () if temperature_X is None else (temperature_X,)
     label_X = devices.beside(label_X, state_XD)
-    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, rows=rows)
+    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, part=part)
     return logps_X
 
 
@@ -249,18 +245,18 @@ def _logps_by_shortlist(
     label_P: Tensor,
     temperature_P: Tensor | None,
     behind_P: Tensor,
-    shortlist: HeadRows,
+    shortlist: PartialHead,
 ) -> Tensor:
     """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
     index_P, found_P = shortlist.find(label_P)
     short_P = behind_P & found_P
     logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
-    for chosen_P, names_P, rows in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
+    for chosen_P, names_P, part in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
         (at_X,) = chosen_P.nonzero(as_tuple=True)
         names_X = names_P[at_X]
         at_X = devices.beside(at_X, state_PD)
         temperature_X = None if temperature_P is None else temperature_P[at_X]
-        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, rows)
+        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
         logps_P = logps_P.index_copy(0, at_X, logps_X)
     return logps_P
 
@@ -270,7 +266,7 @@ def _scored_ends(
     state_XD: Tensor,
     ends: Callable[[Tensor], Tensor],
     temperature_X: Tensor | None,
-    shortlist: HeadRows | None,
+    shortlist: PartialHead | None,
 ) -> Tensor:
     """Log-prob that one of the tokens comes which `ends` says of, at each state, (X,)."""
 
@@ -281,12 +277,16 @@ def _scored_ends(
         return (logps_CV.masked_fill(~ends_V, -torch.inf).logsumexp(-1),)
 
     columns = () if temperature_X is None else (temperature_X,)
-    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, rows=shortlist)
+    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, part=shortlist)
     return logps_X
 
 
 def loss(
-    lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows | None = None
+    lm: LatentLM,
+    hidden_BND: Tensor,
+    ids_BNG: Tensor,
+    weights_BNG: Tensor,
+    shortlist: PartialHead | None = None,
 ) -> Tensor:
     """Cross-entropy of each label given those before it in its group, (B,).
 

@@ -40,7 +40,8 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch, ThinkState, Thought
-from colar.methods.grouping import Deck, Fed
+from colar.methods.factors import Deck, GroupMethod
+from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import choice, decoder, merging
 from colar.methods.sequential.choice import Groups, Rules
@@ -54,12 +55,12 @@ from colar.methods.sequential.config import (
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import HeadRows
+from colar.model.vocabulary import PartialHead
 from colar.ops import noise
 from colar.ops.sampling import probability, token_logps
 
 
-class Sequential(grouping.GroupMethod):
+class Sequential(GroupMethod):
     name: ClassVar[str] = "sequential"
     Config: ClassVar[type] = SequentialConfig
     Params: ClassVar[type] = SequentialParams
@@ -94,7 +95,7 @@ class Sequential(grouping.GroupMethod):
             warn_of_others(lm.template, rows, self.config.shortlist_ids)
         return rows
 
-    def shortlist_rows(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
+    def shortlist_head(self, gather: Callable[[tuple[int, ...]], PartialHead]) -> PartialHead | None:
         """The tokens behind a group's first are chosen among these; None for the whole vocabulary."""
         if not self.config.shortlist:
             return None
@@ -157,10 +158,10 @@ class Sequential(grouping.GroupMethod):
         fed = self.fed(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        rows = self.shortlist_rows(lm.head_rows)
-        terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, rows)}
-        if rows is not None:
-            terms["_outside_shortlist"] = outside_shortlist(ids_BNG, weights_BNG, rows)
+        shortlist = self.shortlist_head(lm.partial_head)
+        terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
+        if shortlist is not None:
+            terms["_outside_shortlist"] = outside_shortlist(ids_BNG, weights_BNG, shortlist)
         return terms
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
@@ -275,7 +276,7 @@ class Sequential(grouping.GroupMethod):
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
         return decoder.label_logps(
-            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_rows(lm.head_rows)
+            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_head(lm.partial_head)
         )
 
     # Reinforcement
@@ -302,7 +303,7 @@ class Sequential(grouping.GroupMethod):
                 thoughts,
                 temperature_L,
                 latent_temperature_L,
-                self.shortlist_rows(lm.head_rows),
+                self.shortlist_head(lm.partial_head),
                 self.equations(lm),
             )
             return logps_L, {}
@@ -345,7 +346,7 @@ class Sequential(grouping.GroupMethod):
             has_threshold=state.branches.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
-            shortlist=self.shortlist_rows(state.make_head_rows or lm.head_rows),
+            shortlist=self.shortlist_head(state.make_partial_head or lm.partial_head),
         )
 
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:

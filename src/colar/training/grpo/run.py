@@ -22,7 +22,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import fitting_questions
 from colar.methods import registry
@@ -162,7 +162,7 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
     if not folder.completions.exists():
         return
     # The lock: the outputs of a process that still runs are not ours to drop.
-    with files.locked(folder.path):
+    with processes.locked(folder.path):
         resume_from = folder.last_checkpoint() if resume else None
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import shutil
 
 import pytest
-from inside_data import HOSTILE, inside
+from inspect_data import HOSTILE, inspected
 
-from colar.look import page as inside_page
+from colar.look import page as inspect_page
 
-WHOLE, QUESTIONS, CHAINS = inside()
+WHOLE, QUESTIONS, CHAINS = inspected()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
 
 playwright_api = pytest.importorskip(
@@ -36,8 +35,8 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "inside.html"
-    path.write_text(inside_page.render(WHOLE, QUESTIONS, CHAINS), encoding="utf-8")
+    path = tmp_path_factory.mktemp("page") / "inspect.html"
+    path.write_text(inspect_page.render(WHOLE, QUESTIONS, CHAINS), encoding="utf-8")
     return path
 
 
@@ -128,9 +127,8 @@ def test_a_link_opens_its_question(visit, file):
     page.evaluate("location.hash = '#q=sums%2F7'")
     expect(page.locator("#question h3")).to_have_text("sums/7")
     expect(page.get_by_label("Search")).to_have_value("")
-    page.get_by_role("button", name="Copy link").click()
-    assert page.url.endswith("#q=sums%2F7")
-    expect(page.get_by_role("button", name=re.compile("Copied|address bar"))).to_be_visible()
+    page.get_by_role("button", name="Next question").click()
+    assert page.url.endswith("#q=sums%2F8")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 380)])
@@ -142,19 +140,13 @@ def test_themes_and_widths(visit, file, scheme, width):
     assert page.evaluate(ground) == (light if scheme == "light" else dark)
     # Nothing is wider than the window, but inside boxes that scroll.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.get_by_text("Light", exact=True).click()
-    assert page.evaluate(ground) == light
-    page.get_by_label("Light").press("ArrowRight")
-    assert page.evaluate(ground) == dark
-    page.reload()
-    assert page.evaluate(ground) == dark
     for summary in page.locator("summary").all():
         summary.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_text_is_never_markup(visit, tmp_path):
-    whole, questions, chains = inside(4)
+    whole, questions, chains = inspected(4)
     whole = copy.deepcopy(whole)
     whole["systems"][0]["model"] = HOSTILE
     whole["provenance"]["command"] = HOSTILE
@@ -164,7 +156,7 @@ def test_text_is_never_markup(visit, tmp_path):
     for token in (chain["thoughts"][0]["neighbours"][0], chain["thoughts"][0]["reference"][0]):
         token["text"] = HOSTILE
     path = tmp_path / "hostile.html"
-    path.write_text(inside_page.render(whole, questions, chains), encoding="utf-8")
+    path.write_text(inspect_page.render(whole, questions, chains), encoding="utf-8")
     page = visit(path)
     expect(page.locator("#question .asked")).to_have_text(HOSTILE)
     assert page.evaluate("window.hit") is None
@@ -172,7 +164,7 @@ def test_text_is_never_markup(visit, tmp_path):
     assert page.locator("#question .gold strong").inner_text() == HOSTILE
     page.locator("#question button.thought").first.click()
     assert HOSTILE in page.locator("#question .chain").first.inner_text()
-    assert page.locator("h1").inner_text().startswith(f"Look inside {HOSTILE}")
+    assert page.locator("h1").inner_text().startswith(f"Inspection of {HOSTILE}")
     page.get_by_role("button", name="Next question").click()
     page.get_by_role("button", name="Previous question").click()
     page.reload()
@@ -181,13 +173,10 @@ def test_text_is_never_markup(visit, tmp_path):
 
 def test_a_notebook_shows_it_in_a_frame(visit, tmp_path):
     path = tmp_path / "notebook.html"
-    frame = inside_page.framed(inside_page.render(WHOLE, QUESTIONS, CHAINS))
+    frame = inspect_page.framed(inspect_page.render(WHOLE, QUESTIONS, CHAINS))
     path.write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
     page = visit(path)
     inner = page.frame_locator("iframe")
     expect(inner.locator("#question h3")).to_have_text("sums/0")
     inner.locator("#list .item").nth(1).click()
     expect(inner.locator("#question h3")).to_have_text("sums/1")
-    inner.get_by_text("Dark", exact=True).click()
-    # There is no address in a frame that could be copied.
-    expect(inner.get_by_role("button", name="Copy link")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""A model's chains beside the reference's: what each thought says, and the first thing that goes wrong.
+"""A model's answers, their chains beside the reference's: what each thought says, and the first thing that goes wrong.
 
     reference   << 5 | * 5 | = 25 | >>          groups
     thoughts    << 5 | * 5 | = 35 | >>          read as their c nearest tokens, or as what the head chose
@@ -20,18 +20,14 @@ Each measurement of a model has one thing less to get wrong than the one below i
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
     free     the model thinks for itself: its chains, and the cause of each wrong answer
-
-Shape suffixes: R requests, K thoughts, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
@@ -49,12 +45,13 @@ from colar.look.reference_chain import (
 )
 from colar.look.thought import (
     ReadAs,
-    directions,
+    Vocabulary,
     group_size,
     nearest_ids,
     read_thoughts,
     said_by,
     says,
+    vocabulary_of,
 )
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -65,32 +62,6 @@ BATCH = 32
 CAUSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
 """Cause of an answer that has no reference chain."""
-
-
-@dataclass(frozen=True)
-class Chain:
-    """One question, answered once."""
-
-    id: str
-    answer: str
-    right: bool
-    cause: str
-    """One of `CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
-    length: int
-    forward_passes: int
-    seconds: float
-    """The question's share of wall-clock time."""
-    truncated: bool
-    reference_length: int | None
-    """Groups of the reference chain."""
-    thoughts: list[dict[str, Any]]
-    """THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them."""
-    missing: list[list[dict[str, Any]]]
-    """Groups without a thought."""
-
-    def summary(self) -> dict[str, Any]:
-        """All but the thoughts."""
-        return {name: value for name, value in vars(self).items() if name not in ("thoughts", "missing")}
 
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
@@ -116,38 +87,44 @@ def answer_all(
     return [found[number] for number in range(len(requests))]
 
 
-def chains_of(
+def read_answers(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
     params: Any,
     completions: Sequence[Completion],
     compare: bool = True,
-) -> list[Chain]:
+) -> list[dict[str, Any]]:
     """Each example's completion, read. Without `compare`, or for an example without steps, nothing is marked."""
-    directions_VD = directions(lm)
-    chains = []
+    vocabulary = vocabulary_of(lm)
+    answers = []
     for example, completion in zip(examples, completions, strict=True):
         groups: Sequence[list[Token]] | None = None
         if compare and example.steps:
             (row,) = reference_rows(lm, method, [example], params)
             groups = groups_thought(lm, reference_groups(lm, method, row), completion)
-        chains.append(_chain(lm, example, params, completion, groups, directions_VD))
-    return chains
+        answers.append(_read_answer(lm, example, params, completion, groups, vocabulary))
+    return answers
 
 
-def _chain(
+def _read_answer(
     lm: LatentLM,
     example: Example,
     params: Any,
     completion: Completion,
     groups: Sequence[list[Token]] | None,
-    directions_VD: Tensor,
-) -> Chain:
-    read_as = said_by(completion, group_size(params), directions_VD)
+    vocabulary: Vocabulary,
+) -> dict[str, Any]:
+    """An answer as the page has it.
+
+    `cause` is one of `CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with. `thoughts` are THOUGHTs, each
+    with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them. `missing` are groups
+    without a thought.
+    """
+    read_as = said_by(completion, group_size(params), vocabulary)
     found = verdict(completion.text, example)
     parsed = found.parsed is not None
-    thoughts = read_thoughts(lm, completion, directions_VD=directions_VD)
+    thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
     if groups is None:
         cause = "right" if found.correct else "wrong" if parsed else "unparsable"
         for thought in thoughts:
@@ -160,19 +137,19 @@ def _chain(
             group = groups[k] if k < len(groups) else []
             thought |= {"mark": marks[k], "reference": _reference(lm, group, read_as[k])}
     rest = [] if groups is None else groups[len(thoughts) :]
-    return Chain(
-        id=example.id,
-        answer=completion.text,
-        right=found.correct,
-        cause=cause,
-        length=completion.length,
-        forward_passes=completion.forward_passes,
-        seconds=round(completion.seconds, 6),
-        truncated=completion.truncated,
-        reference_length=None if groups is None else len(groups),
-        thoughts=thoughts,
-        missing=[_reference(lm, group, set()) for group in rest],
-    )
+    return {
+        "id": example.id,
+        "answer": completion.text,
+        "right": found.correct,
+        "cause": cause,
+        "length": completion.length,
+        "forward_passes": completion.forward_passes,
+        "seconds": round(completion.seconds, 6),
+        "truncated": completion.truncated,
+        "reference_length": None if groups is None else len(groups),
+        "thoughts": thoughts,
+        "missing": [_reference(lm, group, set()) for group in rest],
+    }
 
 
 def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> list[str]:
@@ -230,37 +207,32 @@ def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: 
 # With the reference's help
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Shares between 0 and 1: of `n` questions, or of their thoughts for `write`."""
-
-    n: int
-    read: float
-    """Answers that are right when the reference chain's own latents are fed."""
-    write: float
-    """Latents that are right after a right prefix."""
-    whole_chain: float
-    """Chains of which all latents are right."""
-    stop: float
-    """Chains that end in the right place."""
-
-
 def diagnose(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding = GREEDY
-) -> Diagnosis:
-    """Measure `read` and `write` of examples by their passes; `free` is what `chains_of` has."""
+) -> dict[str, Any]:
+    """Shares of `n` questions, by their passes; what a model does for itself is in `read_answers`.
+
+    `read`: answers that are right when the reference's own latents are fed. `write`: of all latents, those that are
+    right after a right prefix; `whole_chain`: chains of which all are. `stop`: chains that end in the right place.
+    """
     n = len(passes)
     right_answers = read(lm, method, passes, params, decoding)
-    directions_VD = directions(lm)
+    vocabulary = vocabulary_of(lm)
     right = groups = whole = stopped = 0
     for each in passes:
-        right_here = groups_written(each, params, directions_VD)
+        right_here = groups_written(each, params, vocabulary)
         right += right_here
         groups += len(each.groups)
         whole += right_here == len(each.groups)
         stops = [False] * len(each.groups) + [True]
         stopped += each.thought.done.tolist() == stops
-    return Diagnosis(n, sum(right_answers) / n, right / groups, whole / n, stopped / n)
+    return {
+        "n": n,
+        "read": sum(right_answers) / n,
+        "write": right / groups,
+        "whole_chain": whole / n,
+        "stop": stopped / n,
+    }
 
 
 def read(
@@ -281,10 +253,10 @@ def read(
     return [verdict(completion.text, example).correct for completion, example in pairs]
 
 
-def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> int:
+def groups_written(each: ReferencePass, params: Any, vocabulary: Vocabulary) -> int:
     """The groups of a chain that the method says after a right prefix."""
     # The last position is the stop's: the embedding there is ignored.
-    nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), directions_VD)
+    nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), vocabulary)
     tokens = list(itertools.chain.from_iterable(each.groups))
     start = 0
     right = 0

@@ -6,27 +6,27 @@ import copy
 import re
 
 import pytest
-from inside_data import HOSTILE, data_of, inside
+from inspect_data import HOSTILE, data_of, inspected
 
-from colar.look import page as inside_page
+from colar.look import page as inspect_page
 from colar.look import tables
 
-WHOLE, QUESTIONS, CHAINS = inside()
+WHOLE, QUESTIONS, CHAINS = inspected()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
 
 
 def test_the_page_is_one_file_that_may_fetch_nothing():
-    page = inside_page.render(WHOLE, QUESTIONS, CHAINS)
+    page = inspect_page.render(WHOLE, QUESTIONS, CHAINS)
     assert len(re.findall(r"<script|<style", page)) == 3
     drawn = re.findall(r'<img src="data:image/svg\+xml;base64,[^"]+" alt="[^"]+">', page)
-    assert len(drawn) == 4
+    assert len(drawn) == 2
     rest = re.sub(r'src="data:[^"]+"|id="data">[^<]+', "", page)
     assert not re.search(r"""\s(src|href)=["']?(?!#)[^"' >]""", rest.replace("location.href", ""))
     assert "http" not in rest.replace("http-equiv", "")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
     assert policy.startswith("default-src &#39;none&#39;")
     assert "unsafe" not in policy
-    for path in inside_page.SCRIPTS:
+    for path in inspect_page.SCRIPTS:
         text = path.read_text(encoding="utf-8")
         assert "</script" not in text
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch("):
@@ -35,13 +35,13 @@ def test_the_page_is_one_file_that_may_fetch_nothing():
 
 def test_the_data_are_those_that_were_given_and_cannot_end_the_script():
     questions = [{**QUESTIONS[0], "question": HOSTILE}, *QUESTIONS[1:]]
-    page = inside_page.render(WHOLE, questions, CHAINS)
+    page = inspect_page.render(WHOLE, questions, CHAINS)
     assert HOSTILE not in page
     data = data_of(page)
-    assert (data["questions"], data["chains"]) == (questions, CHAINS)
+    assert (data["questions"], data["answers"]) == (questions, CHAINS)
     assert data["systems"] == ["c = 1", "c = 2", "c = 5"]
     with pytest.raises(ValueError, match="not JSON compliant"):
-        inside_page.render(WHOLE, [{**QUESTIONS[0], "answer": float("nan")}], [])
+        inspect_page.render(WHOLE, [{**QUESTIONS[0], "answer": float("nan")}], [])
 
 
 def test_names_are_as_short_as_they_can_be():
@@ -55,29 +55,19 @@ def test_names_are_as_short_as_they_can_be():
     assert tables.names_of([row, other]) == ["a, c = 2", "cot"]
 
 
-def test_verdicts_say_what_the_control_says_and_no_more():
+def test_few_questions_are_said():
     system = copy.deepcopy(WHOLE["systems"][1])
-    (said,) = inside_page.verdicts([system])
-    own = system["cost"]["outcomes"]["own"]["accuracy"]["mean"]
-    assert f"c = 2: {100 * own:.1f}% of 40 questions right" in said
-    assert "says that its answers depend on what it thinks" in said
-    system["cost"]["differences"]["shuffled"] = {"mean": 0.02, "interval": [-0.01, 0.05]}
-    (said,) = inside_page.verdicts([system])
-    assert "2.0 [-1.0, 5.0] points, does not show that it uses its thoughts" in said
-    # A chain of tokens has no latents to shuffle: its thoughts are left out.
-    del system["cost"]["differences"]["shuffled"]
+    assert len(tables.cost_table([system]).notes) == 1
     system["cost"]["outcomes"]["own"]["n"] = 29
-    said, few = inside_page.verdicts([system])
-    assert "With its thoughts left out" in said
-    assert "Fewer than 30" in few
+    assert tables.cost_table([system]).notes[1].startswith("Fewer than 30 questions")
 
 
 def test_what_a_system_does_not_have_is_left_out():
     whole = copy.deepcopy(WHOLE)
     for system in whole["systems"]:
-        for name in ("retrieval", "diagnosis", "cost"):
+        for name in ("diagnosis", "cost"):
             system[name] = None
-    page = inside_page.render(whole, QUESTIONS, CHAINS)
+    page = inspect_page.render(whole, QUESTIONS, CHAINS)
     assert re.findall(r'<section id="(\w+)"', page) == ["questions", "causes", "made"]
 
 
@@ -94,21 +84,13 @@ def test_a_run_without_controls_shows_no_table_of_them():
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = inside_page.cost_section(whole).tables
+    (table,) = inspect_page.cost_section(whole).tables
     assert table.head == ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
-
-
-def test_kinds_of_tokens_that_no_chain_has_are_no_rows():
-    system = copy.deepcopy(WHOLE["systems"][1])
-    for chain in system["retrieval"].values():
-        chain["by_kind"]["bracket"] = {"n": 0, "top1": None, "top5": None, "in_set": None, "chosen": None}
-    (table,) = tables.retrieval_tables([system])
-    assert [row[0] for row in table.rows] == ["operator", "operand", "result"]
 
 
 def test_the_terminal_has_accuracy_and_cost_first():
     found = tables.all_tables(WHOLE)
     assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
     assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
-    assert len(found) == 7
+    assert len(found) == 4
