@@ -312,7 +312,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
     def refused(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(processes.fcntl, "flock", refused)
+    monkeypatch.setattr("fcntl.flock", refused)
     inside = False
     with processes.locked(tmp_path):
         inside = True

@@ -672,7 +672,7 @@ def test_generate_answers_at_every_threshold(
     unsure = {}
     for section in out.strip().split("\n\n"):
         asked_with = section.splitlines()[0].partition("  [")[2]
-        unsure[asked_with.rstrip("]")] = section.count("?]")
+        unsure[asked_with.rstrip("]")] = section.count("  ?\n")
     assert unsure.pop("compression_factor 1.5") == unsure.pop("compression_factor 3") == 0
     # A threshold of 1 holds back all but a group's first token: at c = 1.5 every other group has no more anyway.
     assert unsure.pop("compression_factor 1.5, confidence_threshold 1") in (2, 3)
@@ -749,7 +749,4 @@ def test_inspect_tells_thresholds_apart(
         for c in (1.5, 3)
         for threshold in ({}, {"confidence_threshold": 1})
     ]
-    # A threshold of 1: one token a group, as many groups as tokens.
-    lengths = [len(each["retrieval"]["reference"]["thoughts"]) for each in systems]
-    assert lengths[1] == lengths[3] > lengths[0]
     assert "c = 1.5 (confidence_threshold=1)" in capsys.readouterr().out

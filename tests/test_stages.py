@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from colar import files, recipe, recipes
+from colar import files, recipe
 from colar.cli import main
 from colar.recipe.run import run as train
 
@@ -137,11 +137,3 @@ def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
     shown = capsys.readouterr()
     assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())
     assert "not in these times: fast, faster; --check measures them once" in shown.err
-
-
-def test_a_stages_folder_leads_to_its_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "all.yaml").write_text(SMALL.format(folder="runs"))
-    assert recipes.that_writes("runs/run/cot") == recipes.that_writes("runs/run") == "mine/all"
-    assert recipes.that_writes("runs/other/cot") is None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,12 +23,8 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from filelock import FileLock, Timeout
 from torch import distributed
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,33 +125,22 @@ def require_shared(folder: Path) -> None:
         raise ValueError(f"{folder} must lie on a file system that all machines of the run share")
 
 
-_held: set[Path] = set()
-"""Folders that this process has locked: a nested block asks for no second lock, which would refuse its own process."""
-
-
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
-    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a
-    file system without locks keeps no process out.
+    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A file system
+    without locks keeps no process out.
     """
-    folder = Path(folder).resolve()
-    if fcntl is None or folder in _held:
-        yield
-        return
-    with open(folder / ".lock", "ab") as stream:
+    lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
+    with ExitStack() as held:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(lock.acquire(timeout=0))
+        except Timeout:
             raise ValueError(
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
-        except OSError:
+        except (OSError, NotImplementedError):
             # A file system without locks: better unguarded than not at all.
             pass
-        _held.add(folder)
-        try:
-            yield
-        finally:
-            _held.discard(folder)
+        yield

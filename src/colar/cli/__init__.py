@@ -64,16 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A console that cannot show "±" shows "?": an error would come after an hour's work. stderr never raises one.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
-    # second. What is frozen is not looked at.
+    # Libraries make a million objects that stay: to look for garbage among them takes a fifth of their import, and at
+    # the end half a second.
+    gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
     words = [underscored(word) for word in given]
     # Behind "--" argparse takes no word for an option of its own: --help is lm-eval's.
     if words[:1] == ["lm-eval"]:
         words.insert(1, "--")
-    with collector_off():
-        parser = build_parser(words[0] if words else "")
+    parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
     # Of a command that takes a recipe: keys of it, which the recipe's parser checks.
     args.overrides = rest
@@ -136,21 +136,6 @@ def _quiet_libraries() -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
     for beginning, category in HARMLESS:
         warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
-
-
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """Leave Python's garbage collector off inside the block, which imports libraries or loads a model.
-
-    Both make a million objects that stay: looking for garbage among them takes a fifth of an import's time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _failed(command: str, error: Exception) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from colar import files, progress
-from colar.cli import collector_off
 from colar.cli.options import LIMITS
 from colar.evaluation.output_folder import split_name
 from colar.methods import pretrained, registry
@@ -94,7 +93,6 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-@collector_off()
 def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device: str = args.device or devices.best()

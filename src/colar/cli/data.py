@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections import Counter
 from typing import Any
 
 from colar import files
@@ -22,8 +20,6 @@ from colar.data.example import Example
 from colar.data.renumber import renumber
 from colar.data.renumber.equations import CannotRenumber
 
-BARS = 10
-"""Most bars of the histogram of lengths."""
 SOURCE_HELP = (
     "a source by name, a file of your own (JSON, JSONL, CSV, TSV, Parquet), or a folder of SPLIT files"
 )
@@ -97,7 +93,20 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    _print_lengths(args.model, rows.examples)
+    # It needs torch, and the other commands do not.
+    from colar.recipe import auto_recipe
+
+    reader = auto_recipe.Reader.of(args.model)
+    lengths = sorted(reader.tokens(example)[1] for example in rows.examples)
+    middle = lengths[len(lengths) // 2]
+    print(
+        f"tokens of a chain, by the tokenizer of {args.model}: {lengths[0]} to {lengths[-1]}, median {middle}"
+    )
+    if too_long := reader.too_long(rows.examples):
+        print(
+            f"{len(too_long):,} of {len(lengths):,} rows are too long to train on ({next(iter(too_long.values()))}): "
+            f"{auto_recipe.LONGER}"
+        )
     try:
         rows.require_chains()
         split = own.split(rows.examples)
@@ -106,29 +115,6 @@ def _show_own(args: argparse.Namespace) -> None:
         return
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-
-
-def _print_lengths(model: str, examples: list[Example]) -> None:
-    """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
-    # It needs torch, and the other commands do not.
-    from colar.recipe import auto_recipe
-
-    reader = auto_recipe.Reader.of(model)
-    lengths = [reader.tokens(example)[1] for example in examples]
-    lowest, highest = min(lengths), max(lengths)
-    width = math.ceil((highest - lowest + 1) / BARS)
-    counts = Counter((length - lowest) // width for length in lengths)
-    print(f"tokens of a chain, by the tokenizer of {model}:")
-    for bar in range((highest - lowest) // width + 1):
-        low = lowest + bar * width
-        marks = "#" * round(40 * counts[bar] / max(counts.values()))
-        print(f"{low:6} - {low + width - 1:<5} {marks:40} {counts[bar]:,}")
-    too_long = reader.too_long(examples)
-    if too_long:
-        print(
-            f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
-            f"{auto_recipe.LONGER}"
-        )
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:

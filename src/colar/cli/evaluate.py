@@ -12,7 +12,6 @@ from accelerate import PartialState
 from rich.console import Console
 
 from colar import files, processes, progress
-from colar.cli import collector_off
 from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
@@ -236,6 +235,6 @@ def add_lm_eval(harness: Parser) -> None:
 
 def run_lm_eval(args: argparse.Namespace) -> None:
     # An extra, which need not be installed.
-    with collector_off():
-        from colar.integrations import lm_eval
+    from colar.integrations import lm_eval
+
     lm_eval.run(args.words[1:] if args.words[:1] == ["--"] else args.words)

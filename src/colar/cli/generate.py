@@ -28,7 +28,6 @@ from colar.look.thought import read_thoughts
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 
-STANDS_OUT = 0.6
 WIDTH = 80
 """Characters of a line that shows thoughts: what does not fit goes to the next one."""
 INDENT = 6
@@ -184,17 +183,14 @@ def _texts(lm: LatentLM, completion: Completion, neighbours: int) -> list[Any]:
 def _print_completion(
     lm: LatentLM, completion: Completion, expected: str | None, args: argparse.Namespace
 ) -> None:
-    """One question in full, one thought per line; each question of a file in a few lines."""
-    thoughts = read_thoughts(lm, completion, args.neighbours)
-    for thought in thoughts:
-        del thought["neighbours"][args.neighbours :]
+    """The thoughts, each on a line, and the answer; below a latent that was chosen as tokens stand those near it."""
     if args.input:
-        # Many questions: all thoughts of one in few lines, each by the tokens that stand out.
         print(f"\n{completion.request.question}{_asked_with(completion.request.params)}")
-        for line in _wrapped([f"[{' '.join(_short(thought))}]" for thought in thoughts]):
-            print(f"  {line}")
-    else:
-        _print_long(thoughts)
+    for number, thought in enumerate(read_thoughts(lm, completion, args.neighbours), start=1):
+        first, *rest = _lines(thought, args.neighbours)
+        print(f"{number:4d}  {first}")
+        for more in rest:
+            print(f"{'':{INDENT}}{more}")
     answer = completion.text
     if expected is not None:
         answer += f"   (expected {expected})"
@@ -205,31 +201,17 @@ def _print_completion(
 
 def _asked_with(params: Any) -> str:
     """`  [compression_factor 2]`, or nothing where a method has no per-request values."""
-    shown = []
-    for name, value in dataclasses.asdict(params).items():
-        # What is off (false, 0) is not shown.
-        if value is True:
-            shown.append(name)
-        elif value:
-            shown.append(f"{name} {value:g}")
+    # A threshold that is off (0) is not shown.
+    shown = [f"{name} {value:g}" for name, value in dataclasses.asdict(params).items() if value]
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
-def _print_long(thoughts: Sequence[Any]) -> None:
-    """Number the thoughts, each on a line; below a latent that was chosen as tokens stand those near it."""
-    for number, thought in enumerate(thoughts, start=1):
-        first, *rest = _long(thought)
-        print(f"{number:4d}  {first}")
-        for more in rest:
-            print(f"{'':{INDENT}}{more}")
-
-
-def _long(thought: Any) -> list[str]:
+def _lines(thought: Any, neighbours: int) -> list[str]:
     """The lines of a thought: a token; or those that it was chosen as, with their probabilities; and those near it,
     with their cosines, and its spread where it has one."""
     if thought["kind"] == "token":
         return [repr(thought["text"])]
-    near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"]]
+    near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:neighbours]]
     if thought["ordered"]:
         chosen = [f"{token['text']!r} {math.exp(token['logprob']):.2f}" for token in thought["tokens"]]
         return [*_wrapped(chosen + [LOW_CONFIDENCE] * thought["low_confidence"]), *_wrapped(near, "near: ")]
@@ -247,12 +229,3 @@ def _wrapped(words: Sequence[str], head: str = "") -> list[str]:
         else:
             lines.append(f"{head if not lines else ''}{word}")
     return lines
-
-
-def _short(thought: Any) -> list[str]:
-    """A token, or those a latent was chosen as, or else those near it: STANDS_OUT of the best cosine or more."""
-    tokens = thought["tokens"]
-    if not thought["ordered"]:
-        least = STANDS_OUT * thought["neighbours"][0]["cosine"]
-        tokens = [token for token in thought["neighbours"] if token["cosine"] >= least]
-    return [token["text"].strip() for token in tokens] + [LOW_CONFIDENCE] * thought["low_confidence"]

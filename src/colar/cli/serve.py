@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from colar import checks, progress
-from colar.cli import collector_off
 from colar.cli.checkpoints import check_backbone, fill_limits, load, named_all
 from colar.cli.options import (
     DECODING_HELP,
@@ -56,10 +55,9 @@ def add_serve(serve: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     try:
-        with collector_off():
-            from colar.engine.async_engine import run_in_temporary_thread
-            from colar.model import checkpoint
-            from colar.serve import app, server
+        from colar.engine.async_engine import run_in_temporary_thread
+        from colar.model import checkpoint
+        from colar.serve import app, server
     except ModuleNotFoundError as error:
         raise ValueError(
             f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
-from colar.cli import collector_off
 from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
 
 AUTO = "auto"
@@ -79,8 +78,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.keys and not auto:
         recipes.find(args.recipe)
     _check_options(args, auto)
-    with collector_off():
-        from colar import processes, recipe
+    from colar import processes, recipe
 
     if args.keys:
         _print_keys(yaml_settings.keys(recipe.Recipe))

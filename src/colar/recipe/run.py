@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from colar import files, processes, progress, recipes
+from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine import cache
 from colar.engine.request import DECODINGS, Decoding, fitting_questions
@@ -80,7 +80,10 @@ def start_method(recipe: Recipe) -> Method:
     method = build_method(recipe)
     if recipe.model.init_from is None:
         return method
-    folder = _start_folder(recipe.model.init_from)
+    try:
+        folder = checkpoint.check_folder(checkpoint.resolve(recipe.model.init_from))
+    except ValueError as error:
+        raise ValueError(f"model.init_from: {error}") from error
     if recipe.grpo is None:
         return method
     trained = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
@@ -95,20 +98,6 @@ def start_method(recipe: Recipe) -> Method:
     method.config = trained.config
     recipe.grpo.check_method(method)
     return method
-
-
-def _start_folder(init_from: str) -> Path:
-    """The folder of a checkpoint. Where there is none, the message names the shipped recipe that makes it."""
-    try:
-        return checkpoint.check_folder(checkpoint.resolve(init_from))
-    except ValueError as error:
-        start = Path(init_from)
-        maker = None if start.exists() else recipes.that_writes(start.parent)
-        if maker is None:
-            raise ValueError(f"model.init_from: {error}") from error
-        raise ValueError(
-            f"model.init_from: no checkpoint at {start}: there is no such folder; `colar train {maker}` makes it"
-        ) from error
 
 
 def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, Method]:

@@ -36,19 +36,6 @@ def find(name: str | Path) -> Path:
     )
 
 
-def that_writes(output: str | Path) -> str | None:
-    """The shipped recipe that has `output` as its run folder, or as that of a stage; None where no recipe has."""
-    for name in names():
-        # A line of each recipe's own file: to parse them all takes two seconds.
-        text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-        written = re.search(r"^output: *(\S+)", text, flags=re.MULTILINE)
-        # A recipe of several stages has a folder for each.
-        folders = [Path(output), Path(output).parent] if "\nstages:" in text else [Path(output)]
-        if written and Path(written[1]) in folders:
-            return name
-    return None
-
-
 def describe(name: str) -> str:
     """The first sentence of a shipped recipe's opening comment."""
     paragraph = []

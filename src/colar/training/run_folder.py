@@ -8,7 +8,7 @@ logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inspect.html, .json   what the model thinks (`recipe/run.py`)
-recipe.json           the recipe, and inputs.json: digests of what it names (`recipe/run_claim.py`)
+recipe.json           the recipe, and a digest of the weights that it starts from (`recipe/run_claim.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 """
