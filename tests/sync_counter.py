@@ -34,6 +34,8 @@ LOOKS = {
     torch.unique,
     torch.equal,
     torch.allclose,
+    torch.isin,
+    torch.repeat_interleave,
 }
 """What reads numbers, or makes a tensor whose size depends on them."""
 SENDS = {torch.tensor, torch.as_tensor, torch.asarray}
@@ -51,17 +53,24 @@ class Looks(TorchFunctionMode):
         by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
         # Python's numbers lie in memory that is not pinned: to send them waits for the copy, and all that came before.
         sent = func in SENDS and not isinstance(args[0], Tensor) and (kwargs or {}).get("device") is not None
-        if sent or ((func in LOOKS or by_mask) and not _is_known(args[0])):
+        sent = sent and args[0] != []
+        moved = func is Tensor.to and _is_moved_by_us(args, kwargs or {})
+        if sent or moved or ((func in LOOKS or by_mask) and not _is_known(args[0])):
             frames = traceback.extract_stack()[:-1]
             own = [frame for frame in frames if "/src/colar/" in frame.filename] or frames
             self.lines.append(f"{own[-1].filename}:{own[-1].lineno} {own[-1].line}")
         result = func(*args, **(kwargs or {}))
+        if moved or func is Tensor.cpu:
+            # A copy, for the tensor itself may stay on the GPU.
+            result = result.clone()
+            result._known = not moved or not _is_known(args[0])
+            return result
         # Made of numbers that Python has, and of no other tensor: on a GPU's side this is another tensor.
         made_here = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if made_here:
             read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            made = func is torch.tensor and (kwargs or {}).get("device") is None
-            # `arange` and `zeros`, say: on the side of what they meet, for other operands of each side fail on a GPU.
+            made = not read and (kwargs or {}).get("device") is None
+            # `arange` and `zeros` on a device: on the side of what they meet, for operands of two sides fail on a GPU.
             sides = {getattr(tensor, "_known", False) for tensor in read} - {None}
             for each in made_here:
                 each._known = made or (None if not sides else sides == {True})
@@ -71,6 +80,14 @@ class Looks(TorchFunctionMode):
 def _has_mask(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+
+
+def _is_moved_by_us(args: Any, kwargs: dict[str, Any]) -> bool:
+    """To another device, by our code itself: `devices.send` does it without waiting."""
+    if not any(isinstance(each, torch.device) for each in (*args[1:], *kwargs.values())):
+        return False
+    caller = traceback.extract_stack(limit=3)[0].filename
+    return "/src/colar/" in caller and not caller.endswith("/ops/devices.py")
 
 
 def _is_known(tensor: Any) -> bool:

@@ -197,7 +197,7 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     pretrained.attach(lm, method, seed=0)
     key = inspection.key_of("coconut", method.Params())
     system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
-    assert system.numbers["retrieval"] is None
+    assert system.numbers["diagnosis"] is None
     assert system.numbers["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain["cause"] for chain in system.answers} <= set(answers.PLAIN_CAUSES)
     assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()

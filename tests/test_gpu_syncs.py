@@ -10,23 +10,31 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, tiny_lm
+from launch import together
 from sync_counter import counted
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from colar import processes
 from colar.engine.cache import round_up
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.engine.runner import grouped_heads
 from colar.methods import pretrained, registry
 from colar.methods.base import Method, ThinkState, param_columns
+from colar.methods.rollouts import Scorable
+from colar.methods.sequential import Sequential
 from colar.methods.sequential import choice as group_choice
-from colar.model.latent_lm import LatentLM
+from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.sampling import is_drawn, sample_tokens
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
+from colar.training.grpo import run as grpo_run
+from colar.training.grpo.config import GrpoConfig
+from colar.training.grpo.generation import Generation
+from colar.training.grpo.trainer import dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,6 +60,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns on the device are looked up in the requests, what is sent is another tensor, all places are computed."""
+    patch(monkeypatch)
+
+
+def patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def on_cpu(state: ThinkState, name: str) -> Tensor:
         assert state.requests is not None
@@ -71,6 +83,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         # What goes beside a tensor that is on the CPU stays there.
         return tensor if getattr(other, "_known", False) in (True, None) else send(tensor, other.device)
 
+    def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+        # It is on either side: that of what it meets.
+        made: Any = torch.tensor(values)
+        made._known = None
+        return made
+
+    monkeypatch.setattr(devices, "constant", constant)
     monkeypatch.setattr(devices, "send", send)
     monkeypatch.setattr(devices, "beside", beside)
     monkeypatch.setattr(group_choice, "choose", functools.partial(group_choice.choose, compact=False))
@@ -236,35 +255,170 @@ class LargestCopies(TorchDispatchMode):
         return result
 
 
-def updates(case: str, steps: int, folder: Path, **config: Any) -> list[str]:
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in registry.METHODS},
+    **{case: (CASES[case][0], CASES[case][1]) for case in ("shortlist", "any c")},
+    "paper": ("colar", {"latent_loss": "nll", "chain_label": "sampled", "merge": "mean"}),
+    "point": ("colar", {"head": "deterministic", "supervise_chain": False}),
+    "ordered": ("sequential", {"merge": "ordered", "lookahead_weight": 0.2}),
+    "thresholds": ("sequential", {"confidence_thresholds": [0, 0.8]}),
+    "equations": (
+        "sequential",
+        {
+            "grouping": "equations",
+            "merge": "ordered",
+            "shortlist": True,
+            "confidence_thresholds": [0, 0.8],
+            "lookahead_weight": 0.2,
+        },
+    ),
+    "coconut's last stage": ("coconut", {"n_stages": 1, "epochs_per_stage": 0.01}),
+    "icot's middle": ("icot", {"removed_per_epoch": 1.0, "unit": "steps"}),
+}
+"""Every method as it is by default, and what else some can do."""
+
+
+def known(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch, whose columns are on the CPU where a GPU trains."""
+    for column in batch.values():
+        column._known = True  # type: ignore[attr-defined]
+    return batch
+
+
+def made(case: str, family: str = "llama", lora: LoraSettings | None = None) -> tuple[LatentLM, Method]:
+    kind, config = TRAINED[case]
+    lm = tiny_lm(family, lora=lora, digits=family == "llama")
+    method = registry.build(kind, config)
+    pretrained.attach(lm, method, seed=1)
+    return lm, method
+
+
+def updates(model: tuple[LatentLM, Method], steps: int, folder: Path, **config: Any) -> list[str]:
     """The looks of some updates without a log between them, that after the last one included."""
-    lm, method, _ = build(case)
     settings = TrainingConfig(
         report_to="none", per_device_train_batch_size=2, max_steps=steps, logging_steps=1000, **config
     )
+    lm, method = model
     trainer = sft.make_trainer(lm, method, EXAMPLES, settings, RunFolder(folder))
     trainer.args.save_strategy = "no"
-
-    def collate(rows: Any) -> dict[str, Tensor]:
-        batch = made_of(rows)
-        for column in batch.values():
-            column._known = True  # type: ignore[attr-defined]
-        return batch
-
-    made_of, trainer.data_collator = trainer.data_collator, collate
+    made_of = trainer.data_collator
+    trainer.data_collator = lambda rows: known(made_of(rows))
     with preflight.prepared(lm, packed=settings.packing), counted() as lines:
         trainer.train()
     return lines
 
 
 @pytest.mark.parametrize("config", [{}, {"packing": True}, {"tokens_per_batch": 100}], ids=str)
-@pytest.mark.parametrize("case", ["cot", "gaussian", "sequential", "shortlist", "pause"])
+@pytest.mark.parametrize("case", TRAINED)
 def test_an_update_waits_for_nothing(
-    case: str, config: dict[str, Any], as_on_a_gpu: None, tmp_path: Path
+    case: str, config: dict[str, Any], as_on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU is waited for at a log. Batches are on the CPU, so that lengths are known there."""
-    once, thrice = updates(case, 1, tmp_path / "1", **config), updates(case, 3, tmp_path / "3", **config)
-    assert len(thrice) == len(once), "\n".join(thrice)
+    """A GPU is waited for at a log. Batches are on the CPU, so that lengths are known there.
+
+    Where groups end before tokens of low confidence, the first pass is waited for, once: it says how many there are.
+    """
+    if config.get("packing") and registry.build(*TRAINED[case]).multiple_forwards:
+        pytest.skip("its loss feeds the model several times: it cannot be packed")
+    first_passes = []
+    first_pass = Sequential._logps_after_single_tokens
+
+    def counting(*args: Any) -> Tensor:
+        first_passes.append(args)
+        return first_pass(*args)
+
+    monkeypatch.setattr(Sequential, "_logps_after_single_tokens", counting)
+    once = len(updates(made(case), 1, tmp_path / "1", **config)) - len(first_passes)
+    first_passes.clear()
+    looks = updates(made(case), 3, tmp_path / "3", **config)
+    assert len(looks) - len(first_passes) == once, "\n".join(looks)
+    assert bool(first_passes) == any(TRAINED[case][1].get("confidence_thresholds", ()))
+
+
+LORA = LoraSettings(r=4, lora_alpha=8, target_modules="all-linear")
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+@pytest.mark.parametrize("case", ["cot", "colar", "sequential", "pause"])
+def test_an_added_separator_makes_no_update_wait(
+    case: str, lora: LoraSettings | None, as_on_a_gpu: None, tmp_path: Path
+) -> None:
+    """It is a row of the embedding that is trained by itself, or beside the others, which are not."""
+    once = updates(made(case, "gemma3", lora), 1, tmp_path / "1")
+    looks = updates(made(case, "gemma3", lora), 3, tmp_path / "3")
+    assert len(looks) == len(once), "\n".join(looks)
+
+
+def grpo_updates(case: str, steps: int, folder: Path, grpo: dict[str, Any], **config: Any) -> list[str]:
+    """The looks of updates that learn from one generation, those of its sampling left out."""
+    lm, method = made(case)
+    list(method.prepare(lm, EXAMPLES))
+    settings = TrainingConfig(
+        report_to="none", per_device_train_batch_size=2, max_steps=steps, logging_steps=1000, **config
+    )
+    sampling = GrpoConfig(
+        num_generations=2, steps_per_generation=3, max_latents=6, max_completion_length=4, **grpo
+    )
+    trainer = grpo_run.make_trainer(lm, method, EXAMPLES, settings, sampling, RunFolder(folder))
+    trainer.args.eval_on_start = False
+    trainer.args.save_strategy = "no"
+    sample = trainer.sampler.generate
+    with dropout_rates_zeroed(lm), preflight.prepared(lm), counted() as lines:
+
+        def generate(number: int) -> Generation:
+            before = len(lines)
+            generation = sample(number)
+            del lines[before:]
+            known(generation.tensors)
+            return generation
+
+        trainer.sampler.generate = generate  # type: ignore[method-assign]
+        trainer.train()
+    return lines
+
+
+SCORABLE = [case for case in TRAINED if isinstance(registry.build(*TRAINED[case]), Scorable)]
+
+
+@pytest.mark.parametrize(
+    ("grpo", "config"),
+    [
+        ({}, {}),
+        (
+            {"beta": 0.1, "loss_type": "bnpo", "importance_sampling_level": "sequence", "temperature": 0.8},
+            {"tokens_per_batch": 100},
+        ),
+    ],
+    ids=["", "other loss, in parts"],
+)
+@pytest.mark.parametrize("case", SCORABLE)
+def test_an_update_of_grpo_waits_for_nothing(
+    case: str, grpo: dict[str, Any], config: dict[str, Any], as_on_a_gpu: None, tmp_path: Path
+) -> None:
+    """Sampling waits at each step; the updates that learn from what was sampled do not."""
+    once = grpo_updates(case, 1, tmp_path / "1", grpo, **config)
+    looks = grpo_updates(case, 3, tmp_path / "3", grpo, **config)
+    assert len(looks) == len(once), "\n".join(looks)
+
+
+def looks_of_a_process(kind: str, steps: int, folder: Path) -> list[str]:
+    processes.join(120)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch(monkeypatch)
+        if kind == "sft":
+            looks = updates(made("colar"), steps, folder, gradient_accumulation_steps=2)
+        else:
+            looks = grpo_updates("colar", steps, folder, {})
+    processes.leave()
+    return looks
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_an_update_of_two_processes_waits_for_nothing(kind: str, tmp_path: Path) -> None:
+    """The last update of an epoch, too, in which some rows are there twice."""
+    once = together(2, tmp_path / "once", looks_of_a_process, kind, 1, tmp_path / "1")
+    thrice = together(2, tmp_path / "thrice", looks_of_a_process, kind, 3, tmp_path / "3")
+    for mine, looks in zip(once, thrice, strict=True):
+        assert len(looks) == len(mine), "\n".join(looks)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["transformers", "grouped"])

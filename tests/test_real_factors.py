@@ -749,7 +749,4 @@ def test_inspect_tells_thresholds_apart(
         for c in (1.5, 3)
         for threshold in ({}, {"confidence_threshold": 1})
     ]
-    # A threshold of 1: one token a group, as many groups as tokens.
-    lengths = [len(each["retrieval"]["reference"]["thoughts"]) for each in systems]
-    assert lengths[1] == lengths[3] > lengths[0]
     assert "c = 1.5 (confidence_threshold=1)" in capsys.readouterr().out

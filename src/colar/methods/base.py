@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -98,6 +98,19 @@ class Batch:
             params=param_columns([row.params for row in rows]),
         )
 
+    @property
+    def question(self) -> tuple[Tensor, Tensor]:
+        """Ids and lengths, as `ragged.pack` takes them."""
+        return self.question_ids, self.question_lengths
+
+    @property
+    def chain(self) -> tuple[Tensor, Tensor]:
+        return self.chain_ids, self.chain_lengths
+
+    @property
+    def answer(self) -> tuple[Tensor, Tensor]:
+        return self.answer_ids, self.answer_lengths
+
     def positions(self) -> Tensor:
         """Positions that training needs for each row, thoughts of the model's own included, (B,)."""
         written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
@@ -114,13 +127,7 @@ class Batch:
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
         """The inverse of `tensors`."""
-        segments, params = {}, {}
-        for key, tensor in flat.items():
-            if key.startswith("params."):
-                params[key.removeprefix("params.")] = tensor
-            else:
-                segments[key] = tensor
-        return cls(**segments, params=params)
+        return cls(**from_flat_tensors(cls, flat))
 
 
 class RequestView(Protocol):
@@ -232,8 +239,8 @@ class Thought:
 class Method(ABC):
     """A way to learn and to think: the one interface of all methods.
 
-    Constructed from its frozen, self-validating `Config`. Three methods are its own: `encode`, `loss` and `think`.
-    The others have the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
+    Constructed from its frozen, self-validating `Config`. `encode`, `loss` and `think` must be written. The rest has
+    the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
     """
 
     name: ClassVar[str]
@@ -362,6 +369,24 @@ class Method(ABC):
         return {}
 
 
+class ScaledMethod(Method):
+    """A method with embeddings of its own on the backbone's scale: its config has a `sigma_e`, null until measured."""
+
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        if self.config.sigma_e is None:
+            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
+        return examples
+
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
+
+
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
     """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
     # A step that contains the separator cannot be encoded: the error must name the example.
@@ -377,11 +402,23 @@ def encode_row(template: Template, example: Example, params: Any, speed_text: st
         raise ValueError(f"{example.id}: {error}") from error
 
 
+def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]:
+    """The steps with the chain's tokens of these numbers, from 0, alone; a step that has lost all is gone."""
+    number = itertools.count()
+    found = [[token for token in step if next(number) in kept] for step in steps]
+    return [step for step in found if step]
+
+
 def decoding_columns(requests: Sequence[RequestView]) -> tuple[Tensor, Tensor]:
     """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
     temperatures = [request.decoding.temperature for request in requests]
     top_ps = [request.decoding.top_p for request in requests]
     return torch.tensor(temperatures, dtype=torch.float64), torch.tensor(top_ps, dtype=torch.float64)
+
+
+def no_thought(state: ThinkState) -> Thought:
+    """No thinking at all: every row is done before a first thought, so that these zeros are not fed."""
+    return fixed_thought(state, torch.zeros_like(state.hidden), 0)
 
 
 def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
@@ -415,13 +452,20 @@ def request_columns(requests: Sequence[RequestView], device: torch.device) -> di
     }
 
 
+def from_flat_tensors(cls: Any, flat: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The inverse of `flat_tensors`: the fields of the dataclass; other keys are ignored."""
+    own: dict[str, Any] = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
+    params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
+    return {**own, "params": params}
+
+
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     """A (B,) float64 column for each field of the rows' params."""
     if not params:
         return {}
     columns = {}
     for f in dataclasses.fields(params[0]):
-        # float64: in float32 a factor of 1.1 would move the groups of long chains. A bool is 0 or 1.
+        # float64: in float32 a factor of 1.1 would move the groups of long chains.
         values = [float(getattr(each, f.name)) for each in params]
         columns[f.name] = torch.tensor(values, dtype=torch.float64)
     return columns

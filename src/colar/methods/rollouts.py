@@ -21,7 +21,6 @@ M positions of all rows, L thoughts of all rows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from colar.methods import losses
-from colar.methods.base import flat_tensors
+from colar.methods.base import flat_tensors, from_flat_tensors
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
@@ -42,7 +41,8 @@ LatentLogprob = Literal["mean", "sum"]
 class Rollouts:
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
-    `question_ids` ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
+    Columns on the CPU make no one wait for a GPU: lengths, and where rows have what, are known there. `question_ids`
+    ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
     where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was
     chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `declined_ids` (B, K) are tokens
     that would have let such a group go on, where the draw of an unlikely one ended it; -1 elsewhere. `token_ids` are
@@ -70,9 +70,7 @@ class Rollouts:
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Rollouts:
         """The inverse of `tensors`; other keys of the dict are ignored."""
-        own = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
-        params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
-        return cls(**own, params=params)
+        return cls(**from_flat_tensors(cls, flat))
 
     def positions(self) -> Tensor:
         """(B,) positions that an action may stand at: thoughts, one stop, tokens."""
@@ -87,9 +85,9 @@ class Rollouts:
 class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
-    hidden (L, D) · temperature (L,) float32, the row's · ids (L,), -1 for a latent · latents (L, D) · group_ids (L, G)
-    · declined_ids (L,) · row (L,) index of the row that a thought belongs to. A method makes its logits by
-    `lm.reduce_logits`.
+    hidden (L, D) · temperature (L,) float32, the row's · latents (L, D): on the model's device. ids (L,), -1 for a
+    latent · group_ids (L, G) · declined_ids (L,) · row (L,) index of the row that a thought belongs to: where the
+    rollouts are. A method makes its logits by `lm.reduce_logits`.
     """
 
     hidden: Tensor
@@ -161,11 +159,11 @@ def score_actions(
     """
     N = int(rollouts.positions().max())
     if latents_BKD is None:
-        latents_BKD = rollouts.latents.detach()
+        latents_BKD = devices.send(rollouts.latents.detach(), lm.device)
     hidden_BND = _hidden(lm, rollouts, latents_BKD, N)
 
     # Which action stands at which position of a row: thoughts, then the stop, then the answer's tokens.
-    position_N = torch.arange(N, device=hidden_BND.device)
+    position_N = torch.arange(N, device=rollouts.stopped.device)
     thoughts_B1 = rollouts.thought_counts[:, None]
     end_B1 = rollouts.positions()[:, None]
     thought_BN = position_N < thoughts_B1
@@ -176,32 +174,35 @@ def score_actions(
     # Logits are made where something was chosen, and nowhere else. The stop and the answer are tokens.
     temperature_BN = rollouts.temperature[:, None].expand(-1, N).float()
     written_BN = stop_BN | token_BN
-    written_logps_M, entropy_M = lm.reduce_logits(
-        logps_and_entropy,
-        hidden_BND[written_BN],
-        _labels(lm, rollouts)[written_BN],
-        temperature_BN[written_BN],
+    hidden_MD = ragged.take_masked(hidden_BND, written_BN)
+    labels_M, temperature_M = (
+        devices.beside(ragged.take_masked(values_BN, written_BN), hidden_MD)
+        for values_BN in (_labels(lm, rollouts), temperature_BN)
     )
+    written_logps_M, entropy_M = lm.reduce_logits(logps_and_entropy, hidden_MD, labels_M, temperature_M)
     real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
     # Both masks name the thoughts row by row, so that states and choices stay in step.
     actions = ThoughtActions(
-        hidden=hidden_BND[thought_BN],
-        temperature=temperature_BN[thought_BN],
-        ids=rollouts.thought_ids[real_BK],
-        latents=rollouts.latents[real_BK].detach(),
-        group_ids=rollouts.group_ids[real_BK],
-        declined_ids=rollouts.declined_ids[real_BK],
+        hidden=ragged.take_masked(hidden_BND, thought_BN),
+        temperature=devices.beside(ragged.take_masked(temperature_BN, thought_BN), hidden_BND),
+        ids=ragged.take_masked(rollouts.thought_ids, real_BK),
+        latents=devices.beside(ragged.take_masked(rollouts.latents, real_BK).detach(), hidden_BND),
+        group_ids=ragged.take_masked(rollouts.group_ids, real_BK),
+        declined_ids=ragged.take_masked(rollouts.declined_ids, real_BK),
         row=thought_BN.nonzero()[:, 0],
     )
     thought_logps_L, logged_L = thought_logps(actions)
-    logps_BN = written_logps_M.new_zeros(mask_BN.shape)
-    logps_BN = logps_BN.masked_scatter(written_BN, written_logps_M)
+    logps_BN = ragged.put_masked(written_logps_M, written_BN)
+    # Of what was written the answer's tokens alone, without the stop.
+    entropy_BN = ragged.put_masked(entropy_M, written_BN)
+    logged = {}
+    for name, values_L in logged_L.items():
+        logged[name] = _mean_or_nan(ragged.put_masked(values_L, thought_BN), thought_BN)
     return Scores(
-        logps=logps_BN.masked_scatter(thought_BN, thought_logps_L),
-        mask=mask_BN,
-        # Of what was written the answer's tokens alone, without the stop.
-        entropy=_mean_or_nan(entropy_M[token_BN[written_BN]], token_BN),
-        logged={name: _mean_or_nan(values_L, thought_BN) for name, values_L in logged_L.items()},
+        logps=logps_BN + ragged.put_masked(thought_logps_L, thought_BN),
+        mask=devices.beside(mask_BN, logps_BN),
+        entropy=_mean_or_nan(entropy_BN, token_BN),
+        logged=logged,
     )
 
 
@@ -244,7 +245,8 @@ def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
     tokens_BKD = lm.embed(rollouts.thought_ids.clamp(min=0))
     if only_tokens:
         return tokens_BKD
-    return torch.where(is_token_BK[..., None], tokens_BKD, latents_BKD.to(tokens_BKD.dtype))
+    is_token_BK1 = devices.beside(is_token_BK[..., None], tokens_BKD)
+    return torch.where(is_token_BK1, tokens_BKD, latents_BKD.to(tokens_BKD.dtype))
 
 
 def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
@@ -256,9 +258,9 @@ def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
     )
 
 
-def _mean_or_nan(values_M: Tensor, where_BN: Tensor) -> Tensor:
+def _mean_or_nan(values_BN: Tensor, where_BN: Tensor) -> Tensor:
     """Mean of each row's values, (B,); nan in rows that have none."""
-    values_BN = values_M.new_zeros(where_BN.shape).masked_scatter(where_BN, values_M)
+    where_BN = devices.beside(where_BN, values_BN)
     return ragged.row_mean(values_BN, where_BN).masked_fill(~where_BN.any(-1), torch.nan)
 
 

@@ -11,12 +11,13 @@ A sequence has a key-value cache of its own: transformers' caches are mutable, a
 read each other's thoughts. Under gradient checkpointing a layer silently drops its cache, so there every forward
 runs over all that was fed so far: the same numbers, more time.
 
-Shape suffixes: B rows, L length, T positions, N tail, K latents, D width.
+Shape suffixes: B rows, T positions, N tail, K latents, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from transformers import DynamicCache
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
+
+EAGER = partial(torch.compiler.set_stance, "force_eager")
+"""Compiled layers (`training.compile`) would be compiled anew for each state of a cache that grows."""
 
 
 class Unrolled:
@@ -39,11 +43,13 @@ class Unrolled:
     def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
         """Last hidden states at the new positions, (B, T, D); where `real_BT` is false lies padding."""
         # Without a cache all positions come back: the new ones are the last.
-        return self.lm.hidden(*self._inputs(embeds_BTD, real_BT))[:, -embeds_BTD.shape[1] :]
+        with EAGER():
+            return self.lm.hidden(*self._inputs(embeds_BTD, real_BT))[:, -embeds_BTD.shape[1] :]
 
     def feed_layers(self, embeds_BTD: Tensor, real_BT: Tensor) -> list[Tensor]:
         """The same after each layer, (B, T, D) each."""
-        layers = self.lm.layers(*self._inputs(embeds_BTD, real_BT))
+        with EAGER():
+            layers = self.lm.layers(*self._inputs(embeds_BTD, real_BT))
         return [layer_BTD[:, -embeds_BTD.shape[1] :] for layer_BTD in layers]
 
     def _inputs(

@@ -63,14 +63,19 @@ def _values(seen_NTC: Tensor, like: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def no_search_for_packed_rows() -> Iterator[None]:
-    """Keep transformers from looking for rows that are packed by position ids, inside the block.
+def masks_without_waiting() -> Iterator[None]:
+    """Keep transformers from reading positions and masks to make its own masks, inside the block.
 
-    Python waits for a GPU at each of its searches, one a forward. Rows of ours are packed by masks, or not at all.
+    Python waits for a GPU at each reading, one a forward: to find rows that are packed by position ids, which ours
+    never are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
     """
-    search = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    replaced: dict[str, Any] = {
+        "find_packed_sequence_indices": lambda position_ids: None,
+        "fast_all": lambda mask: False,
+    }
+    theirs = {name: getattr(masking_utils, name) for name in replaced}
+    vars(masking_utils).update(replaced)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = search
+        vars(masking_utils).update(theirs)

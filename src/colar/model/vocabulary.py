@@ -72,7 +72,14 @@ def train_only(weight: Any, ids: list[int]) -> None:
     # A part of a parameter cannot be trained by itself: the others' gradient is set to 0.
     keep = torch.zeros(weight.shape[0], 1)
     keep[ids] = 1
-    weight.register_hook(lambda grad: grad * keep.to(grad))
+
+    def kept(grad: Tensor) -> Tensor:
+        nonlocal keep
+        # Brought to the weight's device once: a GPU is waited for each time.
+        keep = keep.to(grad)
+        return grad * keep
+
+    weight.register_hook(kept)
 
 
 def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
@@ -94,7 +101,7 @@ class TrainedTokens:
         self.base = layer.base_layer
         name = layer.active_adapters[0]
         self.weight_ND: nn.Parameter = layer.trainable_tokens_delta[name]
-        self.ids_N = torch.tensor(layer.token_indices[name], device=self.weight_ND.device)
+        self.ids_N = devices.constant(tuple(layer.token_indices[name]), self.weight_ND.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of these tokens, (..., D) -> (..., N)."""

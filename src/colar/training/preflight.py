@@ -27,7 +27,7 @@ from colar import progress
 from colar.engine.engine import out_of_memory
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
-from colar.model.masks import no_search_for_packed_rows
+from colar.model.masks import masks_without_waiting
 from colar.ops import devices
 from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
 from colar.training.trainer import LatentTrainer
@@ -46,7 +46,7 @@ def prepared(
     try:
         # On a CPU there is memory enough, and no kernel to wait for.
         plain = compiled or lm.device.type == "cpu"
-        with no_search_for_packed_rows(), contextlib.nullcontext() if plain else fused(lm.causal_lm):
+        with masks_without_waiting(), contextlib.nullcontext() if plain else fused(lm.causal_lm):
             yield
     finally:
         lm.packs_rows = False

@@ -141,7 +141,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
             self._mark_copies(batches)
-        own_rows = count_rows(batches).to(device)
+        own_rows = devices.send(count_rows(batches), device)
         return batches, self.accelerator.gather(own_rows[None]).sum()
 
     def _mark_copies(self, batches: list[Any]) -> None:

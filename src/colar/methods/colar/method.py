@@ -34,7 +34,6 @@ positions of a row, L thoughts of all rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -45,13 +44,13 @@ from torch import Tensor, nn
 from colar.checks import check_choice, check_number, is_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.base import Batch, ScaledMethod, ThinkState, Thought
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.factors import Factors, GroupMethod
 from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise, ragged
+from colar.ops import devices, noise, ragged
 from colar.ops.sampling import is_drawn, probability, token_logps
 
 Merge = Literal["sqrt", "mean"]
@@ -136,11 +135,10 @@ class ColarConfig:
         return Factors.parse(self.compression_factors)
 
 
-class Colar(GroupMethod):
+class Colar(GroupMethod, ScaledMethod):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     Params: ClassVar[type] = ColarParams
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"latent_head": LatentHead(lm.width, self.config.body, self.config.body_width)}
@@ -148,16 +146,7 @@ class Colar(GroupMethod):
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         # The targets are made of the embeddings: they must not move while they are aimed at.
         lm.freeze_embeddings()
-        if self.config.sigma_e is None:
-            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
-        return examples
-
-    @property
-    def sigma_e(self) -> float:
-        """The scale of the embeddings, once `prepare` has measured it."""
-        if self.config.sigma_e is None:
-            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
-        return float(self.config.sigma_e)
+        return super().prepare(lm, examples)
 
     def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
@@ -252,7 +241,7 @@ class Colar(GroupMethod):
             if not self.has_density:
                 return go_on_L, {}
             mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)
-            temperature_L = rollouts.latent_temperature[thoughts.row].float()
+            temperature_L = devices.beside(rollouts.latent_temperature[thoughts.row].float(), mean_LD)
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
             density_L = density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)

@@ -4,8 +4,7 @@ A request has two temperatures. At a group's first place `temperature` decides w
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
 two are equal, all of this is one draw from the LM head, as in CoT.
 
-Shape suffixes: B rows, G places of a group, X rows whose group goes on, P labels of all rows, S shortlist, D width, V
-vocabulary.
+Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
@@ -79,9 +79,9 @@ class Rules:
         return column
 
 
-@dataclass(frozen=True)
+@dataclass
 class Groups:
-    """The groups of B rows."""
+    """The groups of B rows, filled place by place."""
 
     ids: Tensor
     """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
@@ -97,7 +97,7 @@ class Groups:
 
     @classmethod
     def begun(cls, first_B: Tensor, places: int) -> Groups:
-        """Of one token each, to be filled place by place."""
+        """Of one token each."""
         device = first_B.device
         ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
         ids_BG[:, 0] = first_B
@@ -152,16 +152,11 @@ def first_logps(
     if not len(at):
         return logps_B
     others_XV = without(logits_BV[at], separator_id)
-    # As `sampling._weights`: logits divided by a temperature that is 0 in float32 would make inf - inf.
-    least = torch.finfo(torch.float32).tiny
-    scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float().clamp(min=least)[:, None]
-    best_X1 = logits_BV[at].float().amax(-1, keepdim=True)
-    # log(1 - p[###]) as the mass of the other tokens: exact where stopping is nearly certain, too.
-    others_X = ((others_XV.float() - best_X1) / scale_X1).logsumexp(-1)
-    total_X = ((logits_BV[at].float() - best_X1) / scale_X1).logsumexp(-1)
+    scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
+    go_on_X = go_on_logps(logits_BV[at].float(), scale_X, separator_id)
     token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
     drawn_X = torch.where(latent_temperature_B[at] > 0, token_X, 0)
-    return logps_B.index_copy(0, at, others_X - total_X + drawn_X)
+    return logps_B.index_copy(0, at, go_on_X + drawn_X)
 
 
 def choose(

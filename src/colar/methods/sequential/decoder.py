@@ -35,6 +35,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
+from colar.methods import grouping
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
@@ -85,20 +86,12 @@ def tokens_from(
 
     A last group that is shorter than its size has the separator as its last label.
     """
-    B, K = starts_BK.shape
-    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
-    place_G = torch.arange(G, device=chain_ids.device)
-    at_BKG = starts_BK[..., None] + place_G
-    inside_BKG = place_G < sizes_BK[..., None]
     # One column more than the longest chain: there stands the separator of the longest row.
-    padded_BT = nn.functional.pad(chain_ids, (0, 1))
-    index_BKG = at_BKG.clamp(max=padded_BT.shape[1] - 1)
-    ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
-    end_B11 = chain_lengths[:, None, None]
-    ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
+    end_B1 = chain_lengths[:, None]
+    closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, separator_id)
     # Behind a row's last group the starts are the chain's length: no ### is a label there.
-    real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
-    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+    left_BK = torch.where(starts_BK < end_B1, end_B1 + 1 - starts_BK, 0)
+    return grouping.tokens_of_groups(closed_BT, torch.minimum(sizes_BK, left_BK), starts_BK)
 
 
 def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:
@@ -141,11 +134,14 @@ def thought_logps(
     tokens_LG = label_logps(
         lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, equations=equations
     )
-    declined_LG = (actions.group_ids == NOTHING) & (ids_LG >= 0)
+    declined_LG = devices.beside((actions.group_ids == NOTHING) & (ids_LG >= 0), tokens_LG)
     tokens_LG = torch.where(declined_LG, _log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
+    again_L, drawn_L, first_L, scale_L = (
+        devices.beside(column, tokens_LG) for column in (again_L, drawn_L, ids_LG[:, 0], scale_L.float())
+    )
 
     # That a thought comes at all was decided before its first token was drawn.
     separator_id = lm.template.closing_id
@@ -156,11 +152,9 @@ def thought_logps(
         (given_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
         return given_X, go_on_logps(logits_XV, temperature_X, separator_id)
 
-    given_L, go_on_L = lm.reduce_logits(
-        reduce, actions.hidden, ids_LG[:, 0], scale_L.float(), actions.temperature
-    )
-    first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
-    drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)
+    given_L, go_on_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
+    first_logps_L = torch.where(again_L, given_L, tokens_LG[:, 0])
+    drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, go_on_L, 0)
 
 
@@ -204,7 +198,8 @@ def label_logps(
     label_P = ragged.take_masked(ids_MG, real_MG)
     temperature_P = None
     if temperature is not None:
-        temperature_P = ragged.take_masked(temperature.flatten()[:, None].expand_as(ids_MG), real_MG).float()
+        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG).float()
+        temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
 
     # A label that is many tokens is no row of the head: scored as any token at first.
     token_P = label_P.clamp(min=0)
@@ -221,11 +216,12 @@ def label_logps(
             EndedBy.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
         }
         for label, ends in ends_by_label.items():
-            at_P = label_P == label
-            if bool(at_P.any()):
-                temperature_X = None if temperature_P is None else temperature_P[at_P]
-                ends_X = _scored_ends(lm, state_PD[at_P], ends, temperature_X, shortlist)
-                logps_P = logps_P.masked_scatter(at_P, ends_X)
+            (at_X,) = (label_P == label).nonzero(as_tuple=True)
+            if len(at_X):
+                at_X = devices.beside(at_X, state_PD)
+                temperature_X = None if temperature_P is None else temperature_P[at_X]
+                ends_X = _scored_ends(lm, state_PD.index_select(0, at_X), ends, temperature_X, shortlist)
+                logps_P = logps_P.index_copy(0, at_X, ends_X)
     return ragged.put_masked(logps_P, real_MG).view(ids.shape)
 
 

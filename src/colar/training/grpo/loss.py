@@ -145,12 +145,8 @@ class GrpoObjective(Objective):
         self.scorable = config.check_method(method)
         self.grpo = config  # not `config`: Trainer writes into a model's
 
-    def _sent(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: devices.send(column, self.lm.device) for name, column in tensors.items()}
-
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions, by the present weights."""
-        tensors = self._sent(tensors)
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
 
@@ -159,9 +155,11 @@ class GrpoObjective(Objective):
 
         Without it, by the outputs given.
         """
-        config, tensors = self.grpo, self._sent(tensors)
+        config = self.grpo
         scores = self.score_actions(tensors)
         logps_BN = scores.logps
+        own = ("advantages", "weights", "kept", "engine_logps", "old_logps", "ref_logps")
+        tensors = {name: devices.beside(tensors[name], logps_BN) for name in own if name in tensors}
         mask_BN = scores.mask & tensors["kept"][:, None]
 
         # Columns are as wide as the generation's longest output; this batch's may be shorter.

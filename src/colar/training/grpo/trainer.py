@@ -147,8 +147,9 @@ class GrpoTrainer(LatentTrainer):
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
                     logps_BN = self.objective.score_actions(part).logps
-                scored.append((places, logps_BN.float().cpu()))
-        for index, logps_BN in gather_object(scored):
+                scored.append((places, logps_BN.float()))
+        # A GPU is waited for once, not at every part.
+        for index, logps_BN in gather_object([(places, logps_BN.cpu()) for places, logps_BN in scored]):
             # A part may be shorter than the generation: its longest output decides.
             logps_RN[index, : logps_BN.shape[1]] = logps_BN
         return logps_RN
