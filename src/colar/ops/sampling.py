@@ -159,15 +159,6 @@ def unlikely_logps(
     return (mass(unlikely_BV) / total_B).log().float()
 
 
-def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` likeliest ids, likeliest first, and their log-probabilities as `token_logps` has them, (B, K) each.
-
-    All of the vocabulary where that is smaller.
-    """
-    ids_BK = logits_BV.topk(min(k, logits_BV.shape[1])).indices
-    return ids_BK, _logps(logits_BV, temperature_B, ids_BK)
-
-
 def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = mass(_weights(logits_BV, scale_B))
