@@ -157,7 +157,7 @@ def test_shares_by_kind_with_errors_by_question() -> None:
     assert shares["own"]["sign"] == {"share": None, "half": None, "n": 0}
     assert shares["commonest"]["bracket"]["share"] == 1
     assert shares["commonest"]["operand"]["share"] == 0
-    with pytest.raises(ValueError, match="nothing was inspected at c = 5"):
+    with pytest.raises(ValueError, match="no thoughts were ranked at c = 5"):
         retrieval.shares_of([system], 5)
 
 

@@ -40,6 +40,7 @@ from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
+from colar.ops.sampling import Ways
 from colar.template.template import Template
 from colar.training import sft
 from colar.training.config import TrainingConfig
@@ -438,17 +439,33 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
     for temperature in (zero, one):
         decoded.clear()
         draws = torch.rand(5, 40, dtype=torch.float64)
-        rules = Rules(most, temperature, one, zero, lambda place, draws=draws: draws[place], rows)
-        ids = choose(lm, hidden, first, rules).ids
+        ways = Ways.of([(float(temperature[0]), 1.0)])
+
+        def rules_of(
+            some: Any, draws: Any = draws, ways: Any = ways, temperature: Any = temperature
+        ) -> Rules:
+            columns = [column[some] for column in (most, temperature, one, zero)]
+            units, own_temperature, top_p, threshold = columns
+            return Rules(
+                units,
+                5,
+                own_temperature,
+                top_p,
+                ways,
+                threshold,
+                False,
+                lambda place: draws[place, some],
+                rows,
+            )
+
+        ids = choose(lm, hidden, first, rules_of(slice(None))).ids
         real = ids >= 0
         assert sum(decoded) == int(real.sum()) - 40
         assert decoded[0] < 40
         # Each row is what it is alone.
         for i in range(40):
-            mine = [column[i : i + 1] for column in (most, temperature, one, zero)]
-            alone = Rules(*mine, lambda place, i=i, draws=draws: draws[place, i : i + 1], rows)
-            found = choose(lm, hidden[i : i + 1], first[i : i + 1], alone).ids
-            assert found[0].tolist() == ids[i, : found.shape[1]].tolist()
+            found = choose(lm, hidden[i : i + 1], first[i : i + 1], rules_of(slice(i, i + 1))).ids
+            assert found[0].tolist() == ids[i].tolist()
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")

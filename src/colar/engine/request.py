@@ -21,8 +21,6 @@ INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 TEMPERATURES = (1e-6, 100)
 """Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
-MOST_TOP = 20
-"""The largest `top_logprobs`, OpenAI's limit."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,6 @@ class Request:
     sample: int = 0
     keep_latents: bool = False
     """Return the embeddings that were fed, the method's info on each, and the log-probs of what was chosen."""
-    top_logprobs: int = 0
-    """Likeliest tokens that are reported with each answer token, up to `MOST_TOP`; needs `keep_latents`."""
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, as in `Example`."""
 
@@ -110,8 +106,7 @@ class Event:
 
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking: `info`
-    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p;
-                `info["top_ids"]` and `info["top_logps"]` (K,), if the request sets `top_logprobs`
+    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
     `embed`, `info` and the stop come only where the request keeps latents.
@@ -246,7 +241,6 @@ def check(method: Method, request: Request) -> None:
             checks.check_text("context", text)
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
-        _check_top(request)
         if not isinstance(request.decoding, Decoding):
             raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
         if not isinstance(request.params, method.Params):
@@ -263,14 +257,6 @@ def _check_int64(name: str, value: object) -> None:
     """Draws are computed in int64 columns."""
     if not isinstance(value, int) or isinstance(value, bool) or not INT64_MIN <= value <= INT64_MAX:
         raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}")
-
-
-def _check_top(request: Request) -> None:
-    top = request.top_logprobs
-    _check_int64("top_logprobs", top)
-    checks.check_number("top_logprobs", top, 0, MOST_TOP, whole=True)
-    if top and not request.keep_latents:
-        raise ValueError(f"top_logprobs {top} needs keep_latents: log-probs are kept with them")
 
 
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:

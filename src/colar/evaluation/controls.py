@@ -280,7 +280,7 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in output_folder.collect(records)}
+    done = {record_key(record) for record in output_folder.read_records(records)}
     order: list[RecordKey] = []
     n_new = 0
     for point in grid:
@@ -300,7 +300,7 @@ def evaluate_controls(
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    output_folder.merge_parts(records, order)
+    output_folder.put_in_order(records, order)
     return n_new
 
 

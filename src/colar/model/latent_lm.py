@@ -56,6 +56,8 @@ class LatentLM(nn.Module):
         """Of a chunk's logits (`chunks.py`); None: what suits the device."""
         self.packs_rows = False
         """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
+        self.idle_graphs: Any = None
+        """CUDA graphs of this model that no engine uses now (`engine/graphs.py`)."""
 
     @classmethod
     def from_backbone(
@@ -285,16 +287,20 @@ class LatentLM(nn.Module):
             yield
             return
         weights = adapted_weights(self.lm)
-        kept = [weight.detach().clone() for weight in weights]
+        places = [weight.data for weight in weights]
+        kept = [place.clone() for place in places]
         try:
             self.lm.merge_adapter()
+            # peft moves the embedding of an added token, and CUDA graphs read it where it was.
+            for weight, place in zip(weights, places, strict=True):
+                weight.data = place.copy_(weight.data)
             yield
         finally:
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for weight, before in zip(weights, kept, strict=True):
-                weight.data.copy_(before)
+            for weight, place, before in zip(weights, places, kept, strict=True):
+                weight.data = place.copy_(before)
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's weights stay trainable.

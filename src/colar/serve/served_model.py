@@ -143,8 +143,7 @@ def check_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
         _decoding(served.decoding, body, budget),
         # Without a seed, draws differ from request to request.
         secrets.randbits(63) if body.seed is None else body.seed,
-        keep_latents=body.return_thoughts or body.logprobs or latent,
-        top_logprobs=body.top_logprobs,
+        keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
     prompt_tokens = _length(served, request)

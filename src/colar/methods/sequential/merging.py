@@ -108,7 +108,7 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
     known = torch.where(real, ids, 0)
     maps = _maps_of(lm) if ids.shape[-1] > 1 else {}
     places = _places(torch.where(real, ids, -1), equations) if maps else {}
-    if maps and ids.device.type == "cpu":
+    if maps and not devices.is_asynchronous(ids.device):
         # Ids on a GPU would have to be waited for; there all products are fast.
         total = _from_table(lm, known, real, maps, places)
     else:

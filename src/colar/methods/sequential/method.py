@@ -335,28 +335,25 @@ class Sequential(GroupMethod):
         """The rules by which the rows' next groups are chosen."""
         return Rules(
             units=self._units(state),
+            # For a c that is not whole the phase decides, which is drawn on the device.
+            most_units=state.branches.largest("compression_factor"),
             equations=self.equations(lm),
             numbers=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
+            ways=state.branches.latent_ways,
             confidence_threshold=state.params["confidence_threshold"],
+            has_threshold=state.branches.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist_head(state.make_partial_head or lm.partial_head),
-            columns_on_cpu={
-                # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
-                "units": state.on_cpu("compression_factor").ceil().long(),
-                "temperature": state.on_cpu("latent_temperature"),
-                "top_p": state.on_cpu("top_p"),
-                "confidence_threshold": state.on_cpu("confidence_threshold"),
-            },
         )
 
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
         logits_BV, separator_id = state.logits(), lm.template.closing_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
-        if bool((state.on_cpu("temperature") == state.on_cpu("latent_temperature")).all()):
+        if state.branches.one_temperature:
             first_logp_B = token_logps(logits_BV, temperature_B, first_B)
         else:
             first_logp_B = choice.first_logps(
@@ -389,7 +386,6 @@ class Sequential(GroupMethod):
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        c_on_cpu_B = state.on_cpu("compression_factor")
-        if bool((c_on_cpu_B == c_on_cpu_B.floor()).all()):
+        if "compression_factor" in state.branches.whole:
             return c_B.long()
         return grouping.nominal_size(state.step, c_B, grouping.phase(state.seed, state.sample))
