@@ -65,7 +65,7 @@ def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
 
 
 def positions_of(chunk_bytes: int, n_logits: int) -> int:
-    """The positions of so many float32 logits that fit into these bytes; at least 1."""
+    """The positions, of `n_logits` float32 logits each, that fit into these bytes; at least 1."""
     return max(1, chunk_bytes // (4 * n_logits))
 
 
