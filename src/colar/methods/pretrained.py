@@ -35,15 +35,17 @@ def save(
     method: Method,
     folder: str | Path,
     run: dict[str, Any],
-    card: str,
+    card_text: str,
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
     saved = _entry(method)
-    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
+    return checkpoint.save(
+        lm, folder, saved, run, card_text, leave_out=method.training_only, gathered=gathered
+    )
 
 
-def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> None:
+def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card_text: str) -> None:
     """Write and read back all of a checkpoint but its weights, before a run makes its first step.
 
     ValueError for a method, a tokenizer or a model that would not come back. The backbone of an adapter comes from
@@ -53,7 +55,7 @@ def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> No
     registry.rebuild(saved, Path("colar.json"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.save_rest(lm, folder, saved, run, card, method.training_only)
+        checkpoint.save_rest(lm, folder, saved, run, card_text, method.training_only)
         _check_same_tokenizer(lm, folder)
     if not lm.has_adapter:
         _check_same_model(lm)
@@ -67,11 +69,13 @@ def _entry(method: Method) -> dict[str, Any]:
     return entry | {key: value for key, value in own.items() if value}
 
 
-def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
+def save_pretrained(
+    lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card_text: str
+) -> Path:
     """`save`, where anybody may name the folder: ValueError where it holds something else than a checkpoint."""
     checkpoint.check_replaceable(folder)
     check_holds("run", isinstance(run, dict), run, "keys and values")
-    return save(lm, method, folder, run, card)
+    return save(lm, method, folder, run, card_text)
 
 
 def load(
