@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from colar.engine import graphs, runner
 from colar.engine.cache import EMPTY, CacheSize
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Decoding, Event, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
 from colar.evaluation.evaluate import Limits, validate
 from colar.methods import pretrained, registry

@@ -26,8 +26,10 @@ import torch
 from colar import checks
 from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.prefill import Prefill
-from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Request, check_runnable
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
@@ -112,7 +114,7 @@ class Engine:
 
     def _enter(self, request: Request) -> Queued:
         """Check, tokenise and number a request."""
-        check(self.method, request)
+        check_runnable(self.method, request)
         ids = prompt_ids(self.lm, self.method, request)
         entry = Queued(self._n_requests, request, tuple(ids))
         self.scheduler.check(entry)

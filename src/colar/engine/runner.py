@@ -13,7 +13,7 @@ With `compile` some of them are compiled, and on a CPU linear layers are packed 
     decode, several rows      N > 1, T = 1              one
     prefill, several rows     N > 1, T > 1              another
     decode, one row           N = 1, T = 1              in an engine of one row only: torch specialises a size of 1
-    prefill, one row          N = 1, T > 1              none: it is short
+    prefill, one row          N = 1, T > 1              none: torch specialises a size of 1
 
 Each graph is compiled when its kind first occurs, which takes about a minute. It serves all sizes, which needs care:
 torch compiles in a size that it takes for a constant, and compiles again when the size changes.
@@ -34,7 +34,7 @@ from torch.fx.experimental import _config as dynamic_shapes
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
-from colar.engine.cache import SlotCache, check
+from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, columns_of, rows_of
 from colar.engine.packed_linear import can_pack, pack_again, packed_copy
 from colar.methods.base import Method, ThinkState, Thought
@@ -51,7 +51,7 @@ class Runner:
     def __init__(
         self, lm: LatentLM, method: Method, compile: bool, max_batch: int, cuda_graphs: bool
     ) -> None:
-        check(lm.causal_lm)
+        check_attention(lm.causal_lm)
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.method = method
         self.cache = SlotCache(self.lm.causal_lm)
@@ -108,7 +108,7 @@ class Runner:
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, start, end - start, embeds_NTD)
         position_NT = torch.arange(start, end, device=device).expand(n, -1)
-        # A single question is short: it is not compiled.
+        # A single question is not compiled: torch specialises a size of 1.
         forward = self.hidden if n > 1 else self.lm.hidden
         hidden_NTD = forward(embeds_NTD, mask, position_NT, self.cache)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.engine.request import Event
+from colar.engine.completion import Event
 from colar.engine.running import RunningRows
 from colar.methods.base import ThinkState, Thought
 from colar.model.latent_lm import LatentLM

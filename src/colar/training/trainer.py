@@ -33,8 +33,8 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
+from colar.checks import NonFiniteError
 from colar.engine import graphs
-from colar.engine.request import NonFiniteError
 from colar.methods.base import Batch, Method
 from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM

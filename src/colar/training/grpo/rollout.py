@@ -21,8 +21,10 @@ from torch import Tensor
 
 from colar.data.example import Example
 from colar.engine import graphs
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Request, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Request
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
