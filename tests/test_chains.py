@@ -10,8 +10,9 @@ from inspect_data import data_of
 from sequential import made
 
 import colar
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Decoding, Request
+from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import answer_all
 from colar.look import answers, cost
 from colar.look import inspect as inspection

@@ -7,9 +7,10 @@ import pytest
 import torch
 from families import EXAMPLES, tiny_lm
 
+from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, NonFiniteError, Request
+from colar.engine.request import Decoding, Request
 from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import answers, thought

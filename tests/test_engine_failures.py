@@ -14,8 +14,9 @@ from test_scheduling import drain, ids, widths
 
 from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine
+from colar.engine.completion import fold
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
 from colar.methods.colar.method import Colar, ColarParams

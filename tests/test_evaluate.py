@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from colar import files
+from colar.checks import NonFiniteError
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
 from colar.engine import reference
-from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
 from colar.evaluation.output_folder import claim_evaluation

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.engine.request import Event
+from colar.engine.completion import Event
 from colar.engine.running import RunningRows
-from colar.methods.base import ThinkState, Thought, decoding_columns
+from colar.methods.base import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
@@ -68,7 +68,7 @@ def choose(
     logps_B: Tensor | None = None
     if thinking:
         rows_B = devices.numbers(thinking, device)
-        state = rows.think_state(thinking, rows_B, hidden_ND, lambda _: logits(rows_B), partial_head)
+        state = rows.think_state(rows_B, hidden_ND, lambda _: logits(rows_B), partial_head)
         thoughts, done_B = _think(think, rows, rows_B, state, lm, chosen.embeds_ND)
         told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
     if answering:
@@ -125,10 +125,9 @@ def _answer(
     # A draw is a function of (seed, sample, step): the other rows of the batch change nothing.
     keys_B = noise.keys(rows.seed_N[rows_B], rows.sample_N[rows_B], rows.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
-    requests = [rows.entries[i].request for i in answering]
-    on_cpu = decoding_columns(requests)
-    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, on_cpu)
+    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, rows.branches.ways)
     embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
+    requests = [rows.entries[i].request for i in answering]
     # Over the whole vocabulary: only where they are requested.
     if not any(request.keep_latents for request in requests):
         return ids_B, None

@@ -33,8 +33,9 @@ from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Request
+from colar.engine.request import Request
 from colar.evaluation import output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key

@@ -23,8 +23,10 @@ from accelerate.utils import gather_object
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
+from colar.engine.completion import Completion, fold
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Request, fold, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import DECODINGS, Request
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts

@@ -31,7 +31,8 @@ from typing import Any
 
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
-from colar.engine.request import GREEDY, Completion, Decoding, Request
+from colar.engine.completion import Completion
+from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look.reference_chain import (

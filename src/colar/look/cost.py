@@ -18,7 +18,8 @@ from typing import Any
 
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
-from colar.engine.request import Completion, Request
+from colar.engine.completion import Completion
+from colar.engine.request import Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all

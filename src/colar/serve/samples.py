@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from colar.engine.completion import Event
 from colar.engine.engine import QueueFull
-from colar.engine.request import Event
 from colar.serve.errors import ApiError
 from colar.serve.served_model import ApiRequest
 from colar.serve.thought_text import ThoughtReader
