@@ -65,7 +65,7 @@ def answer(page: Any, button: str) -> None:
     """Press a button and wait for all its answers."""
     page.get_by_role("button", name=button).click()
     page.locator("#stop:enabled").wait_for(timeout=PATIENCE)
-    page.locator("#export:enabled").wait_for(timeout=PATIENCE)
+    page.locator("#stop:disabled").wait_for(timeout=PATIENCE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 HOSTILE = '</script><img src=x onerror="window.hit=1"><!-- & "quotes"'
-KINDS = ("bracket", "sign", "operand", "result", "text")
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -32,10 +31,6 @@ def outcome(right: list[bool], length: float, seconds: float) -> dict[str, Any]:
         "seconds": mean(seconds, seconds / 10),
         "right": right,
     }
-
-
-def shares(n: int, value: float) -> dict[str, Any]:
-    return {"n": n, "top1": value / 2, "top5": value, "in_set": value, "chosen": None}
 
 
 def thought(index: int, c: float, mark: str | None, text: str, neighbours: int = 10) -> dict[str, Any]:
@@ -94,25 +89,6 @@ def question(number: int) -> dict[str, Any]:
     }
 
 
-def measured(c: float, n: int) -> dict[str, Any]:
-    """The measurements of look/inspect.py, with numbers that say nothing."""
-    by_kind = {kind: shares(n, 0.9 / c) for kind in KINDS}
-    chains = {}
-    for name in ("written", "own", "reference"):
-        by_position = [0.9 - 0.1 * k for k in range(5)]
-        chains[name] = {
-            "tokens": shares(n, 0.8),
-            "by_kind": by_kind,
-            "by_position": by_position,
-            "thoughts": [],
-        }
-    return {
-        "n": n,
-        "retrieval": chains,
-        "diagnosis": {"n": n, "read": 0.9, "write": 0.8, "whole_chain": 0.6, "stop": 1.0},
-    }  # fmt: skip
-
-
 def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]:
     right = [each["right"] for each in chains]
     length = sum(each["length"] for each in chains) / len(chains)
@@ -130,8 +106,10 @@ def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]
     answers = [
         {key: value for key, value in each.items() if key not in ("thoughts", "missing")} for each in chains
     ]
+    n = len(chains)
+    diagnosis = {"n": n, "read": 0.9, "write": 0.8, "whole_chain": 0.6, "stop": 1.0}
     key = {"model": model, "params": {"compression_factor": c}}
-    return {**key, **measured(c, len(chains)), "cost": cost, "answers": answers}
+    return {**key, "n": n, "diagnosis": diagnosis, "cost": cost, "answers": answers}
 
 
 def inspected(

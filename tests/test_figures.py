@@ -22,7 +22,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def report(rows: list[ReportRow], pooled: list[ReportRow] | None = None) -> Report:
-    return Report({}, "cot", None, rows, [], pooled=pooled or [])
+    return Report({}, "cot", rows, [], pooled=pooled or [])
 
 
 def row(label: str = "", c: float | None = 2, accuracy: float = 0.5, **more: Any) -> ReportRow:
@@ -157,7 +157,7 @@ def test_shares_by_kind_with_errors_by_question() -> None:
     assert shares["own"]["sign"] == {"share": None, "half": None, "n": 0}
     assert shares["commonest"]["bracket"]["share"] == 1
     assert shares["commonest"]["operand"]["share"] == 0
-    with pytest.raises(ValueError, match="nothing was inspected at c = 5"):
+    with pytest.raises(ValueError, match="no thoughts were ranked at c = 5"):
         retrieval.shares_of([system], 5)
 
 

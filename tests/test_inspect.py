@@ -11,8 +11,6 @@ from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
-TABLE_KINDS = ("bracket", "sign", "operand", "result")
-TABLE_MEASURES = ("top1", "top5", "in_set")
 HEADS = ("gaussian", "sequential")
 SHORT = ["--limit", "22", "--max_latents", "6", "--max_completion_length", "3"]
 
@@ -56,28 +54,6 @@ def test_a_page_that_fails_leaves_the_numbers(inspected, tmp_path, capsys):
     assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 
 
-def test_the_retrieval_table_can_be_counted_from_the_json(inspected):
-    """All twelve numbers of every system, from the ranks alone; and those of the other two chains."""
-    for system in inspected["systems"]:
-        for chain in ("written", "own", "reference"):
-            retrieval = system["retrieval"][chain]
-            for kind in TABLE_KINDS:
-                n, found = 0, dict.fromkeys(TABLE_MEASURES, 0)
-                for thought in retrieval["thoughts"]:
-                    for i, rank in enumerate(thought["ranks"]):
-                        if thought["kinds"][i] == kind:
-                            n += 1
-                            found["top1"] += rank == 0
-                            found["top5"] += rank < 5
-                            found["in_set"] += rank < len(set(thought["token_ids"]))
-                shares = retrieval["by_kind"][kind]
-                assert shares["n"] == n
-                if chain != "own":
-                    assert n > 20
-                for name in TABLE_MEASURES:
-                    assert shares[name] == (found[name] / n if n else None)
-
-
 def test_costs_can_be_counted_from_the_answers(inspected):
     for system in inspected["systems"]:
         own = system["cost"]["outcomes"]["own"]
@@ -103,23 +79,8 @@ def test_the_page_has_every_chain(inspected):
             assert (chain["answer"], chain["cause"], len(chain["thoughts"])) == (
                 answer["answer"], answer["cause"], answer["length"],
             )  # fmt: skip
-    for section in ("cost", "causes", "retrieval"):
+    for section in ("cost", "causes"):
         assert f'<section id="{section}">' in inspected["page"]
-
-
-def test_the_references_own_latents_are_the_ceiling(inspected):
-    """At c = 2 an untrained head finds next to nothing in what it writes; the reference's sums hold their tokens."""
-    for system in inspected["systems"]:
-        written, ceiling = (
-            system["retrieval"][name]["tokens"]["in_set"] for name in ("written", "reference")
-        )
-        assert written < 0.5 < 0.9 < ceiling
-
-
-def test_what_a_head_does_not_have_is_null(inspected):
-    for system in inspected["systems"]:
-        gaussian = system["model"] == "gaussian"
-        assert (system["retrieval"]["written"]["tokens"]["chosen"] is None) == gaussian
 
 
 @pytest.mark.parametrize(

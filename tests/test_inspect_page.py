@@ -62,17 +62,10 @@ def test_few_questions_are_said():
     assert tables.cost_table([system]).notes[1].startswith("Fewer than 30 questions")
 
 
-def test_positions_are_rows():
-    found = tables.position_table(WHOLE["systems"])
-    assert found.head == ["thought", "c = 1", "c = 2", "c = 5"]
-    assert found.rows[1] == ["2", "80.0", "80.0", "80.0"]
-    assert len(found.rows) == 5
-
-
 def test_what_a_system_does_not_have_is_left_out():
     whole = copy.deepcopy(WHOLE)
     for system in whole["systems"]:
-        for name in ("retrieval", "diagnosis", "cost"):
+        for name in ("diagnosis", "cost"):
             system[name] = None
     page = inspect_page.render(whole, QUESTIONS, CHAINS)
     assert re.findall(r'<section id="(\w+)"', page) == ["questions", "causes", "made"]
@@ -96,16 +89,8 @@ def test_a_run_without_controls_shows_no_table_of_them():
     assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
 
 
-def test_kinds_of_tokens_that_no_chain_has_are_no_rows():
-    system = copy.deepcopy(WHOLE["systems"][1])
-    for chain in system["retrieval"].values():
-        chain["by_kind"]["bracket"] = {"n": 0, "top1": None, "top5": None, "in_set": None, "chosen": None}
-    (table,) = tables.retrieval_tables([system])
-    assert [row[0] for row in table.rows] == ["operator", "operand", "result"]
-
-
 def test_the_terminal_has_accuracy_and_cost_first():
     found = tables.all_tables(WHOLE)
     assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
     assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
-    assert len(found) == 7
+    assert len(found) == 4

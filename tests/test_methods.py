@@ -555,7 +555,6 @@ def test_a_number_beyond_the_largest_float_is_no_size():
     [
         ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
         ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, got 'gauss'"),
-        ({"head": "sequential"}, "write method.name sequential and leave method.head out"),
         ({"own_latents": 0.0}, "unknown key 'method.own_latents'"),
         ({"nll_beta": 2.0}, "method.nll_beta must be a number, from 0 to 1, got 2.0"),
         ({"nll_beta": 0.5}, "method.nll_beta is a value of latent_loss nll; this one is soft_mse"),

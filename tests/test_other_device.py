@@ -109,7 +109,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(case: str, batch_is: str, els
 
 @pytest.mark.parametrize("case", ["cot", "gaussian", "sequential"])
 def test_the_page_of_inspect_is_that_of_the_cpu(case: str, elsewhere: str, tmp_path: Path) -> None:
-    """Every part of it: controls, changed thoughts, retrieval, causes, the page."""
+    """Every part of it: controls, changed thoughts, causes, the page."""
     lm, method, params = made(case)
     values = {name: value for name, value in asdict(params).items() if value is not None}
 

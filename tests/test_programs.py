@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ SOLVED = "import math\n\ndef f():\n    pens = 7 * 6\n    lost = 2\n    return pe
         ("x = (1 - 4) ** 2 + 2 ** 3", ("<<(1-4)*(1-4)+2*2*2=17>>",), "17"),
         ("x = int(9 // 3) + round(2.50, 1)", ("<<9/3+2.5=5.5>>",), "5.5"),
         ("a = 2 * 3\nb = 4 * 5\nc = a + 1\nd = 2 * 3\nresult = c + d", ("<<2*3=6>>", "<<6+1=7>>", "<<7+6=13>>"), "13"),
+        ("third = 2 / 3\nsugar = third * 12\nresult = sugar", ("<<2/3*12=8>>",), "8"),
+        ("rate = 1 / 12 + 1 / 18\nreturn_value = 1 / rate", ("<<1/(1/12+1/18)=7.2>>",), "7.2"),
         (SOLVED, ("<<7*6=42>>", "<<42-2=40>>"), "40"),
         (f"Think first.\n```python\n{SOLVED}\n```\nSo it is 40.", ("<<7*6=42>>", "<<42-2=40>>"), "40"),
         ("### Answer\ndef f():\nx = 2 + 3\nreturn x\nprint(f())", ("<<2+3=5>>",), "5"),
@@ -59,6 +62,11 @@ def test_a_straight_program_is_a_chain_of_equations(code: str, steps: tuple[str,
         ("def f():\n  x = 2 *", "not Python, or cut off"),
         ("x = y + 1", "a variable without a value: y"),
         ("x = 1 / 3", "too many decimals"),
+        ("x = 1 / 3\ny = x + 1", "too many decimals"),
+        (
+            "a = 1 / 3\nx = 30000 * a * a * a * a * a * a + 30000 * a * a * a",
+            "a number or an equation that is too long",
+        ),
         ("x = 1 / 0", "a division by 0"),
         ("x = int(7 / 2)", "int() changes a value"),
         ("x = round(1.25, 1) + 0", "round() changes a value"),
@@ -152,6 +160,24 @@ def test_a_chain_ends_in_the_programs_own_result(expressions: list[str]) -> None
     assert float(right) == pytest.approx(float(found.answer))
 
 
+@given(
+    st.integers(-9, 60),
+    st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 30), st.booleans()), max_size=4),
+)
+def test_a_solved_equation_holds(unknown: int, operations: list[tuple[str, int, bool]]) -> None:
+    side, value = "x", Fraction(unknown)
+    for sign, number, first in operations:
+        if sign == "/" and not first and value == 0:
+            continue
+        side = f"({side}) {sign} {number}" if first else f"{number} {sign} ({side})"
+        value = eval(f"a {sign} b", {"a": value, "b": number} if first else {"a": number, "b": value})
+    try:
+        found = programs.of_python(programs.solved(f"{value.numerator} / {value.denominator}", side, "x"))
+    except programs.NotStraight:
+        return
+    assert found.value == unknown
+
+
 # --- rows --------------------------------------------------------------------------------------------------
 
 MATHQA = {
@@ -201,6 +227,12 @@ ROWS: dict[str, tuple[Callable[[Any], Fields], Any, str, tuple[str, ...], str]] 
     "MathCAMPS": (
         program_rows.mathcamps, MATHCAMPS, MATHCAMPS[0]["statement"], ("<<18/3=6>>", "<<6+4=10>>"), "10",
     ),
+    "MathCAMPS, an equation": (
+        program_rows.mathcamps, [{**MATHCAMPS[0], "answer": "10", "symbolic-struct":
+        "[[var b = (2 * 30)]]\n[[var 100 = ((2 * a) + (80 - (b / b)) + 1)]]\n[[question c = ['a']]]"}],
+        MATHCAMPS[0]["statement"],
+        ("<<2*30=60>>", "<<100-1=99>>", "<<99-(80-60/60)=20>>", "<<20/2=10>>"), "10",
+    ),
     "DMath": (program_rows.dmath, DMATH, DMATH["question_en"], ("<<3.5/2=1.75>>",), "1.75"),
     "MAWPS": (program_rows.mawps, MAWPS, "Ann has 9 pens, loses 4. How many?", ("<<9-4=5>>",), "5"),
     "MAWPS, the unknown last": (
@@ -217,7 +249,8 @@ def test_a_published_row_is_read(name: str) -> None:
     assert (fields.question, fields.steps, fields.answer, fields.key) == (question, steps, answer, None)
 
 
-UNKNOWN = {**MATHCAMPS[0], "symbolic-struct": "[[var 24 = (s * 12)]]\n[[question n = ['s']]]"}
+UNKNOWN = {**MATHCAMPS[0], "symbolic-struct": "[[var 24 = (s * s)]]\n[[question n = ['s']]]"}
+SYSTEM = "[[var 9 = (a + b)]]\n[[var 1 = (a - b)]]\n[[question w = ['a', 'b']]]"
 REFUSED: list[tuple[Callable[[Any], Fields], Any, str]] = [
     (program_rows.mathqa, {**MATHQA, "correct": "b"}, "its program gives another answer than the row"),
     (program_rows.mathqa, {**MATHQA, "correct": "c"}, "a given answer that is no number"),
@@ -225,13 +258,17 @@ REFUSED: list[tuple[Callable[[Any], Fields], Any, str]] = [
     (program_rows.mathqa, {**MATHQA, "linear_formula": "sqrt(n0)|"}, "an operation that is no arithmetic: sqrt"),
     (program_rows.mathqa, {**MATHQA, "linear_formula": "add(const_1,const_4)|add(n0,#0)|"}, "constants from constants"),
     (program_rows.mathqa, {**MATHQA, "linear_formula": "add(n0,const_4)|"}, "leaves out most numbers"),
-    (program_rows.mathcamps, [UNKNOWN], "an unknown to be solved for"),
+    (program_rows.mathcamps, [UNKNOWN], "an unknown in more than + - * /, or more than once"),
+    (program_rows.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM}], "several unknowns"),
+    (program_rows.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM.replace(", 'b'", "")}], "a variable without a value"),
     (program_rows.mathcamps, [{**MATHCAMPS[0], "answer": "31/3"}], "another answer"),
     (program_rows.dmath, {**DMATH, "answer_en": "1.8"}, "another answer"),
     (program_rows.dmath, {**DMATH, "answer_en": "red"}, "a given answer that is no number"),
     (program_rows.mawps, {**MAWPS, "lEquations": ["a+b=3", "a=2"]}, "a system of equations, or none"),
     (program_rows.mawps, {"sQuestion": "q", "lSolutions": [5.0]}, "a system of equations, or none"),
-    (program_rows.mawps, {**MAWPS, "lEquations": ["2*x=10"]}, "an unknown to be solved for"),
+    (program_rows.mawps, {**MAWPS, "lEquations": ["2*x=10+x"]}, "one that stands more than once"),
+    (program_rows.mawps, {**MAWPS, "lEquations": ["2+3=5"]}, "several unknowns, or one"),
+    (program_rows.mawps, {**MAWPS, "lEquations": ["x**2=25"]}, "an unknown in more than + - * /"),
     (program_rows.mawps, {**MAWPS, "lSolutions": [5.5]}, "another answer"),
 ]  # fmt: skip
 
@@ -304,7 +341,7 @@ def test_published_rows(real_data: Path, name: str) -> None:
     assert len(new.examples) > 30
 
 
-KEPT = {"tinygsm": 8179, "mathqa": 2489, "mathcamps": 2713, "dmath": 900, "mawps": 366}
+KEPT = {"tinygsm": 8428, "mathqa": 2769, "mathcamps": 3646, "dmath": 903, "mawps": 437}
 
 
 def test_sources_of_programs_can_be_renumbered_and_only_trained_on() -> None:

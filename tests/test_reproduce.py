@@ -132,8 +132,8 @@ def test_the_figures_commands_are_understood_and_sizes_see_equal_rows(tmp_path):
             assert not rest
             named = getattr(args, "checkpoints", [getattr(args, "checkpoint", None)])
             assert {text.rpartition("=")[2] for text in named if text} <= trained
-    # The first part looks inside, the second trains the sizes.
-    assert asked.index("inspect") < asked.index("generate") < asked.index("report")
+    # The first part reads thoughts, the second trains the sizes.
+    assert asked.index("generate") < asked.index("report")
     assert set(rows) == {"cot-init", "cot", "colar"}
     for name, by_size in rows.items():
         assert set(by_size) == {"0.1m", "0.4m", "1.8m", "6m"}, name

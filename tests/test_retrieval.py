@@ -1,4 +1,4 @@
-"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members; shares by hand first."""
+"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members; ranks by hand first."""
 
 import json
 from dataclasses import replace
@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
+from paper_figures import ranks
 
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look import retrieval, thought
+from colar.look import thought
 from colar.look.reference_chain import reference_passes
 from colar.methods import pretrained, registry
 from colar.methods.grouping import compress
@@ -81,40 +82,10 @@ def test_ranks_by_hand():
     vocabulary = thought.Vocabulary(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]]))
     latents = torch.tensor([[3.0, 0.3], [1.0, 1.0]])
     # The first latent's order: 0, 3, 1, 2. The second's: 3, then 0 and 1 alike, then 2.
-    ranks = retrieval.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
-    assert ranks == [[0, 2, 3], [1, 1, 1]]
+    found = ranks.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
+    assert found == [[0, 2, 3], [1, 1, 1]]
     # Zeros point nowhere: no token has been found.
-    assert retrieval.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [[4, 4]]
-
-
-def ranked(question, position, token_ids, kinds, ranks, chosen=None):
-    return {
-        "question": question, "position": position, "token_ids": token_ids, "kinds": kinds, "ranks": ranks,
-        "chosen": chosen,
-    }  # fmt: skip
-
-
-def shares(n, *found):
-    return dict(zip(("n", "top1", "top5", "in_set", "chosen"), (n, *found), strict=True))
-
-
-def test_shares_by_hand():
-    thoughts = [
-        ranked("a", 0, [7, 8], ["bracket", "operand"], [0, 1]),
-        ranked("a", 1, [9, 9], ["result", "result"], [0, 0]),
-        ranked("b", 0, [7, 8], ["bracket", "operand"], [4, 9]),
-    ]
-    found = retrieval.retrieval_accuracy(thoughts)
-    assert found["by_kind"]["bracket"] == shares(2, 1 / 2, 1.0, 1 / 2, None)
-    assert found["by_kind"]["operand"] == shares(2, 0.0, 1 / 2, 1 / 2, None)
-    assert found["by_kind"]["result"] == shares(2, 1.0, 1.0, 1.0, None)
-    assert found["by_kind"]["sign"] == shares(0, None, None, None, None)
-    assert found["tokens"] == shares(6, 1 / 2, 5 / 6, 4 / 6, None)
-    assert found["by_position"] == [1 / 2, 1.0]
-    chosen = retrieval.retrieval_accuracy([ranked("a", 0, [7, 8], ["sign", "text"], [0, 1], [True, False])])
-    assert chosen["tokens"]["chosen"] == 1 / 2
-    assert chosen["by_kind"]["sign"]["chosen"] == 1.0
-    assert chosen["by_kind"]["text"]["chosen"] == 0.0
+    assert ranks.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [[4, 4]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,38 +94,30 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
     lm, method = build(family)
     for each in passes_of(lm, method):
         vocabulary = thought.vocabulary_of(lm)
-        found = retrieval.reference_ranks(each, vocabulary)
+        found = ranks.reference_ranks(each, vocabulary)
         assert [r["position"] for r in found] == list(range(len(each.latents_KD)))
         for k, neighbours in enumerate(vocabulary.nearest(each.latents_KD, 5)):
             near = [n.token_id for n in neighbours]
             for token_id, rank in zip(found[k]["token_ids"], found[k]["ranks"], strict=True):
                 assert (near.index(token_id) if token_id in near else None) == (rank if rank < 5 else None)
-    ceiling = retrieval.retrieval_accuracy(
-        [
-            r
-            for each in passes_of(lm, method, c=1)
-            for r in retrieval.reference_ranks(each, thought.vocabulary_of(lm))
-        ]
-    )
-    assert ceiling["tokens"]["top1"] == 1.0
+    # At c = 1 a thought is its token.
+    for each in passes_of(lm, method, c=1):
+        assert all(r["ranks"] == [0] for r in ranks.reference_ranks(each, thought.vocabulary_of(lm)))
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head):
+def test_every_written_thought_and_own_ones_as_far_as_the_chain_goes_are_ranked(head):
     lm, method = build(head=head)
     vocabulary = thought.vocabulary_of(lm)
     requests = [Request(e.id, e.question, method.Params(2), LIMITS, keep_latents=True) for e in CHAINS]
     completions = Engine(lm, method, 4).generate(requests)
     written, own = [], []
     for each, completion in zip(passes_of(lm, method), completions, strict=True):
-        written += retrieval.written_ranks(each, vocabulary)
-        own += retrieval.own_ranks(lm, each, completion, vocabulary)
+        written += ranks.written_ranks(each, vocabulary)
+        own += ranks.own_ranks(lm, each, completion, vocabulary)
     assert len(written) == sum(len(each.latents_KD) for each in passes_of(lm, method))
     assert 0 < len(own) <= sum(completion.length for completion in completions)
-    for ranks in (written, own):
-        found = retrieval.retrieval_accuracy(ranks)
-        assert (found["tokens"]["chosen"] is None) == (head != "sequential")
-        assert found["tokens"]["n"] == sum(share["n"] for share in found["by_kind"].values())
+    for found in (written, own):
         assert json.loads(json.dumps(found)) == found
 
 
@@ -166,6 +129,6 @@ def test_a_question_that_is_asked_twice_is_one():
         request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
         (completion,) = Engine(lm, method, 1).generate([request])
         vocabulary = thought.vocabulary_of(lm)
-        ranks = retrieval.written_ranks(each, vocabulary) + retrieval.reference_ranks(each, vocabulary)
-        found |= {rank["question"] for rank in ranks + retrieval.own_ranks(lm, each, completion, vocabulary)}
+        ranked = ranks.written_ranks(each, vocabulary) + ranks.reference_ranks(each, vocabulary)
+        found |= {rank["question"] for rank in ranked + ranks.own_ranks(lm, each, completion, vocabulary)}
     assert found == {CHAINS[0].id}

@@ -34,7 +34,7 @@ def test_a_run_leaves_a_page(tiny, tmp_path):
     numbers = files.read_json(folder.numbers)
     (system,) = numbers["systems"]
     assert system["model"] == "run"
-    assert system["retrieval"]["written"]["tokens"]["n"] > 0
+    assert system["diagnosis"]["n"] > 0
     assert list(system["cost"]["outcomes"]) == ["own"]
 
 

@@ -66,6 +66,9 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
     "scripts/inspect_pictures.py": ["{page} {out}"],
     "lab/scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
+    "lab/scripts/rank_thoughts.py": [
+        "m={sequential} --limit 2 --compression_factor 2 --max_latents 3 --max_completion_length 2 --output {out}.json"
+    ],
     "lab/scripts/rejudge.py": ["{records}"],
     "lab/scripts/speed_tables.py": [""],
     "scripts/serve_pictures.py": ["{url} {out}"],

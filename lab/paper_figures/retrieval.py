@@ -2,7 +2,7 @@
 
 Above, one question with the thoughts that a model has of it, each as its c nearest tokens (`colar generate`).
 Below, over many questions, the share of tokens that are among the n nearest to their thought, n being the different
-tokens of its group (`colar inspect`), by kind of token:
+tokens of its group (`lab/scripts/rank_thoughts.py`), by kind of token:
 
     commonest   no thought at all: the n commonest tokens of the other questions at that place, the control
     own         thoughts of the model's own chain
@@ -22,7 +22,7 @@ from colar.evaluation.stats import Z95
 from paper_figures.points import bars, legend_below, new_figure
 
 Thought = Mapping[str, Any]
-"""What `colar inspect` writes of a thought: `question` (an id), `position`, `token_ids`, `kinds`, `ranks`."""
+"""See `ranks.Ranks`."""
 
 KINDS = ("bracket", "sign", "operand", "result")
 CHAINS = ("own", "written", "reference")
@@ -41,13 +41,13 @@ CHARACTERS = 13
 
 
 def shares_of(systems: Sequence[Mapping[str, Any]], c: float) -> dict[str, dict[str, Any]]:
-    """Shares by what is read and by kind of token, over all checkpoints of an inspection; `half` by question.
+    """Shares by what is read and by kind of token, over all checkpoints; `half` by question.
 
-    ValueError where none was inspected at c.
+    ValueError where none was asked at c.
     """
     runs = [system["retrieval"] for system in systems if system["params"]["compression_factor"] == c]
     if not runs:
-        raise ValueError(f"nothing was inspected at c = {c:g}")
+        raise ValueError(f"no thoughts were ranked at c = {c:g}")
     # All runs have the same questions: one of them is enough.
     thoughts = runs[0]["reference"]["thoughts"]
     shares = {"commonest": _by_kind(thoughts, commonest(thoughts))}

@@ -6,7 +6,7 @@
 #
 #   bash lab/reproduce/figures.sh [--smoke] [FOLDER]   --smoke: a few updates of each; to see that all of it works
 #   SEEDS="0 1 2" PROCS=2                          training seeds, commands at a time (one thread each)
-#   ONLY=inside                                    inside or sizes: one of the two parts
+#   ONLY=thoughts                                  thoughts or sizes: one of the two parts
 #   SIZES="0.1m 6m"                                some of the sizes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -31,9 +31,8 @@ cot_of() { # SEED: CoT weights of table1.sh, or those made here
 }
 
 # Thoughts of the toy of table1.sh (the paper's head, c from 1 to 5) and of the SmolLM2 that comes with this repository.
-inside() {
-  local seed toys=() problem=$out/inside/problem data=(--options 'arithmetic.steps=[2,4]')
-  local measured=("${data[@]}" --compression_factor 1 2 3 4 5)
+thoughts() {
+  local seed toys=() problem=$out/thoughts/problem data=(--options 'arithmetic.steps=[2,4]')
   for seed in "${seeds[@]}"; do
     if [[ ! -e $arena/seed$seed/cot-init.done ]]; then train "seed$seed/cot-init" arena/cot-init "$seed"; fi
   done
@@ -44,16 +43,16 @@ inside() {
   done
   run_all "training CoLaR"
 
-  mkdir -p "$out/inside"
-  add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --limit "$problems" \
-    "${short[@]}" --output "$out/inside/toy.html"
-  add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
-    --limit $((problems * 3 / 10)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
+  mkdir -p "$out/thoughts"
+  add "thoughts/toy-$(IFS=- && echo "${seeds[*]}")" python lab/scripts/rank_thoughts.py "${toys[@]}" \
+    --options '{"steps": [2, 4]}' --compression_factor 2 5 --limit "$problems" "${short[@]}" --output "$out/thoughts/toy.json"
+  add thoughts/smollm2 python lab/scripts/rank_thoughts.py smollm2=checkpoints/smollm2-135m-gsm --data gsm8k-aug \
+    --skip_malformed --limit $((problems * 3 / 10)) --compression_factor 2 --output "$out/thoughts/smollm2.json"
   # The case study's question is the first of the test split.
-  add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
+  add thoughts/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"
-  add inside/thoughts colar generate "${toys[0]#*=}" --input "$problem/test.jsonl" --compression_factor 2 5 --show_latents \
-    "${short[@]}" --output "$out/inside/thoughts.jsonl"
+  add thoughts/case colar generate "${toys[0]#*=}" --input "$problem/test.jsonl" --compression_factor 2 5 --show_latents \
+    "${short[@]}" --output "$out/thoughts/case.jsonl"
   run_all "reading the thoughts of one question"
 }
 
@@ -98,7 +97,7 @@ sizes() {
   cat "${answered[@]/%//records.jsonl}" | gzip -9n >"$table/records.jsonl.gz"
 }
 
-for part in ${ONLY:-inside sizes}; do
+for part in ${ONLY:-thoughts sizes}; do
   "$part"
   python lab/scripts/figures.py --runs "$out" --output "$results"
 done

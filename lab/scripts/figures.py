@@ -26,8 +26,8 @@ from paper_figures import factors, left_out, norms, reinforcement, retrieval, sc
 
 RESULTS = ROOT / "results"
 TOY, SMOLLM2 = "toy, 0.84M", "SmolLM2-135M"
-INSPECTED = {TOY: ("toy", (2, 5)), SMOLLM2: ("smollm2", (2,))}
-"""Panel -> the JSON of `colar inspect`, and the factors of the retrieval figure, all of them trained ones."""
+RANKED = {TOY: ("toy", (2, 5)), SMOLLM2: ("smollm2", (2,))}
+"""Panel -> the JSON of `rank_thoughts.py`, and the factors of the retrieval figure, all of them trained ones."""
 SMOLLM2_PARAMETERS = 134_515_008
 VALIDATION_ROWS = 400
 DPI = 110
@@ -96,13 +96,13 @@ def reinforced() -> dict[str, Any]:
     return {"panels": [{**panel, "rows": VALIDATION_ROWS} for panel in panels]}
 
 
-def inspected(folder: Path) -> dict[str, Any]:
-    """Data of the figure that `colar inspect` has records of, for the models inspected; {} without the toy."""
-    if not all((folder / name).exists() for name in ("toy.json", "thoughts.jsonl")):
+def ranked(folder: Path) -> dict[str, Any]:
+    """Data of the figure of retrieval, for the models whose thoughts were ranked; {} without the toy."""
+    if not all((folder / name).exists() for name in ("toy.json", "case.jsonl")):
         return {}
     shares: dict[str, dict[str, Any]] = {}
     made_by = {}
-    for title, (name, asked) in INSPECTED.items():
+    for title, (name, asked) in RANKED.items():
         path = folder / f"{name}.json"
         if not path.exists():
             continue
@@ -112,7 +112,7 @@ def inspected(folder: Path) -> dict[str, Any]:
         made_by[title] = {"asked": whole["asked"], "provenance": made_with}
         shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
     problem = next(row for _, row in files.read_jsonl(folder / "problem" / "test.jsonl"))
-    answers = [row for _, row in files.read_jsonl(folder / "thoughts.jsonl")]
+    answers = [row for _, row in files.read_jsonl(folder / "case.jsonl")]
     case = retrieval.case_of(answers, problem["question"], " ".join(problem["steps"]), problem["answer"])
     return {"retrieval": {"case": case, "shares": shares, "records": made_by}}
 
@@ -145,7 +145,7 @@ def main() -> None:
     output = files.require_writable(args.output)
     made = committed()
     if args.runs:
-        made |= inspected(args.runs / "inside") | scaled(output.parent / "toy" / "sizes")
+        made |= ranked(args.runs / "thoughts") | scaled(output.parent / "toy" / "sizes")
     for name, draw in DRAWN.items():
         path = output / f"{name}.json"
         if name in made:

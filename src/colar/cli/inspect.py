@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,8 @@ ENDINGS = (".html", ".json")
 def add_inspect(inspect: Parser) -> None:
     inspect.description = (
         "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
-        "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
-        "tokens that they stand for. A page shows this, and each question's chains beside the reference's."
+        "in reading latents, writing them, stopping, the plan or the arithmetic. A page shows this, and each "
+        "question's chains beside the reference's."
     )
     checkpoint_options(inspect)
     data_options(inspect)
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     systems = []
     for key, lm, method, params in _each_system(args):
         system = inspect_system(key, lm, method, examples, params, limits)
-        if system.numbers["retrieval"] is None:
+        if system.numbers["diagnosis"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
@@ -95,8 +94,7 @@ def run(args: argparse.Namespace) -> None:
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
     numbers = inspection.to_json()
-    # On one line: most of it are ranks of tokens, which are for programs.
-    files.write_text(written[0], json.dumps(numbers, ensure_ascii=False, allow_nan=False) + "\n")
+    files.write_json(written[0], numbers)
     print_tables(all_tables(numbers), Console())
     if output.suffix == ".html":
         written.append(inspection.save(output))

@@ -353,7 +353,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "dmath/*.json",
         ),
         "mawps": _programs(
-            "one-step problems by people, without the rows that MultiArith, SVAMP and others test on",
+            "short problems by people, without the rows that MultiArith, SVAMP and others test on",
             "none stated",
             program_rows.mawps,
             "mawps/questions.json",

@@ -70,10 +70,15 @@ def mathcamps(raw: Any) -> Fields:
     """Parse the first problem of a MathCAMPS dialogue; its follow-ups cannot be read without it."""
     row = named_fields(raw[0] if isinstance(raw, list) and raw else raw)
     program = text_of(row, "symbolic-struct")
-    defined, asked = _DEFINED.findall(program), _ASKED.search(program)
-    if asked is None or any(name.isdigit() for name, _ in defined):
-        raise NotStraight("an unknown to be solved for")
-    lines = [f"{name} = {expression}" for name, expression in defined]
+    asked = _ASKED.search(program)
+    if asked is None:
+        raise NotStraight("several unknowns, or one that stands more than once")
+    lines = []
+    for name, expression in _DEFINED.findall(program):
+        # A number in place of a name: the equation is to be solved for what is asked.
+        lines.append(
+            programs.solved(name, expression, asked[1]) if name.isdigit() else f"{name} = {expression}"
+        )
     solution = programs.of_python("\n".join([*lines, f"result = {asked[1]}"]))
     return checked(text_of(row, "statement"), solution, answer_of(row, "answer"))
 
@@ -86,15 +91,16 @@ def dmath(raw: Any) -> Fields:
 
 
 def mawps(raw: Any) -> Fields:
-    """Parse MAWPS: rows of one equation, one side of which is the unknown alone."""
+    """Parse MAWPS: rows of one equation, in which the unknown stands once."""
     row = named_fields(raw)
     equations: list[str] = row.get("lEquations") or []
     solutions: list[Any] = row.get("lSolutions") or []
     if len(equations) != 1 or len(solutions) != 1:
         raise NotStraight("a system of equations, or none")
     left, _, right = equations[0].partition("=")
-    if not (left.strip().isidentifier() or right.strip().isidentifier()):
-        raise NotStraight("an unknown to be solved for")
-    expression = right if left.strip().isidentifier() else left
+    unknown, *others = re.findall(r"[A-Za-z_]\w*", equations[0]) or [""]
+    if others or not unknown:
+        raise NotStraight("several unknowns, or one that stands more than once")
+    known, side = (left, right) if unknown in right else (right, left)
     question = _SPACES.sub("", text_of(row, "sQuestion"))
-    return checked(question, programs.of_python(f"result = {expression}"), solutions[0])
+    return checked(question, programs.of_python(programs.solved(known, side, unknown)), solutions[0])

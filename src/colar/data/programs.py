@@ -24,6 +24,8 @@ from fractions import Fraction
 from colar.data.judge.numbers import decimal_text, places_of
 
 Number = Fraction
+Term = tuple[Number, str, int]
+"""Value of an expression, its text, and how tightly that text binds."""
 
 OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
     ast.Add: ("+", operator.add),
@@ -41,6 +43,11 @@ CASTS: dict[str, Callable[[Number, int], Number]] = {
     "abs": lambda value, _: abs(value),
 }
 """Functions that may stand around a value which they leave as it is: equations cannot say that it changes."""
+INVERSES = {
+    ast.Add: ("{0} - {1}", "{0} - {1}"), ast.Sub: ("{0} + {1}", "{1} - {0}"),
+    ast.Mult: ("{0} / {1}", "{0} / {1}"), ast.Div: ("{0} * {1}", "{1} / {0}"),
+}  # fmt: skip
+"""Operation -> its first operand by its result {0} and the other operand {1}, and its second operand."""
 ANSWERS = ("result", "answer", "ans")
 """Variables that hold the answer of a program without a return."""
 DECIMALS = 4
@@ -48,7 +55,9 @@ DECIMALS = 4
 MOST_BITS = 128
 """Size of the largest numerator and denominator: a chain of powers would fill any memory."""
 MOST_CHARACTERS = 10_000
-"""Length of the longest program, and of the longest equation."""
+"""Length of the longest program."""
+LONGEST = 50
+"""Characters of the longest equation, as in GSM8k-Aug."""
 MOST_FACTORS = 4
 """Exponent of the largest power."""
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -80,7 +89,7 @@ def of_python(code: str) -> Solution:
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     if len(functions) == 1:
         body = functions[0].body
-    values: dict[str, Number] = {}
+    values: dict[str, Term] = {}
     behind: dict[str, set[str]] = {}
     """The equations that a variable's value comes from."""
     equations: dict[str, Number] = {}
@@ -95,16 +104,19 @@ def of_python(code: str) -> Solution:
             raise NotStraight("an expression that is nested too deeply") from error
         names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]
         used = {equation for name in names for equation in behind.get(name, ())}
-        if rank < ATOM:
+        plain = rank == ATOM
+        if not plain and _is_short(value):
             equation = f"<<{text}={written(value)}>>"
             equations[equation] = value
             used.add(equation)
+            text, rank = written(value), ATOM
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if not isinstance(target, ast.Name):
                 raise NotStraight("an assignment to more than one variable")
-            values[target.id], behind[target.id] = value, used
-            if rank == ATOM and target.id not in ANSWERS:
+            # A third has no decimals to be written in: it stays an expression, in the equations that use it.
+            values[target.id], behind[target.id] = (value, text, rank), used
+            if plain and target.id not in ANSWERS:
                 continue
         answer = value, used
         if isinstance(node, ast.Return):
@@ -113,9 +125,12 @@ def of_python(code: str) -> Solution:
         if functions:
             # What a cut-off answer of a model has computed so far is not the result.
             raise NotStraight("a function without a return")
-    if answer is None or not answer[1]:
+    if answer is None:
         raise NotStraight("no equation")
     value, used = answer
+    written(value)
+    if not used:
+        raise NotStraight("no equation")
     steps = tuple(equation for equation in equations if equation in used)
     if equations[steps[-1]] != value:
         raise NotStraight("an answer that is not the last result")
@@ -153,7 +168,7 @@ def _expression_of(node: ast.stmt) -> ast.expr | None:
     raise NotStraight(f"a statement that is no assignment of arithmetic: {type(node).__name__}")
 
 
-def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
+def _walk(node: ast.expr, values: dict[str, Term]) -> Term:
     """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
     number = node.value if isinstance(node, ast.Constant) else None
     if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e15:
@@ -162,7 +177,7 @@ def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
     if isinstance(node, ast.Name):
         if node.id not in values:
             raise NotStraight(f"a variable without a value: {node.id}")
-        return values[node.id], written(values[node.id]), ATOM
+        return values[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value, text, rank = _walk(node.operand, values)
         return (-value, written(-value), ATOM) if rank == ATOM else (-value, f"-({text})", PRECEDENCE["*"])
@@ -183,7 +198,7 @@ def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
     return value, text, rank
 
 
-def _operation(node: ast.BinOp, values: dict[str, Number]) -> tuple[Number, str, int]:
+def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
     """As `_walk`, of an operation with two operands."""
     left, left_text, left_rank = _walk(node.left, values)
     right, right_text, right_rank = _walk(node.right, values)
@@ -204,17 +219,44 @@ def _operation(node: ast.BinOp, values: dict[str, Number]) -> tuple[Number, str,
         text = f"{left_text}{sign}({right_text})" if closed else f"{left_text}{sign}{right_text}"
     if isinstance(node.op, ast.FloorDiv) and value.denominator != 1:
         raise NotStraight("// drops a remainder")
-    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS or len(text) > MOST_CHARACTERS:
+    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS or len(text) > LONGEST:
         raise NotStraight("a number or an equation that is too long")
     return value, text, PRECEDENCE[sign]
 
 
 def written(value: Number) -> str:
     """A number as equations have it: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
-    places = places_of(value)
-    if places is None or places > DECIMALS:
+    if not _is_short(value):
         raise NotStraight("a value that has too many decimals to be written")
     return decimal_text(value)
+
+
+def _is_short(value: Number) -> bool:
+    places = places_of(value)
+    return places is not None and places <= DECIMALS
+
+
+def solved(known: str, side: str, unknown: str) -> str:
+    """The program that solves `known = side` for an unknown that stands once: `s = 24 / 12` of 24 and `s * 12`."""
+    try:
+        node = ast.parse(side.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotStraight("not Python, or cut off") from error
+    lines = [f"{unknown} = {known}"]
+    while isinstance(node, ast.BinOp) and type(node.op) in INVERSES:
+        left, right = (
+            {each.id for each in ast.walk(one) if isinstance(each, ast.Name)}
+            for one in (node.left, node.right)
+        )
+        if (unknown in left) == (unknown in right):
+            break
+        inverse = INVERSES[type(node.op)][unknown in right]
+        other = ast.unparse(node.left if unknown in right else node.right)
+        lines.append(f"{unknown} = {inverse.format(unknown, f'({other})')}")
+        node = node.right if unknown in right else node.left
+    if not isinstance(node, ast.Name) or node.id != unknown:
+        raise NotStraight("an unknown in more than + - * /, or more than once")
+    return "\n".join(lines)
 
 
 def of_formula(formula: str, problem: str) -> Solution:

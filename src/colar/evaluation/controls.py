@@ -6,15 +6,15 @@
     random      Gaussian directions, each as long as the thought it replaces
     halved      the first half of its own thoughts, rounded up; then it has to answer
 
-The first four feed as many thoughts as it had. A model that answers as well with them does not read its thoughts. The
-accuracy that is left with `zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right
-kind, and wrong. With `halved` they are right, and what the second half works out is missing. `Decoding.max_latents`
-cuts all questions at the same length instead.
+`own`, `zeroed` and `random` feed as many thoughts as it had, `shuffled` as many as the other question. A model that
+answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
+passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved` they are right, and what the
+second half works out is missing. `Decoding.max_latents` cuts all questions at the same length instead.
 
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`GivenThoughts` feeds any thoughts: `look/chains.py` feeds those of the reference chain.
+`GivenThoughts` feeds any thoughts: `look/answers.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
@@ -33,8 +33,9 @@ from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Request
+from colar.engine.request import Request
 from colar.evaluation import output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
@@ -280,7 +281,7 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in output_folder.collect(records)}
+    done = {record_key(record) for record in output_folder.read_records(records)}
     order: list[RecordKey] = []
     n_new = 0
     for point in grid:
@@ -300,7 +301,7 @@ def evaluate_controls(
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    output_folder.merge_parts(records, order)
+    output_folder.put_in_order(records, order)
     return n_new
 
 

@@ -4,6 +4,5 @@ thought          a thought as tokens, for the terminal, the pages and the server
 inspect          the measurements of systems;  tables of them, and page/, the HTML
 reference_chain  what a model should think
 answers          its own chain beside that, and the first thing that goes wrong
-retrieval        the tokens of a group, ranked by their cosine with the thought
 cost             accuracy and cost, with its own thoughts and with others
 """

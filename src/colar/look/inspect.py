@@ -4,11 +4,11 @@ A system is a model at one value of its params. Its part of the JSON holds
 
     model params              its name
     n                         questions with a reference chain
-    retrieval diagnosis       of all of them
+    diagnosis                 of all of them
     cost                      accuracy and cost, with controls
     answers                   of each question: the answer, and what went wrong
 
-Comparisons with the reference chain (n, retrieval, diagnosis) are null for a method whose thoughts stand for none of
+Comparisons with the reference chain (n, diagnosis) are null for a method whose thoughts stand for none of
 its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
@@ -22,14 +22,13 @@ from typing import Any
 from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
-from colar.engine.request import GREEDY, Completion, Decoding
+from colar.engine.request import GREEDY, Decoding
+from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
-from colar.look.answers import answer_all, diagnose, read_answers, requests_of
+from colar.look.answers import diagnose, read_answers, requests_of
 from colar.look.cost import control_results, difference
 from colar.look.reference_chain import can_be_compared, reference_passes
-from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
-from colar.look.thought import vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -68,46 +67,21 @@ def inspect_system(
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
-    answer_all(lm, method, requests[:1], "warm up")
+    answer_all(lm, method, requests[:1], note="warm up")
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     answers = read_answers(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = dict.fromkeys(("n", "retrieval", "diagnosis", "cost"))
+    found: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
     if compared and numbers:
-        found |= measure_against_reference(lm, method, examples, params, decoding, completions)
+        with_steps = [example for example in examples if example.steps]
+        passes = progress.track(reference_passes(lm, method, with_steps, params), "read", len(with_steps))
+        found |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
         found["cost"] = control_results(lm, method, examples, requests, completions, controls)
     summaries = []
     for answer in answers:
         summaries.append({name: answer[name] for name in answer if name not in ("thoughts", "missing")})
     return Findings({**key, **found, "answers": summaries}, answers)
-
-
-def measure_against_reference(
-    lm: LatentLM,
-    method: Method,
-    examples: Sequence[Example],
-    params: Any,
-    decoding: Decoding,
-    completions: Sequence[Completion],
-) -> dict[str, Any]:
-    """The numbers that need a reference chain, of the examples that have one; `completions` are those of all."""
-    pairs = [(example, own) for example, own in zip(examples, completions, strict=True) if example.steps]
-    with_steps = [example for example, _ in pairs]
-    own = [completion for _, completion in pairs]
-    n = len(pairs)
-    passes = list(progress.track(reference_passes(lm, method, with_steps, params), "read", n))
-    vocabulary = vocabulary_of(lm)
-    ranks: dict[str, list[Any]] = {"written": [], "own": [], "reference": []}
-    for each, completion in zip(passes, own, strict=True):
-        ranks["written"] += written_ranks(each, vocabulary)
-        ranks["own"] += own_ranks(lm, each, completion, vocabulary)
-        ranks["reference"] += reference_ranks(each, vocabulary)
-    return {
-        "n": n,
-        "retrieval": {chain: retrieval_accuracy(found) for chain, found in ranks.items()},
-        "diagnosis": diagnose(lm, method, passes, params, decoding),
-    }
 
 
 def system_differences(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from colar.evaluation.report_rows import options, speed, texts
@@ -34,14 +33,12 @@ THOUGHTS = {
     "none": "thoughts left out",
 }
 """Name of what a system thought."""
-KINDS = {"bracket": "bracket", "sign": "operator", "operand": "operand", "result": "result"}
-MEASURES = {"top1": "nearest", "top5": "5 nearest", "in_set": "in set", "chosen": "chosen"}
 
 
 def all_tables(whole: Mapping[str, Any]) -> list[TextTable]:
     """Every table for a terminal."""
     systems = whole["systems"]
-    return [*cost_tables(whole), *cause_tables(systems), *retrieval_tables(systems)]
+    return [*cost_tables(whole), *cause_tables(systems)]
 
 
 def cost_tables(whole: Mapping[str, Any]) -> list[TextTable]:
@@ -162,28 +159,3 @@ def diagnosis_table(systems: Sequence[Numbers]) -> TextTable:
     ]
     head = ["system", "questions", "reads", "writes", "writes all", "stops"]
     return TextTable("With the reference's help, %", head, rows, notes)
-
-
-def retrieval_tables(systems: Sequence[Numbers]) -> list[TextTable]:
-    """A table for each system, a row for each kind of token that its chains have."""
-    tables = []
-    for name, retrieval in with_names(systems, "retrieval"):
-        rows = []
-        for kind, words in KINDS.items():
-            written = retrieval["written"]["by_kind"][kind]
-            others = [retrieval[chain]["by_kind"][kind]["in_set"] for chain in ("own", "reference")]
-            if written["n"]:
-                shares = [*(written[measure] for measure in MEASURES), *others]
-                rows.append([words, str(written["n"]), *map(percent, shares)])
-        head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
-        tables.append(TextTable(f"Tokens found in thoughts, %: {name}", head, rows))
-    return tables
-
-
-def position_table(systems: Sequence[Numbers]) -> TextTable:
-    """Thoughts whose whole group is found, by position in the chain: a row for each position."""
-    found = with_names(systems, "retrieval")
-    columns = [[percent(share) for share in each["written"]["by_position"]] for _, each in found]
-    rows = [[str(k + 1), *line] for k, line in enumerate(zip_longest(*columns, fillvalue=BLANK))]
-    head = ["thought", *(name for name, _ in found)]
-    return TextTable("Thoughts whose whole group is found (in set), %, by position", head, rows)

@@ -8,5 +8,5 @@ colar, sequential   the paper's method and ours, over `grouping` and `factors`
 cot, icot, coconut, distill, pause, tokenskip   the others
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement
-pretrained     a model and its method: saved, loaded;  converted reads earlier versions
+pretrained     a model and its method: saved, loaded
 """

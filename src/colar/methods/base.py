@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -30,6 +31,7 @@ from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.ragged import length_mask, pad
+from colar.ops.sampling import Ways
 from colar.template.template import Template
 
 
@@ -98,6 +100,19 @@ class Batch:
             params=param_columns([row.params for row in rows]),
         )
 
+    @property
+    def question(self) -> tuple[Tensor, Tensor]:
+        """Ids and lengths, as `ragged.pack` takes them."""
+        return self.question_ids, self.question_lengths
+
+    @property
+    def chain(self) -> tuple[Tensor, Tensor]:
+        return self.chain_ids, self.chain_lengths
+
+    @property
+    def answer(self) -> tuple[Tensor, Tensor]:
+        return self.answer_ids, self.answer_lengths
+
     def positions(self) -> Tensor:
         """Positions that training needs for each row, thoughts of the model's own included, (B,)."""
         written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
@@ -114,13 +129,7 @@ class Batch:
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
         """The inverse of `tensors`."""
-        segments, params = {}, {}
-        for key, tensor in flat.items():
-            if key.startswith("params."):
-                params[key.removeprefix("params.")] = tensor
-            else:
-                segments[key] = tensor
-        return cls(**segments, params=params)
+        return cls(**from_flat_tensors(cls, flat))
 
 
 class RequestView(Protocol):
@@ -140,6 +149,58 @@ class RequestView(Protocol):
     def seed(self) -> int: ...
     @property
     def sample(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
+
+    Steps of equal branches do the same operations, so that one CUDA graph serves them. Those of more rows than a step
+    has serve it too: they may cost a little more, and give the same.
+    """
+
+    ways: Ways
+    """Ways of drawing tokens at `temperature`."""
+    latent_ways: Ways
+    """The same at `latent_temperature`."""
+    one_temperature: bool
+    """True if every row has the same temperature for both."""
+    most: tuple[tuple[str, int], ...]
+    """Each of the params and its largest value, rounded up."""
+    whole: frozenset[str]
+    """The params whose values are all whole numbers."""
+
+    @classmethod
+    def of(cls, decoding: Sequence[Sequence[float]], params: Mapping[str, Collection[float]]) -> Branches:
+        """Those of rows with these temperatures, latent temperatures and top-ps, and these params."""
+        temperatures, latent_temperatures, top_ps = decoding
+        return cls(
+            Ways.of(zip(temperatures, top_ps, strict=True)),
+            Ways.of(zip(latent_temperatures, top_ps, strict=True)),
+            all(map(operator.eq, temperatures, latent_temperatures)),
+            tuple((name, math.ceil(max(values, default=0))) for name, values in params.items()),
+            frozenset(
+                name for name, values in params.items() if all(value == int(value) for value in values)
+            ),
+        )
+
+    @classmethod
+    def of_requests(cls, requests: Iterable[RequestView]) -> Branches:
+        """Those of rows that answer these requests."""
+        # Many requests have the same settings.
+        requests = list(requests)
+        decodings = {request.decoding for request in requests}
+        columns = [
+            [getattr(decoding, name) for decoding in decodings]
+            for name in ("temperature", "latent_temperature", "top_p")
+        ]
+        distinct = {request.params for request in requests}
+        names = [f.name for f in dataclasses.fields(next(iter(distinct)))] if distinct else []
+        return cls.of(columns, {name: [float(getattr(each, name)) for each in distinct] for name in names})
+
+    def largest(self, name: str) -> int:
+        """The largest value of one of the params, rounded up."""
+        return dict(self.most)[name]
 
 
 @dataclass
@@ -166,8 +227,17 @@ class ThinkState:
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
     """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
-    requests: Sequence[RequestView] | None = None
-    """The rows' requests: what Python decides by need not be looked up on the device."""
+    known_branches: Branches | None = None
+    """Those of these rows or more, from an engine; without them the columns are read, which synchronises."""
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The facts by which `think` may branch in Python."""
+        if self.known_branches is not None:
+            return self.known_branches
+        columns = (self.temperature, self.latent_temperature, self.top_p)
+        params = {name: column.tolist() for name, column in self.params.items()}
+        return Branches.of([column.tolist() for column in columns], params)
 
     @classmethod
     def of(
@@ -180,7 +250,14 @@ class ThinkState:
     ) -> ThinkState:
         """The state of these requests, a row each, at these steps."""
         columns = request_columns(requests, hidden.device)
-        return cls(hidden, step, **columns, make_logits=make_logits, begun=begun, requests=requests)
+        return cls(
+            hidden,
+            step,
+            **columns,
+            make_logits=make_logits,
+            begun=begun,
+            known_branches=Branches.of_requests(requests),
+        )
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -189,23 +266,6 @@ class ThinkState:
     def logits(self) -> Tensor:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
-
-    def on_cpu(self, name: str) -> Tensor:
-        """A request's temperature, top_p, latent_temperature or one of its params, on the CPU, float64 (B,).
-
-        A method that branches by such a column asks here: reading a GPU's tensor waits for the GPU.
-        """
-        column = self.params[name] if name in self.params else getattr(self, name)
-        if column.device.type == "cpu" or self.requests is None:
-            return column.cpu()
-        if name in self.params:
-            return param_columns([request.params for request in self.requests])[name]
-        values = [getattr(request.decoding, name) for request in self.requests]
-        return torch.tensor(values, dtype=torch.float64)
-
-    def decoding_on_cpu(self) -> tuple[Tensor, Tensor]:
-        """Temperature and top_p on the CPU, for `sample_tokens`."""
-        return self.on_cpu("temperature"), self.on_cpu("top_p")
 
     def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
         """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
@@ -232,8 +292,8 @@ class Thought:
 class Method(ABC):
     """A way to learn and to think: the one interface of all methods.
 
-    Constructed from its frozen, self-validating `Config`. Three methods are its own: `encode`, `loss` and `think`.
-    The others have the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
+    Constructed from its frozen, self-validating `Config`. `encode`, `loss` and `think` must be written. The rest has
+    the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
     """
 
     name: ClassVar[str]
@@ -362,6 +422,24 @@ class Method(ABC):
         return {}
 
 
+class ScaledMethod(Method):
+    """A method with embeddings of its own on the backbone's scale: its config has a `sigma_e`, null until measured."""
+
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        if self.config.sigma_e is None:
+            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
+        return examples
+
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
+
+
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
     """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
     # A step that contains the separator cannot be encoded: the error must name the example.
@@ -377,11 +455,16 @@ def encode_row(template: Template, example: Example, params: Any, speed_text: st
         raise ValueError(f"{example.id}: {error}") from error
 
 
-def decoding_columns(requests: Sequence[RequestView]) -> tuple[Tensor, Tensor]:
-    """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
-    temperatures = [request.decoding.temperature for request in requests]
-    top_ps = [request.decoding.top_p for request in requests]
-    return torch.tensor(temperatures, dtype=torch.float64), torch.tensor(top_ps, dtype=torch.float64)
+def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]:
+    """The steps with the chain's tokens of these numbers, from 0, alone; a step that has lost all is gone."""
+    number = itertools.count()
+    found = [[token for token in step if next(number) in kept] for step in steps]
+    return [step for step in found if step]
+
+
+def no_thought(state: ThinkState) -> Thought:
+    """No thinking at all: every row is done before a first thought, so that these zeros are not fed."""
+    return fixed_thought(state, torch.zeros_like(state.hidden), 0)
 
 
 def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
@@ -415,13 +498,20 @@ def request_columns(requests: Sequence[RequestView], device: torch.device) -> di
     }
 
 
+def from_flat_tensors(cls: Any, flat: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The inverse of `flat_tensors`: the fields of the dataclass; other keys are ignored."""
+    own: dict[str, Any] = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
+    params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
+    return {**own, "params": params}
+
+
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     """A (B,) float64 column for each field of the rows' params."""
     if not params:
         return {}
     columns = {}
     for f in dataclasses.fields(params[0]):
-        # float64: in float32 a factor of 1.1 would move the groups of long chains. A bool is 0 or 1.
+        # float64: in float32 a factor of 1.1 would move the groups of long chains.
         values = [float(getattr(each, f.name)) for each in params]
         columns[f.name] = torch.tensor(values, dtype=torch.float64)
     return columns

@@ -99,9 +99,8 @@ class Coconut(base.Method):
         # here, and filled one by one while the sequence is unrolled.
         K = int(batch.n_latents.max())
         blank_BK = batch.seeds.new_zeros(len(batch.seeds), K)
-        chain = (batch.chain_ids, batch.chain_lengths)
-        answer = (batch.answer_ids, batch.answer_lengths)
-        tail_BN = ragged.pack((blank_BK, batch.n_latents), chain, answer, multiple=ragged.PAD_TO)
+        blank = (blank_BK, batch.n_latents)
+        tail_BN = ragged.pack(blank, batch.chain, batch.answer, multiple=ragged.PAD_TO)
         tail_BND = lm.embed(tail_BN)
         lengths_B = batch.n_latents + batch.chain_lengths + batch.answer_lengths
         real_BN = ragged.length_mask(lengths_B, tail_BN.shape[1])

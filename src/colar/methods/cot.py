@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from colar.data.example import Example
@@ -32,12 +31,12 @@ from colar.template.template import Template
 
 @dataclass(frozen=True)
 class CotConfig:
-    """CoT has nothing to set."""
+    """CoT has no keys."""
 
 
 @dataclass(frozen=True)
 class NoCotConfig:
-    """Neither has its control."""
+    """The control has no keys."""
 
 
 class Cot(base.Method):
@@ -49,22 +48,14 @@ class Cot(base.Method):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over L_r + L_a labelled positions of -log p(next token)."""
-        question = (batch.question_ids, batch.question_lengths)
-        chain = (batch.chain_ids, batch.chain_lengths)
-        answer = (batch.answer_ids, batch.answer_lengths)
-        ids_BT = ragged.pack(question, chain, answer, multiple=ragged.PAD_TO)
-        # The question is no label: hidden states are taken from its last position on.
-        labels_BN = ragged.pack(chain, answer)
-        lengths_B = batch.question_lengths + batch.chain_lengths + batch.answer_lengths
-        hidden_BTD = lm.hidden_of_rows(lm.embed(ids_BT), question, lengths_B)
-        hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
-        # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
-        mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
-        return {"ce": losses.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
+        ids_BT = ragged.pack(batch.question, batch.chain, batch.answer, multiple=ragged.PAD_TO)
+        hidden_BTD = lm.hidden_of_rows(lm.embed(ids_BT), batch.question, batch.positions())
+        return {"ce": losses.chain_loss(lm, hidden_BTD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        on_cpu = state.decoding_on_cpu()
-        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform(), on_cpu)
+        ids_B = sample_tokens(
+            state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways
+        )
         info = {}
         if state.wants_info:
             info["logp"] = token_logps(state.logits(), state.temperature, ids_B)
@@ -97,5 +88,4 @@ class NoCot(Cot):
         return dataclasses.replace(row, steps=[])
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        # Every row is done at step 0: the zeros are not fed.
-        return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
+        return base.no_thought(state)

@@ -94,27 +94,18 @@ class Distill(base.Method):
 
     def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
-        question = (batch.question_ids, batch.question_lengths)
-        chain = (batch.chain_ids, batch.chain_lengths)
-        answer = (batch.answer_ids, batch.answer_lengths)
-        ids_BT = ragged.pack(question, chain, answer, multiple=ragged.PAD_TO)
+        ids_BT = ragged.pack(batch.question, batch.chain, batch.answer, multiple=ragged.PAD_TO)
         layers = lm.layers(lm.embed(ids_BT))
-
-        # Labels: the chain, the separator that closes it, the answer. The first is predicted by the question's end.
-        labels_BN = ragged.pack(chain, answer)
-        hidden_BND = ragged.take_from(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
-        mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
-
         # The closing separator is fed right behind the chain: there the student is aligned with the teacher.
         separator_B = batch.question_lengths + batch.chain_lengths
         at_separator = [ragged.take_from(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
-        return losses.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
+        return losses.chain_loss(lm, layers[-1], batch), at_separator
 
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The same of the student, whose labels are the answer's."""
         sequence, _, _ = self._unroll(lm, batch)
         # The answer segment begins with the closing separator: its first column is where the two are aligned.
-        answer_BA = ragged.pack((batch.answer_ids, batch.answer_lengths), multiple=ragged.PAD_TO)
+        answer_BA = ragged.pack(batch.answer, multiple=ragged.PAD_TO)
         real_BA = ragged.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return losses.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]

@@ -26,6 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from colar.methods import losses
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
@@ -116,10 +117,13 @@ def starts(sizes_BK: Tensor) -> Tensor:
     return sizes_BK.cumsum(-1) - sizes_BK
 
 
-def tokens_of_groups(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+def tokens_of_groups(
+    ids_BT: Tensor, sizes_BK: Tensor, starts_BK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The tokens of each group: ids (B, K, G) and which of them are real (B, K, G) bool.
 
-    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
+    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups. Without
+    `starts_BK` each group begins where the one before it ends.
     """
     G = int(sizes_BK.max()) if sizes_BK.numel() else 0
     if G == 0:
@@ -127,7 +131,8 @@ def tokens_of_groups(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
         return nothing, nothing.bool()
     # A group is a run of tokens: its first position, and the positions after it.
     offset_G = torch.arange(G, device=ids_BT.device)
-    position_BKG = starts(sizes_BK)[..., None] + offset_G
+    starts_BK = starts(sizes_BK) if starts_BK is None else starts_BK
+    position_BKG = starts_BK[..., None] + offset_G
     position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
     ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
     real_BKG = offset_G < sizes_BK[..., None]
@@ -190,13 +195,7 @@ class Fed:
 
     def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
         """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""
-        question = (lm.embed(batch.question_ids), batch.question_lengths)
-        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        fed_BTD = ragged.pack(question, (self.latents_BKD, self.counts_B), answer, multiple=ragged.PAD_TO)
-        lengths_B = batch.question_lengths + self.counts_B + batch.answer_lengths
-        # One example at several speeds has one question.
-        shared = (batch.question_ids, batch.question_lengths)
-        hidden_BTD = lm.hidden_of_rows(fed_BTD, shared, lengths_B)
+        hidden_BTD = losses.hidden_around(lm, batch, self.latents_BKD, self.counts_B)
         return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
 
 

@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar, Literal, get_args
 
-import torch
-
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base
@@ -92,8 +90,7 @@ class Icot(Cot):
         return replace(row, steps=without_first(row.steps, removed))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        # Done before a first thought: the separator is fed at once, and these zeros never are.
-        return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
+        return base.no_thought(state)
 
 
 def offset(uniform: float, smoothing_lambda: float | None) -> int:
@@ -106,11 +103,4 @@ def offset(uniform: float, smoothing_lambda: float | None) -> int:
 
 def without_first(steps: list[list[int]], n: int) -> list[list[int]]:
     """The steps without the first n tokens of the chain; a step that has lost all its tokens is gone."""
-    kept = []
-    left = n
-    for step in steps:
-        rest = step[left:]
-        left = max(left - len(step), 0)
-        if rest:
-            kept.append(rest)
-    return kept
+    return base.keep_tokens(steps, range(n, sum(map(len, steps))))

@@ -64,6 +64,29 @@ def go_on_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> 
     return others_LV.logsumexp(-1) - scaled_LV.logsumexp(-1)
 
 
+def chain_loss(lm: LatentLM, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of the chain and the answer, both separators' decisions included, (B,).
+
+    `hidden_BTD` are the hidden states where question, chain and answer are fed end to end.
+    """
+    # The question is no label: hidden states are taken from its last position on. The separator that opens the answer
+    # is one (the decision to stop), and so is the answer's last token, EOS.
+    labels_BN = ragged.pack(batch.chain, batch.answer)
+    hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
+    mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+    return token_loss(lm, hidden_BND, labels_BN, mask_BN)
+
+
+def hidden_around(lm: LatentLM, batch: Batch, latents_BKD: Tensor, counts_B: Tensor) -> Tensor:
+    """Hidden states (B, T, D) where questions, latents, `counts_B` a row, and answers are fed end to end."""
+    question = (lm.embed(batch.question_ids), batch.question_lengths)
+    answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
+    fed_BTD = ragged.pack(question, (latents_BKD, counts_B), answer, multiple=ragged.PAD_TO)
+    # One example at several speeds has one question.
+    lengths_B = batch.question_lengths + counts_B + batch.answer_lengths
+    return lm.hidden_of_rows(fed_BTD, batch.question, lengths_B)
+
+
 def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of what follows the closing separator, EOS included, (B,).
 

@@ -16,7 +16,6 @@ embeddings. The paper pauses in pretraining too; this is its fine-tuning alone (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar
@@ -49,19 +48,13 @@ class PauseConfig:
             checks.check_number("method.sigma_e", self.sigma_e, 1e-12)
 
 
-class Pause(base.Method):
+class Pause(base.ScaledMethod):
     name: ClassVar[str] = "pause"
     Config: ClassVar[type] = PauseConfig
     thinks_in_latents: ClassVar[bool] = True
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"pauses": nn.Embedding(self.config.n_pauses, lm.width)}  # standard normal
-
-    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        if self.config.sigma_e is None:
-            self.config = replace(self.config, sigma_e=lm.embedding_std())
-        return examples
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
@@ -69,10 +62,8 @@ class Pause(base.Method):
 
     def pauses(self, lm: LatentLM) -> Tensor:
         """The embeddings that are fed, (K, D)."""
-        if self.config.sigma_e is None:
-            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         weight: Any = lm.extra["pauses"].weight
-        scaled: Tensor = self.config.sigma_e * weight
+        scaled: Tensor = self.sigma_e * weight
         return scaled
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -82,13 +73,9 @@ class Pause(base.Method):
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the answer of -log p(next token)."""
         pauses_BKD, counts_B = self.thoughts(lm, batch)
-        question = (lm.embed(batch.question_ids), batch.question_lengths)
-        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        fed_BTD = ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO)
+        hidden_BTD = losses.hidden_around(lm, batch, pauses_BKD, counts_B)
         # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B
-        starts = (batch.question_ids, batch.question_lengths)
-        hidden_BTD = lm.hidden_of_rows(fed_BTD, starts, separator_B + batch.answer_lengths)
         hidden_BAD = ragged.take_from(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}
 

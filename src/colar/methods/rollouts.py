@@ -21,7 +21,6 @@ M positions of all rows, L thoughts of all rows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from colar.methods import losses
-from colar.methods.base import flat_tensors
+from colar.methods.base import flat_tensors, from_flat_tensors
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
@@ -71,9 +70,7 @@ class Rollouts:
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Rollouts:
         """The inverse of `tensors`; other keys of the dict are ignored."""
-        own = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
-        params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
-        return cls(**own, params=params)
+        return cls(**from_flat_tensors(cls, flat))
 
     def positions(self) -> Tensor:
         """(B,) positions that an action may stand at: thoughts, one stop, tokens."""

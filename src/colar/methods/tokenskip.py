@@ -44,9 +44,6 @@ from colar.template.template import Template
 ROWS = 32
 """Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
 
-Importances = tuple[float, ...]
-"""Surprisals of a chain's tokens."""
-
 
 @dataclass(frozen=True)
 class TokenSkipParams:
@@ -114,13 +111,11 @@ class TokenSkip(Cot):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         ratio = rng.choice(self.config.ratios)
-        scored = isinstance(example, ScoredExample)
+        # Held-out rows were not scored: they keep their whole chain, and their prompt says so.
+        scored = example if isinstance(example, ScoredExample) else None
         params = TokenSkipParams(ratio if scored else 1.0)
         row = base.encode_row(template, example, params, self.speed_text(params), rng.getrandbits(62))
-        # Held-out rows were not scored: they keep their whole chain, and their prompt says so.
-        if not isinstance(example, ScoredExample):
-            return row
-        return replace(row, steps=prune(row.steps, example.importance, ratio))
+        return replace(row, steps=prune(row.steps, scored.importance, ratio)) if scored else row
 
 
 def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:
@@ -130,26 +125,18 @@ def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -
     # 0.6 x 5 is a rounding error above 3: it must not keep a fourth token.
     count = math.ceil(ratio * n - 1e-9)
     by_importance = sorted(range(n), key=lambda i: (-importance[i], i))
-    kept = set(by_importance[:count])
-    pruned = []
-    first = 0
-    for step in steps:
-        rest = [token for i, token in enumerate(step, first) if i in kept]
-        first += len(step)
-        if rest:
-            pruned.append(rest)
-    return pruned
+    return base.keep_tokens(steps, set(by_importance[:count]))
 
 
 # Importance
 
 
 @torch.no_grad()
-def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Importances]:
+def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ...]]:
     """Surprisal in nats of each token of each example's chain; processes divide the batches."""
     batches = [examples[start : start + ROWS] for start in range(0, len(examples), ROWS)]
 
-    def work(share: Sequence[Sequence[Example]]) -> Iterator[list[Importances]]:
+    def work(share: Sequence[Sequence[Example]]) -> Iterator[list[tuple[float, ...]]]:
         for part in progress.track(share, "score chains"):
             # No ratio in the prompt: one score serves all ratios.
             batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
@@ -160,11 +147,11 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Importances]:
         return [scores for found in processes.split(batches, work) for scores in found]
 
 
-def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Importances]:
+def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:
     batch = Batch.from_tensors(tensors)
-    question = (batch.question_ids, batch.question_lengths)
-    ids_BT = ragged.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=ragged.PAD_TO)
-    hidden_BND = ragged.take_from(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
+    ids_BT = ragged.pack(batch.question, batch.chain, multiple=ragged.PAD_TO)
+    hidden_BTD = lm.hidden(lm.embed(ids_BT))
+    hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
     mask_BN = ragged.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
     (logps_M,) = lm.reduce_logits(losses.chosen_logps, hidden_BND[mask_BN], batch.chain_ids[mask_BN])
     for row in torch.split(-logps_M, batch.chain_lengths.tolist()):

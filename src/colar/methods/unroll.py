@@ -11,7 +11,7 @@ A sequence has a key-value cache of its own: transformers' caches are mutable, a
 read each other's thoughts. Under gradient checkpointing a layer silently drops its cache, so there every forward
 runs over all that was fed so far: the same numbers, more time.
 
-Shape suffixes: B rows, L length, T positions, N tail, K latents, D width.
+Shape suffixes: B rows, T positions, N tail, K latents, D width.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
-from colar.look.page import VIEWER_SCRIPTS, VIEWER_STYLES
+from colar.look.page import VIEWER
 from colar.serve import chat_response
 from colar.serve.chat_request import MAX_BODY, ChatRequest
 from colar.serve.chat_response import ChatResponse
@@ -34,9 +34,7 @@ from colar.serve.samples import Sample, SamplePiece
 from colar.serve.served_model import ServedModel, check_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
-PAGE = {
-    path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER_STYLES, *VIEWER_SCRIPTS)
-}
+PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

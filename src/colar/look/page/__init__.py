@@ -24,11 +24,10 @@ from colar.look import tables
 from colar.look.page.charts import Chart, cost_chart
 
 FOLDER = Path(__file__).parent
-VIEWER_STYLES = (FOLDER / "viewer" / "frame.css", FOLDER / "viewer" / "viewer.css")
-VIEWER_SCRIPTS = (FOLDER / "viewer" / "viewer.js", FOLDER / "viewer" / "theme.js")
-"""The chain viewer, thoughts as chips of their tokens, and the switch for the theme: the server's page has them too."""
-STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
-SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
+VIEWER = tuple(FOLDER / "viewer" / name for name in ("frame.css", "viewer.css", "viewer.js"))
+"""The chain viewer, thoughts as chips of their tokens: the server's page has it too."""
+STYLES = (*VIEWER[:2], FOLDER / "page.css")
+SCRIPTS = (VIEWER[2], FOLDER / "page.js")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def render(
     return environment.get_template("page.html").render(
         title=f"Inspection of {whole.get('title') or ', '.join(models)}",
         cost=cost_section(whole),
-        sections=[section for section in later_sections(systems) if section.tables],
+        wrong=cause_section(systems),
         causes=tables.CAUSES,
         made=json.dumps(
             {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
@@ -92,21 +91,9 @@ def cost_section(whole: Mapping[str, Any]) -> Section:
     return Section("cost", "Does it think, and what does it cost?", read, shown, charts)
 
 
-def later_sections(systems: Sequence[tables.Numbers]) -> list[Section]:
-    """The sections below the questions."""
-    wrong = "Each wrong answer is put down to the first thought that differs from the reference chain."
-    found = (
-        "Share of the group's tokens among the tokens nearest to a thought, after a right prefix; “in set” looks at as "
-        "many tokens as the group has. The last two columns are in set: thoughts of the model's own chain, and the "
-        "reference's own latents, the ceiling."
-    )
-    retrieval = tables.retrieval_tables(systems)
-    if retrieval:
-        retrieval.append(tables.position_table(systems))
-    return [
-        Section("causes", "What goes wrong", wrong, tables.cause_tables(systems)),
-        Section("retrieval", "Can thoughts be read as tokens?", found, retrieval),
-    ]
+def cause_section(systems: Sequence[tables.Numbers]) -> Section:
+    read = "Each wrong answer is put down to the first thought that differs from the reference chain."
+    return Section("causes", "What goes wrong", read, tables.cause_tables(systems))
 
 
 # The parts of the file

@@ -181,14 +181,12 @@ const ColarQuestions = (() => {
         const one = element("button", "", text);
         one.type = "button";
         one.id = id;
-        if (label) one.setAttribute("aria-label", label);
+        one.setAttribute("aria-label", label);
         one.addEventListener("click", action);
         made.append(one);
       };
       button("previous", "←", "Previous question", () => step(-1, "previous"));
       button("next", "→", "Next question", () => step(1, "next"));
-      // A notebook's frame has no address to copy.
-      if (window.self === window.top) button("link", "Copy link", "", copy);
       return made;
     }
 
@@ -206,16 +204,6 @@ const ColarQuestions = (() => {
       const place = shown.indexOf(open);
       $("previous").disabled = place <= 0;
       $("next").disabled = place === -1 ? shown.length === 0 : place === shown.length - 1;
-    }
-
-    async function copy() {
-      keepLink(open);
-      try {
-        await navigator.clipboard.writeText(location.href);
-        $("link").textContent = "Copied";
-      } catch {
-        $("link").textContent = "It is in the address bar";
-      }
     }
 
     // The question that the address names; null for any other address.

@@ -18,9 +18,7 @@ the stop. Trained by cross-entropy alone: of each token given those before it in
 tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
 exact.
 
-Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
-Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
-input.
+Near relatives are listed in docs/method.md.
 
 Shape suffixes: B rows, K latents, T reasoning tokens, G places of a group, N labelled positions of a row, M labelled
 positions of all rows, P labels of all rows, L thoughts of all rows, X rows or labels of one kind, D width, V
@@ -35,6 +33,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
+from colar.methods import grouping
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
@@ -85,20 +84,12 @@ def tokens_from(
 
     A last group that is shorter than its size has the separator as its last label.
     """
-    B, K = starts_BK.shape
-    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
-    place_G = torch.arange(G, device=chain_ids.device)
-    at_BKG = starts_BK[..., None] + place_G
-    inside_BKG = place_G < sizes_BK[..., None]
     # One column more than the longest chain: there stands the separator of the longest row.
-    padded_BT = nn.functional.pad(chain_ids, (0, 1))
-    index_BKG = at_BKG.clamp(max=padded_BT.shape[1] - 1)
-    ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
-    end_B11 = chain_lengths[:, None, None]
-    ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
+    end_B1 = chain_lengths[:, None]
+    closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, separator_id)
     # Behind a row's last group the starts are the chain's length: no ### is a label there.
-    real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
-    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+    left_BK = torch.where(starts_BK < end_B1, end_B1 + 1 - starts_BK, 0)
+    return grouping.tokens_of_groups(closed_BT, torch.minimum(sizes_BK, left_BK), starts_BK)
 
 
 def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:

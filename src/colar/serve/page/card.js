@@ -120,9 +120,4 @@ export class Run {
     row.append(element("td", "", this.error ? "–" : this.answer));
     return row;
   }
-
-  toJSON() {
-    const { title, body, thoughts, answer, summary, usage, finish, error } = this;
-    return { title, request: body, answer, thoughts, colar: { ...summary, thoughts: undefined }, usage, finish, error };
-  }
 }

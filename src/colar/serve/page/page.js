@@ -1,4 +1,4 @@
-// Wires the page: form, link, export, and the runs of a question.
+// Wires the page: form, link, and the runs of a question.
 
 import { Run } from "./card.js";
 import * as settings from "./settings.js";
@@ -24,14 +24,14 @@ function complain(text) {
 
 // The runs of a comparison: the slowest speeds first, and a chain of tokens last.
 function compared(model) {
-  const factors = settings.factorsOf(model);
-  let chosen = COMPARED.filter((c) => factors.includes(c));
-  if (chosen.length < 2) chosen = [...new Set([factors[0], factors[factors.length >> 1], factors.at(-1)])];
+  const stops = settings.stops(model);
+  let chosen = stops.filter((stop) => stop.extras.compression_factor && COMPARED.includes(stop.value));
+  if (chosen.length < 2) chosen = [...new Set([stops[0], stops[stops.length >> 1], stops.at(-1)])].filter(Boolean);
   const body = settings.body();
   const runs = [];
-  for (const c of chosen.filter((c) => c !== undefined)) {
-    const note = c === 1 ? "a token a thought" : "";
-    runs.push(new Run(`c = ${c}`, { ...body, compression_factor: c }, note));
+  for (const { label, extras } of chosen) {
+    const note = extras.compression_factor === 1 ? "a token a thought" : "";
+    runs.push(new Run(label, { ...body, ...extras }, note));
   }
   const cot = state.models.find((other) => other.colar?.method === "cot");
   if (cot) runs.push(new Run(`CoT (${cot.id})`, forModel(body, cot)));
@@ -49,8 +49,8 @@ function forModel(body, model) {
 }
 
 function asked(model) {
-  const stop = settings.stops(model, settings.by())[$("speed").value];
-  const title = stop ? `${model.id}, ${settings.by() === "effort" ? "effort " : ""}${stop.label}` : model.id;
+  const stop = settings.chosenStop(model);
+  const title = stop ? `${model.id}, ${stop.label}` : model.id;
   return [new Run(title, { ...settings.body(), ...(stop?.extras || {}) })];
 }
 
@@ -91,7 +91,6 @@ function busy(is) {
   // A button that is switched off loses the focus: it goes to where one asks again.
   if (!is && document.activeElement === $("stop")) $("ask").focus();
   $("stop").disabled = !is;
-  $("export").disabled = is;
   $("runs").setAttribute("aria-busy", String(is));
 }
 
@@ -133,28 +132,6 @@ function restore(hash) {
   $("budget").placeholder = model?.colar?.max_latents ?? "";
 }
 
-function exportJson() {
-  const made = { question: $("question").value, link: location.href, runs: state.runs };
-  const blob = new Blob([JSON.stringify(made, null, 2)], { type: "application/json" });
-  const anchor = document.createElement("a");
-  anchor.href = URL.createObjectURL(blob);
-  anchor.download = "colar-thoughts.json";
-  anchor.click();
-  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
-  say("Exported.");
-}
-
-async function copyLink() {
-  history.replaceState(null, "", `#${settings.toHash(chosenModel())}`);
-  try {
-    await navigator.clipboard.writeText(location.href);
-    say("Link copied.");
-  } catch {
-    // Without https the clipboard is closed; the address bar has the link already.
-    say("The link is in the address bar.");
-  }
-}
-
 // Storage may be closed (a private window, a policy): then nothing is kept.
 function stored(storage, key, fallback) {
   try {
@@ -187,11 +164,8 @@ function wire() {
   });
   $("compare").addEventListener("click", () => start(compared));
   $("stop").addEventListener("click", () => state.asking?.abort());
-  $("export").addEventListener("click", exportJson);
-  $("link").addEventListener("click", copyLink);
   $("model").addEventListener("change", () => settings.showModel(chosenModel()));
   $("speed").addEventListener("input", () => settings.sayStop(chosenModel()));
-  $("by-field").addEventListener("change", () => settings.showStops(chosenModel()));
   addEventListener("hashchange", () => restore(location.hash));
 }
 

@@ -1,72 +1,50 @@
 // The form's settings: read from it, written to it, and kept in the address behind the "#".
 
-const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"];
-const BY = ["factor", "effort"];
+// Params that set how much a model thinks, and their names on the slider.
+const SPEEDS = { compression_factor: "c", ratio: "ratio" };
 // Fields of a request, and the inputs that have them.
 const NUMBERS = { temperature: "temperature", seed: "seed", thinking_token_budget: "budget" };
 const $ = (id) => document.getElementById(id);
 
-// The stops of the speed slider: {label, extras} each, where `extras` is what a request gets.
-export function factorsOf(model) {
-  return model?.colar?.params?.compression_factor?.allowed || [];
-}
-
-export function stops(model, by) {
-  const known = model?.colar || {};
-  if (by === "effort") {
-    const names = EFFORTS.filter((name) => known.efforts && name in known.efforts);
-    // Every model can answer at once: that alone is no choice of speeds.
-    if (names.join() === "none") return [];
-    return names.map((name) => ({ value: name, label: name, extras: { reasoning_effort: name } }));
+// The stops of the speed slider: {value, label, extras} each, where `extras` is what a request gets.
+export function stops(model) {
+  for (const [name, short] of Object.entries(SPEEDS)) {
+    const values = model?.colar?.params?.[name]?.allowed;
+    if (values) return values.map((value) => ({ value, label: `${short} = ${value}`, extras: { [name]: value } }));
   }
-  return factorsOf(model).map((c) => ({ value: String(c), label: `c = ${c}`, extras: { compression_factor: c } }));
+  return [];
 }
 
-export function by() {
-  return document.querySelector("input[name=by]:checked").value;
+export function chosenStop(model) {
+  return stops(model)[$("speed").value];
 }
 
 // Show a model's own stops and params; what does not fit the model is left out.
 export function showModel(model, wanted = {}) {
-  const known = model?.colar || {};
-  const efforts = stops(model, "effort");
-  $("by-field").hidden = !efforts.length || !factorsOf(model).length;
-  // A link may hold anything.
-  if (BY.includes(wanted.by) && stops(model, wanted.by).length) check(wanted.by);
-  if (!stops(model, by()).length) check(efforts.length ? "effort" : "factor");
-  showStops(model, wanted.speed);
-  showParams(known.params || {}, wanted);
-}
-
-function check(value) {
-  document.querySelector(`input[name=by][value=${value}]`).checked = true;
-}
-
-export function showStops(model, wanted) {
-  const all = stops(model, by());
+  const all = stops(model);
   $("speed-field").hidden = all.length === 0;
   $("speed").max = Math.max(0, all.length - 1);
-  const place = all.findIndex((stop) => stop.value === wanted);
-  const medium = all.findIndex((stop) => stop.value === "medium");
-  const usual = medium >= 0 ? medium : Math.floor((all.length - 1) / 2);
-  $("speed").value = Math.max(0, place >= 0 ? place : usual);
+  // A link may hold anything.
+  const place = all.findIndex((stop) => String(stop.value) === wanted.speed);
+  $("speed").value = place >= 0 ? place : Math.max(0, Math.floor((all.length - 1) / 2));
   $("speed-stops").replaceChildren(
     ...all.map((_, index) => Object.assign(document.createElement("option"), { value: index })),
   );
   sayStop(model);
+  showParams(model?.colar?.params || {}, wanted);
 }
 
 // A slider's own number is the place of its stop: what it means is said beside it.
 export function sayStop(model) {
-  const stop = stops(model, by())[$("speed").value];
-  $("speed-value").textContent = stop?.label || "";
-  $("speed").setAttribute("aria-valuetext", stop?.label || "");
+  const label = chosenStop(model)?.label || "";
+  $("speed-value").textContent = label;
+  $("speed").setAttribute("aria-valuetext", label);
 }
 
 function showParams(params, wanted) {
   const fields = [];
   for (const [name, about] of Object.entries(params)) {
-    if (name !== "compression_factor") fields.push(paramField(name, about, wanted[name]));
+    if (!(name in SPEEDS)) fields.push(paramField(name, about, wanted[name]));
   }
   $("params").replaceChildren(...fields);
 }
@@ -122,8 +100,8 @@ export function body() {
 // Question and settings as the text behind the "#". The API key is no part of it.
 export function toHash(model) {
   const { messages, ...rest } = body();
-  const stop = stops(model, by())[$("speed").value];
-  const kept = { q: messages[0].content, by: by(), ...rest };
+  const stop = chosenStop(model);
+  const kept = { q: messages[0].content, ...rest };
   if (stop) kept.speed = stop.value;
   return new URLSearchParams(kept).toString();
 }
