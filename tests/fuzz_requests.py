@@ -23,7 +23,7 @@ def chat_body() -> dict[str, Any]:
     return {
         "model": "colar", "messages": [{"role": "user", "content": QUESTION}], "n": 1, "stop": ["x"], "max_tokens": 4, "temperature": 0.5,
         "top_p": 0.9, "latent_temperature": 0.5, "seed": 1, "thinking_token_budget": 3, "reasoning_effort": "low", "stream": False,
-        "stream_options": {"include_usage": True}, "include_reasoning": True, "return_thoughts": True, "logprobs": True, "top_logprobs": 2,
+        "stream_options": {"include_usage": True}, "include_reasoning": True, "return_thoughts": True, "logprobs": False, "top_logprobs": 0,
         "compression_factor": 2, "confidence_threshold": 0.5, "user": "u", "metadata": {"a": "b"}, "tools": [], "max_completion_tokens": 3,
         "frequency_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}, "service_tier": "auto",
     }  # fmt: skip
@@ -83,7 +83,7 @@ class Python(Surface):
         "from_pretrained": ("path_or_id", "dtype", "backbone"),
         "save_pretrained": ("folder", "run", "card"),
         "make_params": ("compression_factor", "confidence_threshold", "x"),
-        "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "top_logprobs", "id"),
+        "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "id"),
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
         "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),

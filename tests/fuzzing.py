@@ -23,7 +23,7 @@ from huggingface_hub.errors import HFValidationError
 
 import colar
 from colar import cli
-from colar.engine.request import NonFiniteError
+from colar.checks import NonFiniteError
 
 SOURCE = str(Path(colar.__file__).parent)
 FOREIGN = re.compile(

@@ -10,8 +10,10 @@ from inspect_data import data_of
 from sequential import made
 
 import colar
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Decoding, Request
+from colar.engine.request import Decoding, Request
+from colar.evaluation.evaluate import answer_all
 from colar.look import answers, cost
 from colar.look import inspect as inspection
 from colar.look.reference_chain import Token, reference_groups, reference_rows
@@ -48,7 +50,7 @@ def params_of(method):
 
 def opened(lm, method, examples, params):
     """Let the model answer, and read its answers."""
-    completions = answers.answer_all(lm, method, answers.requests_of(examples, params, LIMITS))
+    completions = answer_all(lm, method, answers.requests_of(examples, params, LIMITS))
     return answers.read_answers(lm, method, examples, params, completions)
 
 

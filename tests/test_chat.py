@@ -18,7 +18,8 @@ from colar.data import own, sources
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
-from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check_runnable
 from colar.evaluation.evaluate import make_request
 from colar.look import answers
 from colar.look.reference_chain import reference_rows
@@ -304,7 +305,7 @@ def test_a_key_holds_the_context_where_there_is_one():
 def test_a_context_of_no_role_is_refused():
     method = registry.build("cot")
     with pytest.raises(ValueError, match="request r: context must be one of system, user, assistant"):
-        check(method, Request("r", "1?", method.Params(), context=(("tool", "x"),)))
+        check_runnable(method, Request("r", "1?", method.Params(), context=(("tool", "x"),)))
 
 
 # What users meet

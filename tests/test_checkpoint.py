@@ -535,19 +535,6 @@ def test_an_adapter_knows_its_backbone_in_every_dtype(tmp_path, name, trained, l
     assert back.fingerprint == lm.fingerprint == checkpoint.read_info(folder)["fingerprint"]
 
 
-def test_an_adapter_that_was_trained_in_float16_before_still_loads(tmp_path):
-    """Its fingerprint is that of the rounded weights."""
-    base = small_backbone(tmp_path / "base", "float32")
-    method = registry.build("cot")
-    lm = LatentLM.from_backbone(backbones.load(base, "float16"), lora=LORA)
-    folder = pretrained.save(lm, method, tmp_path / "adapter", RUN, "card")
-    info = files.read_json(folder / "colar.json")
-    old = backbones.fingerprint(backbones.load(base, "float16").lm)
-    files.write_json(folder / "colar.json", info | {"fingerprint": old})
-    assert old != info["fingerprint"]
-    assert pretrained.load(folder, "float16")[0].has_adapter
-
-
 @pytest.mark.parametrize("spare", [0, 3])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_added_separator_starts_as_the_mean_row_also_on_a_spare_one(tied, spare):

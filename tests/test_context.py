@@ -10,7 +10,8 @@ from transformers import AutoConfig
 from colar.data.example import Example
 from colar.engine import cache, reference
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, TooLong
+from colar.engine.prompt import TooLong
+from colar.engine.request import Decoding, Request
 from colar.methods import registry
 from colar.model import backbones
 from colar.model.backbones import Backbone
@@ -166,4 +167,4 @@ def test_rotary_embeddings_that_follow_the_longest_row_are_refused_where_no_conf
     with pytest.raises(
         ValueError, match=r"^Phi3ForCausalLM does not follow .* a row by itself\): the engine"
     ):
-        cache.check(lm)
+        cache.check_attention(lm)

@@ -15,7 +15,8 @@ from colar import files
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.model import tiny
 from colar.template.template import Template, TemplateConfig

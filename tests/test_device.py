@@ -17,8 +17,9 @@ from families import EXAMPLES, backbone, liven
 from torch import Tensor
 
 from colar.engine import reference
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Decoding, Request
+from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
 from colar.model import backbones

@@ -7,10 +7,12 @@ import pytest
 import torch
 from families import EXAMPLES, tiny_lm
 
+from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, NonFiniteError, Request
+from colar.engine.request import Decoding, Request
 from colar.evaluation.controls import GivenThoughts
+from colar.evaluation.evaluate import answer_all
 from colar.look import answers, thought
 from colar.look.answers import classify, missing
 from colar.look.reference_chain import (
@@ -163,7 +165,7 @@ def all_right(lm, method, examples, params, limits):
     passes = list(reference_passes(lm, method, examples, params))
     shares = {"n": len(examples), "read": 1.0, "write": 1.0, "whole_chain": 1.0, "stop": 1.0}
     assert answers.diagnose(lm, method, passes, params, limits) == shares
-    completions = answers.answer_all(lm, method, answers.requests_of(examples, params, limits))
+    completions = answer_all(lm, method, answers.requests_of(examples, params, limits))
     for answer in answers.read_answers(lm, method, examples, params, completions):
         assert answer["cause"] == "right"
         assert {thought["mark"] for thought in answer["thoughts"]} == {"right"}

@@ -504,33 +504,3 @@ def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
     assert "long story" not in said
     assert said.count("compiling") == 1
     assert "compiled in" not in said
-
-
-def test_the_likeliest_tokens_come_to_those_who_ask_and_change_nothing():
-    """Rows that ask for 0, 1, 3 and 20 in one batch: each has as many, and the answers of the reference."""
-    case = Case("qwen2", "cot")
-    asked = (0, 1, 3, 20)
-    requests = [dataclasses.replace(r, top_logprobs=asked[i % 4]) for i, r in enumerate(case.requests)]
-    engine = Engine(case.lm, case.method, max_batch=8)
-    plain = engine.generate(case.requests)
-    for before, after in zip(plain, engine.generate(requests), strict=True):
-        assert (after.text, after.token_ids, after.token_logps) == (
-            before.text,
-            before.token_ids,
-            before.token_logps,
-        )
-    seen = set()
-    for event in engine.stream(requests):
-        k = event.request.top_logprobs
-        if event.kind != "token" or not k:
-            assert "top_ids" not in event.info
-            continue
-        ids, logps = event.info["top_ids"].tolist(), event.info["top_logps"].tolist()
-        assert len(ids) == len(set(ids)) == len(logps) == k
-        assert logps == sorted(logps, reverse=True)
-        if event.request.decoding.temperature == 0:
-            assert ids[0] == event.token_id
-        if event.token_id in ids:
-            assert logps[ids.index(event.token_id)] == float(event.info["logp"])
-            seen.add(k)
-    assert seen == {1, 3, 20}

@@ -12,8 +12,9 @@ from test_engine_failures import Hooked, check_others, reference_of, run
 from test_scheduling import ids
 
 from colar.engine.cache import EMPTY, CacheSize, SlotCache
+from colar.engine.completion import fold
 from colar.engine.engine import FAILURES_ALONE, Engine, out_of_memory
-from colar.engine.request import Decoding, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
 from colar.methods.colar.method import Colar, ColarParams
 

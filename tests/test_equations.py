@@ -26,6 +26,7 @@ from colar.methods.sequential.choice import Rules, choose
 from colar.methods.sequential.decoder import EndedBy
 from colar.methods.sequential.equations import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
+from colar.ops.sampling import Ways
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -472,11 +473,14 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
             uniform = torch.rand(6, n, generator=generator, dtype=torch.float64)
             most = torch.full((n,), 1 + i % 2)
             rules = Rules(
-                most,
-                columns,
-                columns,
-                threshold * columns,
-                lambda place, u=uniform: u[place],
+                units=most,
+                most_units=1 + i % 2,
+                temperature=columns,
+                top_p=columns,
+                ways=Ways(greedy=False, plain=True, nucleus=False),
+                confidence_threshold=threshold * columns,
+                has_threshold=threshold > 0,
+                uniform=lambda place, u=uniform: u[place],
                 equations=equations,
                 numbers=columns > 0,
             )
@@ -499,11 +503,14 @@ def test_a_threshold_is_asked_behind_numbers_alone() -> None:
     for first_id in (equations.digit_ids[3], 7):
         uniform = torch.rand(12, n, generator=generator, dtype=torch.float64)
         rules = Rules(
-            torch.full((n,), 3),
-            ones,
-            ones,
-            ones,
-            lambda place, u=uniform: u[place],
+            units=torch.full((n,), 3),
+            most_units=3,
+            temperature=ones,
+            top_p=ones,
+            ways=Ways(greedy=False, plain=True, nucleus=False),
+            confidence_threshold=ones,
+            has_threshold=True,
+            uniform=lambda place, u=uniform: u[place],
             equations=equations,
             numbers=ones > 0,
         )

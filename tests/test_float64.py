@@ -64,7 +64,6 @@ def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "WITHOUT_FLOAT64", ("mps", "cpu"))
     on_the_cpu(noise, "_uniform")
     on_the_cpu(noise, "_normal")
-    on_the_cpu(step, "decoding_columns")
     on_the_cpu(devices, "to_float64")
     on_the_cpu(base, "param_columns")
 

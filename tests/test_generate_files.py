@@ -12,8 +12,9 @@ import pytest
 from colar import files
 from colar.cli import main
 from colar.engine.async_engine import AsyncEngine
+from colar.engine.completion import fold
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Decoding, Request, fold
+from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import answer_files
 from colar.methods import pretrained, registry
 from colar.model import backbones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.engine.runner import grouped_heads
 from colar.methods import pretrained, registry
-from colar.methods.base import Method, ThinkState, param_columns
+from colar.methods.base import Method
 from colar.methods.rollouts import Scorable
 from colar.methods.sequential import Sequential
 from colar.methods.sequential import choice as group_choice
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
-from colar.ops.sampling import is_drawn, sample_tokens
+from colar.ops.sampling import Ways, is_drawn, sample_tokens
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import run as grpo_run
@@ -41,6 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 GREEDY = Decoding(max_latents=12, max_completion_length=12)
 SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
+NUCLEUS = Decoding(1.0, 0.9, 0.7, max_latents=12, max_completion_length=12)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cot": ("cot", {}, {}),
     "gaussian": ("colar", {}, {}),
@@ -59,25 +60,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns on the device are looked up in the requests, what is sent is another tensor, all places are computed."""
+    """What is sent is another tensor, all rows and places are computed."""
     patch(monkeypatch)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def on_cpu(state: ThinkState, name: str) -> Tensor:
-        assert state.requests is not None
-        if name in state.params:
-            return param_columns([request.params for request in state.requests])[name]
-        values = [getattr(request.decoding, name) for request in state.requests]
-        return torch.tensor(values, dtype=torch.float64)
-
     def send(tensor: Tensor, device: torch.device) -> Tensor:
         sent: Any = tensor.clone()
         sent._known = False
         return sent
-
-    monkeypatch.setattr(ThinkState, "on_cpu", on_cpu)
 
     def beside(tensor: Tensor, other: Any) -> Tensor:
         # What goes beside a tensor that is on the CPU stays there.
@@ -92,7 +84,7 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "constant", constant)
     monkeypatch.setattr(devices, "send", send)
     monkeypatch.setattr(devices, "beside", beside)
-    monkeypatch.setattr(group_choice, "choose", functools.partial(group_choice.choose, compact=False))
+    monkeypatch.setattr(devices, "is_asynchronous", lambda device: True)
 
 
 def build(name: str) -> tuple[LatentLM, Method, Any]:
@@ -120,16 +112,14 @@ def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED, NUCLEUS], ids=["greedy", "sampled", "nucleus"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_decode_step_looks_once(name: str, decoding: Decoding) -> None:
     lm, method, params = build(name)
     requests = []
     for i, example in enumerate(EXAMPLES):
         # Some answer while others think.
-        own = Decoding(
-            decoding.temperature, 1.0, decoding.latent_temperature, 2 + 4 * (i % 2), 8 + 4 * (i // 2 % 2)
-        )
+        own = replace(decoding, max_latents=2 + 4 * (i % 2), max_completion_length=8 + 4 * (i // 2 % 2))
         requests.append(Request(example.id, example.question, params, own, seed=i))
     found = steps(Engine(lm, method, 8), requests)
     assert len(found) > 3
@@ -143,7 +133,8 @@ def test_greedy_and_drawn_rows_share_a_step_that_looks_once() -> None:
     lm, method, params = build("cot")
     requests = []
     for i, example in enumerate(EXAMPLES):
-        requests.append(Request(example.id, example.question, params, (GREEDY, SAMPLED)[i % 2], seed=i))
+        decoding = (GREEDY, SAMPLED, NUCLEUS)[i % 3]
+        requests.append(Request(example.id, example.question, params, decoding, seed=i))
     for _, looks in steps(Engine(lm, method, 8), requests):
         assert len(looks) == 1, looks
 
@@ -191,27 +182,34 @@ def test_a_run_looks_at_a_log_alone(tmp_path: Path) -> None:
 # What is computed instead is the same.
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_what_is_known_of_temperatures_changes_no_token(top_p: float) -> None:
+@pytest.mark.parametrize("top_ps", [(1.0, 1.0, 1.0), (0.8, 0.8, 0.8), (1.0, 0.8, 0.999)])
+def test_no_token_changes_where_all_rows_are_computed(
+    top_ps: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every way in which a row of the batch may draw. Some nuclei are larger than a window."""
     generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(12, 700, generator=generator)
-    temperature = torch.tensor([0.0, 1.0, 0.5]).repeat(4).double()
-    column = torch.full((12,), top_p, dtype=torch.float64)
-    uniform = torch.rand(12, generator=generator, dtype=torch.float64)
-    on_cpu = (temperature.clone(), column.clone())
-    wanted = sample_tokens(logits, temperature, column, uniform)
-    assert torch.equal(sample_tokens(logits, temperature, column, uniform, on_cpu), wanted)
+    logits = torch.tensor([0.3, 3, 6])[torch.arange(36) // 12, None] * torch.randn(
+        36, 700, generator=generator
+    )
+    temperature = torch.tensor([0.0, 1.0, 0.5]).repeat(12).double()
+    top_p = torch.tensor(top_ps).repeat(12).roll(1).double()
+    uniform = torch.rand(36, generator=generator, dtype=torch.float64)
     drawn = temperature + 1
-    for token in wanted.unique().tolist():
-        assert torch.equal(
-            is_drawn(token, logits, drawn, column, uniform, on_cpu),
-            is_drawn(token, logits, drawn, column, uniform),
-        )
+    wanted = sample_tokens(logits, temperature, top_p, uniform)
+    tokens = wanted.unique().tolist()
+    wanted_tokens = [is_drawn(token, logits, drawn, top_p, uniform) for token in tokens]
+    monkeypatch.setattr(devices, "is_asynchronous", lambda device: True)
+    for ways in (None, Ways(True, True, True)):
+        assert torch.equal(sample_tokens(logits, temperature, top_p, uniform, ways), wanted)
+        found = [is_drawn(token, logits, drawn, top_p, uniform, ways) for token in tokens]
+        assert torch.equal(torch.stack(found), torch.stack(wanted_tokens))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.01])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_groups_are_the_same_where_all_places_are_computed(temperature: float, threshold: float) -> None:
+def test_groups_are_the_same_where_all_places_are_computed(
+    temperature: float, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm, _, _ = build("sequential")
     n = 12
     hidden = lm.hidden(lm.embed(torch.arange(n)[None]))[0].detach()
@@ -220,15 +218,20 @@ def test_groups_are_the_same_where_all_places_are_computed(temperature: float, t
     columns = torch.ones(n, dtype=torch.float64)
     uniform = torch.rand(5, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rules = group_choice.Rules(
-        torch.tensor([1, 2, 3, 4] * 3),
-        temperature * columns,
-        columns,
-        threshold * columns,
-        lambda place: uniform[place],
+        units=torch.tensor([1, 2, 3, 4] * 3),
+        most_units=4,
+        temperature=temperature * columns,
+        top_p=columns,
+        ways=Ways.of([(temperature, 1.0)]),
+        confidence_threshold=threshold * columns,
+        has_threshold=threshold > 0,
+        uniform=lambda place: uniform[place],
     )
     for wants_logps in (True, False):
-        wanted = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=True)
-        found = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=False)
+        wanted = group_choice.choose(lm, hidden, first, rules, wants_logps)
+        with monkeypatch.context() as patch:
+            patch.setattr(devices, "is_asynchronous", lambda device: True)
+            found = group_choice.choose(lm, hidden, first, rules, wants_logps)
         assert torch.equal(found.ids, wanted.ids)
         torch.testing.assert_close(found.logps, wanted.logps)
         assert torch.equal(found.declined_ids, wanted.declined_ids)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +14,18 @@ from families import EXAMPLES, liven, tiny_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from colar.engine import graphs
+from colar.engine import graphs, runner
 from colar.engine.cache import EMPTY, CacheSize
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
+from colar.evaluation.evaluate import Limits, validate
 from colar.methods import pretrained, registry
-from colar.methods.sequential import choice
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
+from colar.ops import devices
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
 from colar.training.grpo.config import GrpoConfig
@@ -28,6 +33,7 @@ from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 
 GREEDY = Decoding(max_latents=12, max_completion_length=12)
 SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
+NUCLEUS = Decoding(1.0, 0.9, 0.7, max_latents=12, max_completion_length=12)
 
 
 @pytest.mark.parametrize(
@@ -96,119 +102,253 @@ THINKERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("decoding", "wants_info"), [(GREEDY, False), (SAMPLED, True)], ids=["greedy", "sampled, with info"]
-)
-@pytest.mark.parametrize("name", THINKERS)
-def test_recorded_thoughts_are_the_thoughts(
-    name: str, decoding: Decoding, wants_info: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several numbers of rows, replayed for many steps: nothing that Python decides may depend on the step."""
-    kind, config, params = THINKERS[name]
-    torch.manual_seed(0)
-    lm = liven(tiny_lm("llama"))
-    method = registry.build(kind, config)
-    pretrained.attach(lm, method, seed=1)
-    method.prepare(lm, EXAMPLES)
-    monkeypatch.setattr(choice, "choose", functools.partial(choice.choose, compact=False))
-    replayed = []
+@pytest.fixture
+def taped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Steps are recorded on the CPU, on a tape, as on a GPU. Returns what was recorded: the name of each work."""
+    recordings: list[str] = []
 
     def capture(recorder: Any, work: Any) -> Any:
         with Tape() as tape:
             result = work()
 
         def replay() -> Any:
-            replayed.append(recorder)
             tape.replay()
             return result
 
         return replay
 
-    monkeypatch.setattr(graphs.GraphedThink, "_capture", capture)
-    monkeypatch.setattr(graphs.GraphedHidden, "_capture", lambda recorder, work: work)
-    made = registry.make_params(method, params)
-    asked = [
-        Request(f"{i}", example.question, made, decoding, seed=i, keep_latents=wants_info)
+    record = graphs.Graphs._record
+
+    def counted(recorder: Any, key: Any, own: Any, work: Any) -> None:
+        recordings.append(key[0])
+        record(recorder, key, own, work)
+
+    monkeypatch.setattr(devices, "is_asynchronous", lambda device: True)
+    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
+    monkeypatch.setattr(graphs, "can_record", lambda lm: True)
+    monkeypatch.setattr(graphs, "leave_room", lambda lm: None)
+    monkeypatch.setattr(graphs.Graphs, "_capture", capture)
+    monkeypatch.setattr(graphs.Graphs, "_record", counted)
+    return recordings
+
+
+def thinker(name: str) -> tuple[LatentLM, Method, Any]:
+    kind, config, params = THINKERS[name]
+    torch.manual_seed(0)
+    lm = liven(tiny_lm("llama"))
+    method = registry.build(kind, config)
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    return lm, method, registry.make_params(method, params)
+
+
+def requests_of(params: Any, *decodings: Decoding, keep: bool = False) -> list[Request]:
+    """Two requests for each example; the decodings take turns."""
+    return [
+        Request(f"{i}", example.question, params, decodings[i % len(decodings)], seed=i, keep_latents=keep)
         for i, example in enumerate(EXAMPLES * 2)
     ]
-    wanted = Engine(lm, method, 5).generate(asked)
-    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
-    engine = Engine(lm, method, 5, cuda_graphs=True)
-    found = engine.generate(asked)
-    assert len(replayed) > 10
+
+
+def same(found: Sequence[Completion], wanted: Sequence[Completion]) -> None:
     for mine, theirs in zip(found, wanted, strict=True):
         assert (mine.text, mine.thought_ids, mine.length) == (theirs.text, theirs.thought_ids, theirs.length)
         if mine.latents is not None and theirs.latents is not None:
             torch.testing.assert_close(mine.latents, theirs.latents, rtol=1e-3, atol=1e-4)
-    assert engine.thinks is not None
-    assert len({rows for rows, _ in engine.thinks.recorded}) > 1
 
 
-def test_rows_of_several_settings_think_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, method = liven(tiny_lm("llama")), registry.build("sequential")
-    pretrained.attach(lm, method, seed=1)
-    engine = Engine(lm, method, 4, cuda_graphs=True)
-    asked = [
-        Request(
-            f"{i}",
-            EXAMPLES[0].question,
-            registry.make_params(method, {"compression_factor": c}),
-            GREEDY,
-            seed=i,
-        )
-        for i, c in enumerate((1, 2, 2, 2))
-    ]
-    found = engine.generate(asked)
-    assert [each.text for each in found] == [each.text for each in Engine(lm, method, 4).generate(asked)]
-    assert engine.thinks is not None
-    nucleus = dataclasses.replace(SAMPLED, top_p=0.9)
-    engine.thinks.recorded.clear()
-    engine.generate([dataclasses.replace(each, decoding=nucleus) for each in asked[1:]])
-    assert not engine.thinks.recorded
+@pytest.mark.parametrize(
+    ("decodings", "wants_info"),
+    [((GREEDY,), False), ((SAMPLED,), True), ((NUCLEUS,), True), ((NUCLEUS, GREEDY, SAMPLED), False)],
+    ids=["greedy", "sampled, with info", "nucleus, with info", "of several settings"],
+)
+@pytest.mark.parametrize("name", THINKERS)
+def test_recorded_thoughts_are_the_thoughts(
+    name: str, decodings: tuple[Decoding, ...], wants_info: bool, taped: list[str]
+) -> None:
+    """Several numbers of rows, replayed for many steps: nothing that Python decides may depend on the step."""
+    lm, method, params = thinker(name)
+    asked = requests_of(params, *decodings, keep=wants_info)
+    wanted = Engine(lm, method, 5, cuda_graphs=False).generate(asked)
+    assert not taped
+    same(Engine(lm, method, 5).generate(asked), wanted)
+    assert len({rows for name, *_, rows in lm.idle_graphs.recorded if name == "thoughts"}) > 1
+    assert not lm.idle_graphs._failed
+    # What is sampled from another seed is not what the tape was recorded with.
+    asked = [dataclasses.replace(each, seed=each.seed + 100) for each in asked]
+    wanted = Engine(lm, method, 5, cuda_graphs=False).generate(asked)
+    same(Engine(lm, method, 5).generate(asked), wanted)
+
+
+def test_rows_of_several_params_are_recorded_together(taped: list[str]) -> None:
+    lm, method, _ = thinker("real")
+    asked = []
+    for i, c in enumerate((1, 2.5, 3.5, 4, 1.5, 2)):
+        params = registry.make_params(method, {"compression_factor": c})
+        asked.append(Request(f"{i}", EXAMPLES[0].question, params, (NUCLEUS, GREEDY)[i % 2], seed=i))
+    wanted = Engine(lm, method, 4, cuda_graphs=False).generate(asked)
+    same(Engine(lm, method, 4).generate(asked), wanted)
+    assert "thoughts" in taped
+
+
+# Engines of one model
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["cot", "colar", "sequential"])
+def test_a_second_engine_records_nothing(name: str, decoding: str, taped: list[str]) -> None:
+    """Nor does one with another limit of rows that runs no more of them; nor a second evaluation."""
+    lm, method, params = thinker(name)
+    asked = requests_of(params, NUCLEUS)
+    wanted = Engine(lm, method, 4).generate(asked)
+    n = len(taped)
+    assert n > 0
+    same(Engine(lm, method, 4).generate(asked), wanted)
+    assert len(taped) == n
+    limits = Limits(max_latents=12, max_completion_length=12, batch_size=4)
+    first = validate(lm, method, EXAMPLES, [params], decoding, limits)
+    n = len(taped)
+    # Training in place: the weights stay where they are.
+    assert validate(lm, method, EXAMPLES, [params], decoding, limits) == first
+    assert len(taped) == n
+
+
+def test_training_between_two_validations_records_nothing(taped: list[str]) -> None:
+    """Of an adapter that is folded in for each: its graphs and those of the adapter as it is stay apart."""
+    torch.manual_seed(0)
+    lm = liven(tiny_lm("llama", lora=LoraSettings(r=4, target_modules="all-linear")))
+    method = registry.build("cot")
+    asked = requests_of(method.Params(), NUCLEUS)
+
+    def answers(cuda_graphs: bool | None = None) -> list[Completion]:
+        return Engine(lm, method, 4, cuda_graphs=cuda_graphs).generate(asked)
+
+    def train() -> None:
+        for weight in lm.parameters():
+            if weight.requires_grad:
+                weight.data += 0.05 * torch.randn(weight.shape)
+
+    for turn in range(3):
+        with lm.merged():
+            same(answers(), answers(False))
+        same(answers(), answers(False))
+        if turn == 0:
+            n = len(taped)
+        train()
+    assert len(taped) == n
+
+
+def test_graphs_go_where_weights_or_the_method_are_others(taped: list[str]) -> None:
+    lm, method, params = thinker("colar")
+    asked = requests_of(params, SAMPLED)
+    Engine(lm, method, 4).generate(asked)
+    for change in ("weights", "sigma", "method"):
+        n = len(taped)
+        if change == "weights":
+            weight = lm.causal_lm.get_input_embeddings().weight
+            weight.data = weight.data.clone()
+        elif change == "sigma":
+            method.config = dataclasses.replace(method.config, sigma_e=3.0)
+        else:
+            method = registry.build("cot")
+            asked = requests_of(method.Params(), SAMPLED)
+        same(Engine(lm, method, 4).generate(asked), Engine(lm, method, 4, cuda_graphs=False).generate(asked))
+        assert len(taped) > n, change
+
+
+def test_two_engines_that_run_at_once_have_a_cache_each(taped: list[str]) -> None:
+    lm, method, params = thinker("sequential")
+    asked = requests_of(params, NUCLEUS)
+    wanted = Engine(lm, method, 4, cuda_graphs=False).generate(asked)
+    engines = [Engine(lm, method, 4) for _ in range(2)]
+    events: list[list[Event]] = [[], []]
+    for engine in engines:
+        for request in asked:
+            engine.submit(request)
+    while any(engine.busy for engine in engines):
+        for engine, mine in zip(engines, events, strict=True):
+            if engine.busy:
+                mine += engine.step()
+    for mine in events:
+        same(sorted(fold(lm, mine), key=lambda completion: completion.number), wanted)
+    assert engines[0].runner.graphs is None
+    assert lm.idle_graphs is not None
+    n = len(taped)
+    for engine in engines:
+        same(engine.generate(asked), wanted)
+    assert len(taped) == n, "idle engines share one set"
+
+
+def test_an_engine_that_is_interrupted_leaves_clean_graphs(
+    taped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, method, params = thinker("colar")
+    asked = requests_of(params, NUCLEUS)
+    wanted = Engine(lm, method, 4).generate(asked)
+    n = len(taped)
+    steps = itertools.count()
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(steps) == 3:
+            # A row of it is in the cache, and may be anything.
+            for tensor in self.graphs.cache.tensors():
+                tensor.fill_(torch.nan)
+            raise KeyboardInterrupt
+        return decode(self, *args, **kwargs)
+
+    decode = runner.Runner.decode
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Runner, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Engine(lm, method, 4).generate(asked)
+    same(Engine(lm, method, 4).generate(asked), wanted)
+    # A caller who leaves early, and an engine that is lost with its requests.
+    next(iter(Engine(lm, method, 4).stream(asked)))
+    same(Engine(lm, method, 4).generate(asked), wanted)
+    assert len(taped) == n
+    lost = Engine(lm, method, 4)
+    lost.submit(asked[0])
+    lost.step()
+    del lost
+    same(Engine(lm, method, 4).generate(asked), wanted)
+
+
+def test_a_smaller_budget_gives_memory_back(taped: list[str]) -> None:
+    """The cache that an engine takes over counts against its own budget."""
+    lm, method, params = thinker("cot")
+    asked = requests_of(params, GREEDY)
+    wanted = Engine(lm, method, 8).generate(asked)
+    assert lm.idle_graphs.cache.positions == 9 * 128
+    small = Engine(lm, method, 8, token_budget=3 * 128)
+    for request in asked:
+        small.submit(request)
+    events = []
+    while small.busy:
+        events += small.step()
+        assert small.cache.positions <= 3 * 128
+    same(sorted(fold(lm, events), key=lambda completion: completion.number), wanted)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize(
     "lora", [None, LoraSettings(r=4, target_modules="all-linear")], ids=["full", "adapter"]
 )
-def test_recorded_steps_are_the_steps(family: str, lora: LoraSettings | None) -> None:
+def test_recorded_steps_are_the_steps(family: str, lora: LoraSettings | None, taped: list[str]) -> None:
     """Rows come and go in an engine of 5: they are filled up, and what is fed is copied to where a graph reads it."""
     torch.manual_seed(0)
     lm = liven(tiny_lm(family, lora=lora))
     method = registry.build("colar", {"stop": "argmax"})
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
-    requests = []
-    for i, example in enumerate(EXAMPLES * 2):
-        decoding = (GREEDY, SAMPLED)[i % 2]
-        requests.append(
-            Request(f"{i}", example.question, method.Params(), decoding, seed=i, keep_latents=True)
-        )
-    engine = Engine(lm, method, 5, cuda_graphs=True)
-    recorded = engine.runner.graphs
-    assert recorded is not None
+    asked = requests_of(method.Params(), GREEDY, SAMPLED, keep=True)
     # The second time an adapter is folded in: what was recorded before it computes something else.
-    earlier: list[Any] = []
     for merged in (False, True):
-        shapes_met = set()
         with lm.merged() if merged else contextlib.nullcontext():
-            wanted = Engine(lm, method, 5).generate(requests)
-            for request in requests:
-                engine.submit(request)
-            events = []
-            while engine.busy:
-                events += engine.step()
-                shapes_met |= set(recorded.recorded)
-        found = sorted(fold(lm, events), key=lambda completion: int(completion.request.id))
-        assert len({rows for rows, _ in shapes_met}) > 1
-        now = list(recorded.recorded.values())
-        kept = [graph for graph in now if any(graph is other for other in earlier)]
-        assert not (kept and lora), "an adapter that is folded in has graphs of its own"
-        earlier = now
-        for mine, theirs in zip(found, wanted, strict=True):
-            assert (mine.text, mine.thought_ids) == (theirs.text, theirs.thought_ids)
-            if theirs.latents is not None and mine.latents is not None:
-                torch.testing.assert_close(mine.latents, theirs.latents, rtol=1e-3, atol=1e-4)
+            wanted = Engine(lm, method, 5, cuda_graphs=False).generate(asked)
+            same(Engine(lm, method, 5).generate(asked), wanted)
+    steps = [key for key in lm.idle_graphs.recorded if key[0] == "decode steps"]
+    assert len({rows for *_, rows in steps}) > 1
+    assert len({state for _, _, state, _ in steps}) == (2 if lora else 1)
 
 
 def test_an_engine_is_compiled_or_recorded() -> None:
@@ -230,14 +370,16 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
         tried.append(fed)
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(graphs.GraphedHidden, "_capture", fails)
+    monkeypatch.setattr(graphs.Graphs, "_capture", fails)
     # A graph of another device than the CPU would be captured.
     monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
-    found = Engine(lm, method, 2, cuda_graphs=True).generate(asked)
-    assert [one.text for one in found] == [one.text for one in wanted]
-    assert len(tried) == 1
-    said = capsys.readouterr().err
-    assert "without CUDA graphs, which is slower: operation not permitted when stream is capturing\n" in said
+    for _ in range(2):
+        found = Engine(lm, method, 2, cuda_graphs=True).generate(asked)
+        assert [one.text for one in found] == [one.text for one in wanted]
+    assert len(tried) == 2, "the backbone's step and the thought, once each"
+    said = capsys.readouterr().err.splitlines()
+    reason = "without CUDA graphs, which is slower: operation not permitted when stream is capturing"
+    assert said == [f"warning: {name} run {reason}" for name in ("thoughts", "decode steps")]
 
 
 def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +389,7 @@ def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.
     def fails(*fed: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(graphs.GraphedHidden, "_record", fails)
+    monkeypatch.setattr(graphs.Graphs, "_record", fails)
     with pytest.raises(torch.OutOfMemoryError):
         Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2?", decoding=GREEDY)])
 
@@ -255,49 +397,41 @@ def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.
 def test_a_pool_of_memory_goes_with_its_graphs() -> None:
     """The next capture into the pool of graphs that are gone would fail."""
     lm, method = tiny_lm("llama"), registry.build("cot")
-    engine = Engine(lm, method, 2, cuda_graphs=True)
-    recorded = engine.runner.graphs
-    assert recorded is not None
-    asked = [Request("a", "2 and 2?", decoding=GREEDY)]
-    engine.generate(asked)
+    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", decoding=GREEDY)])
+    recorded = lm.idle_graphs
     recorded._pool = "of these graphs"
-    recorded.refresh()
+    recorded.refresh(lm, method)
+    recorded._drop("decode steps")
     assert recorded._pool == "of these graphs"
     weight = lm.causal_lm.get_input_embeddings().weight
     weight.data = weight.data.clone()
-    recorded.refresh()
+    recorded.refresh(lm, method)
     assert recorded._pool is None
 
 
-def test_graphs_serve_as_long_as_the_engine_and_change_no_bit() -> None:
-    """An engine that has answered before records no shape twice, and answers as one that has not."""
-    lm, method = liven(tiny_lm("llama")), registry.build("colar", {"stop": "argmax"})
-    pretrained.attach(lm, method, seed=1)
-    method.prepare(lm, EXAMPLES)
-    requests = [
-        Request(f"{i}", example.question, method.Params(), SAMPLED, seed=i, keep_latents=True)
-        for i, example in enumerate(EXAMPLES * 2)
-    ]
-    engine = Engine(lm, method, 4, cuda_graphs=True)
-    graphed = engine.runner.graphs
-    assert graphed is not None
-    engine.generate(requests)
-    earlier = dict(graphed.recorded)
-    assert len(earlier) > 1
-    for asked in (requests[:3], requests[2:], requests[:1]):
-        found = engine.generate(asked)
-        wanted = Engine(lm, method, 4, cuda_graphs=True).generate(asked)
+def test_graphs_of_an_earlier_engine_change_no_bit(taped: list[str]) -> None:
+    lm, method, params = thinker("colar")
+    asked = requests_of(params, NUCLEUS, keep=True)
+    engine = Engine(lm, method, 4)
+    engine.generate(asked)
+    idle = lm.idle_graphs
+    earlier = dict(idle.recorded)
+    for some in (asked[:3], asked[2:], asked[:1]):
+        found = engine.generate(some)
+        # An engine that has never answered.
+        lm.idle_graphs = None
+        wanted = Engine(lm, method, 4).generate(some)
+        lm.idle_graphs = idle
         for mine, theirs in zip(found, wanted, strict=True):
             assert mine.text == theirs.text
             if mine.latents is not None and theirs.latents is not None:
                 assert torch.equal(mine.latents, theirs.latents)
         assert any(completion.latents is not None for completion in found)
-    assert all(graphed.recorded[shape] is graph for shape, graph in earlier.items())
+    assert all(idle.recorded[key] is graph for key, graph in earlier.items())
 
 
-def test_reinforcement_samples_all_generations_with_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where steps are recorded; a generation is what a sampler makes of it that has made no other."""
-    monkeypatch.setattr(graphs, "can_record", lambda lm: True)
+def test_reinforcement_records_in_its_first_generation_alone(taped: list[str]) -> None:
+    """A generation is what a sampler makes of it that has made no other."""
     lm, method = liven(tiny_lm("llama")), registry.build("cot")
     config = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=3)
     plan = config.plan(TrainingConfig(per_device_train_batch_size=2))
@@ -308,18 +442,24 @@ def test_reinforcement_samples_all_generations_with_one_engine(monkeypatch: pyte
 
     used = sampler()
     used.generate(0)
-    engine = used._engine
-    assert engine is not None
-    assert engine.runner.graphs is not None
-    first = dict(engine.runner.graphs.recorded)
+    n = len(taped)
+    assert n > 0
     found = used.generate(1)
-    assert used._engine is engine
-    assert all(engine.runner.graphs.recorded[shape] is graph for shape, graph in first.items())
+    assert len(taped) == n
+    lm.idle_graphs = None
     wanted = sampler().generate(1)
     for name, column in wanted.tensors.items():
         assert torch.equal(found.tensors[name].nan_to_num(), column.nan_to_num()), name
 
-    monkeypatch.undo()
-    fresh = sampler()
-    fresh.generate(0)
-    assert fresh._engine is None, "any other engine is a fresh one"
+
+@pytest.mark.parametrize(("free", "stays"), [(0, False), (2**40, True)])
+def test_training_gets_the_memory_back_that_it_needs(
+    free: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, method = tiny_lm("llama"), registry.build("cot")
+    graphs.leave_room(lm)
+    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", decoding=GREEDY)])
+    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    graphs.leave_room(lm)
+    assert (lm.idle_graphs is not None) == stays

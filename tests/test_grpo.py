@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from colar import files
+from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.colar.method import Colar, ColarConfig

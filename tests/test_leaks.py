@@ -144,8 +144,6 @@ def request(i):
         "messages": [{"role": "user", "content": f"{EXAMPLES[i % len(EXAMPLES)].question} {i}"}],
         "stream": i % 2 == 0,
         "return_thoughts": i % 3 == 0,
-        "logprobs": True,
-        "top_logprobs": i % 4,
         "n": 1 + i % 3,
         "seed": i,
         "user": f"user {i}",

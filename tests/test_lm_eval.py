@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -219,51 +217,6 @@ def test_answers_end_before_the_first_stop_text(model):
     assert model.generate_until(asked) == [whole[: whole.find(stop)]] * 2 + [whole] * 2
 
 
-def test_a_cache_gives_no_answers_of_another_model(checkpoints, tmp_path):
-    """One file for all: other factors, limits and weights, each asked twice."""
-    asked = [instance({"until": []}, number=number) for number in range(2)]
-
-    def cached(name, **options):
-        model = lm_eval.ColarLM(str(checkpoints / name), **{"max_latents": 6, "max_gen_toks": 5} | options)
-        alone = model.generate_until(asked)
-        cache = CachingLM(model, str(tmp_path / "cache.db"))
-        assert cache.generate_until(asked) == alone
-        before = len(cache.dbdict)
-        cache.dbdict.close()
-        return before
-
-    models = [
-        ("colar", {"compression_factor": 1}),
-        ("colar", {"compression_factor": 5}),
-        ("colar", {"compression_factor": 5, "max_gen_toks": 1}),
-        ("cot", {}),
-    ]
-    for name, options in models:
-        assert cached(name, **options) == 1
-    with closing(sqlite3.connect(tmp_path / "cache.db")) as file:
-        tables = [table for (table,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    assert len([table for table in tables if table.startswith("colar-")]) == len(models)
-    # The same model finds its own answers: none is computed.
-    for name, options in models:
-        model = lm_eval.ColarLM(str(checkpoints / name), **{"max_latents": 6, "max_gen_toks": 5} | options)
-        cache = CachingLM(model, str(tmp_path / "cache.db"))
-        expected, model.lm = model.generate_until(asked), None
-        assert cache.generate_until(asked) == expected
-        cache.dbdict.close()
-
-
-def test_draws_that_a_cache_would_repeat_are_refused(checkpoints, tmp_path):
-    model = lm_eval.ColarLM(str(checkpoints / "cot"), max_latents=6, max_gen_toks=5)
-    drawn = [instance({"temperature": 0.7, "until": []})] * 2
-    assert len(model.generate_until(drawn)) == 2
-    cache = CachingLM(model, str(tmp_path / "cache.db"))
-    with pytest.raises(ValueError, match="t: with --use_cache, a temperature above 0 needs do_sample: true"):
-        cache.generate_until(drawn)
-    sampled = [instance({"temperature": 0.7, "do_sample": True, "until": []})] * 2
-    assert cache.generate_until(sampled) == model.generate_until(sampled)
-    cache.dbdict.close()
-
-
 def test_a_repeated_document_is_drawn_again(model):
     given = {"do_sample": True, "until": []}
     a, b = instance(given, "a", number=0), instance(given, "b", number=1)
@@ -298,6 +251,11 @@ def test_a_documents_draws_do_not_depend_on_other_documents_of_its_name(model):
 )  # fmt: skip
 def test_how_a_task_is_drawn(given, expected):
     assert lm_eval.decoding_of(given, Decoding()) == expected
+
+
+def test_a_cache_is_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="model colar takes no --use_cache"):
+        CachingLM(model, str(tmp_path / "cache.db"))
 
 
 def test_likelihoods_are_refused_by_name(model):
@@ -401,12 +359,6 @@ def parsed(words, monkeypatch):
         ("--tasks x --b=8", "8", str(lm_eval.TASKS)),
         ("run --include_path=mine --batch_size=4 --tasks x", "4", "mine"),
         ("run --tasks x --incl mine", "auto", "mine"),
-        # A file may say how many rows: words would win over it.
-        ("run --config file", None, str(lm_eval.TASKS)),
-        ("run --config=file", None, str(lm_eval.TASKS)),
-        ("run -C file", None, str(lm_eval.TASKS)),
-        ("run -Cfile", None, str(lm_eval.TASKS)),
-        ("run -sC file", None, str(lm_eval.TASKS)),
         ("run -C file --batch 8", "8", str(lm_eval.TASKS)),
         ("ls tasks", None, str(lm_eval.TASKS)),
         ("ls --include mine tasks", None, "mine"),

@@ -76,7 +76,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
     """ALiBi (MPT): a row's own columns are its positions, those of a branch are not."""
     made = model_of("mpt")
     lm = made.causal_lm
-    cache.check(lm)
+    cache.check_attention(lm)
     assert "does not follow" in probes.why_no_trees(lm)
     with pytest.raises(
         ValueError, match="^training.packing must be false for MptForCausalLM: it does not follow"
@@ -88,7 +88,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_families_pass(family, dtype):
     lm = tiny_lm(family).causal_lm.to(dtype)
-    cache.check(lm)
+    cache.check_attention(lm)
     assert probes.why_no_trees(lm) is None
 
 
@@ -101,9 +101,9 @@ def test_a_window_is_probed_however_long_it_is(name, window, refused):
     lm = model_of(name, sliding_window=window).causal_lm
     if refused:
         with pytest.raises(ValueError, match="does not follow the masks"):
-            cache.check(lm)
+            cache.check_attention(lm)
     else:
-        cache.check(lm)
+        cache.check_attention(lm)
     assert (probes.why_no_trees(lm) is not None) == refused
     assert lm.config.sliding_window == window
 
@@ -113,6 +113,6 @@ def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():
     # A config of its own, so that it is asked anew.
     lm.config.max_position_embeddings = 16
     lm.train()
-    cache.check(lm)
+    cache.check_attention(lm)
     assert probes.embeds_of_rows(lm, 2).shape[1] == 16
     assert lm.training

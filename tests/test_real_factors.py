@@ -29,6 +29,7 @@ from colar.methods.sequential import Sequential, SequentialConfig, SequentialPar
 from colar.methods.sequential.choice import Rules, choose
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
+from colar.ops.sampling import Ways
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -586,7 +587,14 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
     for i in range(len(state)):
         uniform = torch.rand(3, n, generator=generator, dtype=torch.float64)
         rules = Rules(
-            torch.full((n,), 3), columns, columns, threshold * columns, lambda place, u=uniform: u[place]
+            units=torch.full((n,), 3),
+            most_units=3,
+            temperature=columns,
+            top_p=columns,
+            ways=Ways(greedy=False, plain=True, nucleus=False),
+            confidence_threshold=threshold * columns,
+            has_threshold=True,
+            uniform=lambda place, u=uniform: u[place],
         )
         first = torch.full((n,), 7)
         found = choose(lm, state[i].expand(n, -1), first, rules)

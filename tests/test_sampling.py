@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from colar.ops import noise, sampling
-from colar.ops.sampling import is_drawn, probability, sample_tokens, token_logps, top_logps
+from colar.ops.sampling import is_drawn, probability, sample_tokens, token_logps
 
 LAST = 1 - 2**-53
 """The largest uniform number."""
@@ -247,16 +247,3 @@ def test_log_probs_are_those_of_the_softmax(temperature):
     scaled = logits.double() / (temperature or 1.0)
     torch.testing.assert_close(found, scaled.log_softmax(-1)[ids, ids].float())
     assert found.min() < -105
-
-
-def test_top_logps_are_the_first_of_a_sorted_log_softmax():
-    logits = 3 * torch.randn(6, 600, generator=torch.Generator().manual_seed(11))
-    temperatures = torch.tensor([0, 0.3, 1, 1, 2, 5], dtype=torch.float64)
-    ids, logps = top_logps(logits, temperatures, 7)
-    for row, temperature in enumerate(temperatures.tolist()):
-        want = (logits[row].double() / (temperature or 1.0)).log_softmax(-1).sort(descending=True)
-        assert ids[row].tolist() == want.indices[:7].tolist()
-        torch.testing.assert_close(logps[row], want.values[:7].float())
-    # The very numbers of `token_logps`, and no more tokens than there are.
-    assert torch.equal(logps[:, 3], token_logps(logits, temperatures, ids[:, 3]))
-    assert top_logps(logits[:, :5], temperatures, 7)[0].sort().values.tolist() == [[0, 1, 2, 3, 4]] * 6

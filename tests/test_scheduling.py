@@ -15,9 +15,10 @@ from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralFo
 
 from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
-from colar.engine.cache import check, round_up
+from colar.engine.cache import check_attention, round_up
+from colar.engine.completion import fold
 from colar.engine.engine import Engine, QueueFull
-from colar.engine.request import Decoding, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Queued, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
@@ -244,7 +245,7 @@ def test_company_is_waited_for_at_a_free_slot():
 def widths(lm):
     """Positions of every forward from now on, and how to stop listening."""
     # The first engine of an architecture tries a few tokens: that is done here.
-    check(lm.causal_lm)
+    check_attention(lm.causal_lm)
     seen = []
     model = lm.causal_lm.base_model
 
@@ -375,7 +376,7 @@ def test_eager_attention(family):
 def test_backbones_that_the_engine_cannot_run(colar):
     mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
     with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
-        check(mamba)
+        check_attention(mamba)
     stateful = tiny_lm("llama")
     stateful.causal_lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
@@ -383,15 +384,15 @@ def test_backbones_that_the_engine_cannot_run(colar):
     lm = tiny_lm("llama").causal_lm
     lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
-        check(lm)
+        check_attention(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="has layers of type linear_attention"):
-        check(lm)
+        check_attention(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="attn_implementation flash_attention_2, not eager or sdpa"):
-        check(lm)
+        check_attention(lm)
 
 
 def test_columns_are_rounded_up():

@@ -52,7 +52,7 @@ def chat(client, model="colar", question=QUESTION, **fields):
     extra = {
         name: fields.pop(name)
         for name in list(fields)
-        if name not in ("n", "stop", "seed", "temperature", "top_p", "logprobs", "stream", "stream_options")
+        if name not in ("n", "stop", "seed", "temperature", "top_p", "stream", "stream_options")
     }
     return client.chat.completions.create(model=model, messages=user(question), extra_body=extra, **fields)
 
@@ -90,17 +90,12 @@ def test_answers_are_the_engines(live, client, one_thread, model, values, exampl
             model,
             example.question,
             seed=seed,
-            logprobs=True,
             return_thoughts=True,
             **fields,
             **values,
         )
         choice, own = got.choices[0], got.choices[0].message.colar
         assert choice.message.content == want.text
-        assert [each.logprob for each in choice.logprobs.content] == want.token_logps[: len(want.token_ids)]
-        # A random model says bytes that are no character, too.
-        said = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
-        assert said.decode("utf-8", "replace").strip() == want.text
         assert choice.finish_reason == want.reason
         assert own["finish"] == ("length" if want.truncated else "stop")
         assert own["forward_passes"] == want.forward_passes
@@ -114,14 +109,13 @@ def test_answers_are_the_engines(live, client, one_thread, model, values, exampl
 @pytest.mark.parametrize(("model", "values"), CASES)
 def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
     for fields in ({}, {"temperature": 1.0, "seed": 3}):
-        whole = chat(client, model, logprobs=True, return_thoughts=True, **fields, **values)
-        content, reasoning, thoughts, logprobs, last = "", "", [], [], None
+        whole = chat(client, model, return_thoughts=True, **fields, **values)
+        content, reasoning, thoughts, last = "", "", [], None
         stream = chat(
             client,
             model,
             stream=True,
             stream_options={"include_usage": True},
-            logprobs=True,
             return_thoughts=True,
             **fields,
             **values,
@@ -135,7 +129,6 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
                 assert getattr(delta, "reasoning", "") == getattr(delta, "reasoning_content", "")
                 own = getattr(delta, "colar", {})
                 thoughts += [own["thought"]] if "thought" in own else []
-                logprobs += choice.logprobs.content if choice.logprobs else []
                 last = choice.finish_reason or last
         message = whole.choices[0].message
         assert chunks[0].choices[0].delta.role == "assistant"
@@ -145,7 +138,6 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
             whole.choices[0].finish_reason,
         )
         same_thoughts(thoughts, message.colar["thoughts"])
-        assert logprobs == whole.choices[0].logprobs.content
         assert chunks[-1].choices == []
         assert chunks[-1].usage == whole.usage
         assert all(chunk.usage is None for chunk in chunks[:-1])
@@ -251,7 +243,6 @@ def test_extreme_temperatures_are_answered(client, model, temperatures):
             question,
             temperature=temperature,
             latent_temperature=latent_temperature,
-            logprobs=True,
             return_thoughts=True,
             seed=1,
         )
@@ -416,27 +407,6 @@ def test_a_stop_string_does_not_hide_that_the_thinking_was_cut(live, client):
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
-    plain = chat(client, model, logprobs=True).choices[0]
-    whole = chat(client, model, logprobs=True, top_logprobs=3).choices[0]
-    stream = chat(client, model, logprobs=True, top_logprobs=3, stream=True)
-    streamed = []
-    for chunk in stream:
-        for choice in chunk.choices:
-            streamed += choice.logprobs.content if choice.logprobs else []
-    assert whole.message.content == plain.message.content
-    assert streamed == whole.logprobs.content
-    for token, same in zip(whole.logprobs.content, plain.logprobs.content, strict=True):
-        assert (token.token, token.logprob, token.bytes) == (same.token, same.logprob, same.bytes)
-        assert same.top_logprobs == []
-        logprobs = [each.logprob for each in token.top_logprobs]
-        assert len(logprobs) == 3
-        assert logprobs == sorted(logprobs, reverse=True)
-        # Greedy: the token itself is the likeliest.
-        assert (token.top_logprobs[0].token, logprobs[0]) == (token.token, token.logprob)
-
-
 def test_the_manuals_python_runs(capsys):
     """Against a model of that name; what it answers is noise."""
     text = (Path(__file__).parent.parent / "docs" / "serve.md").read_text()
@@ -492,9 +462,8 @@ REFUSED = [
     ({"stop": ""}, 400, "stop.0", "at least 1 character"),
     ({"thinking_token_budget": -1}, 400, "thinking_token_budget", "greater than or equal to 0"),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than or equal to 1"),
-    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "less than or equal to 20"),
-    ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", "greater than or equal to 0"),
-    ({"top_logprobs": 3}, 400, "top_logprobs", "top_logprobs needs logprobs: true"),
+    ({"logprobs": True}, 400, "logprobs", "logprobs: this server has no such feature; it takes false"),
+    ({"top_logprobs": 3}, 400, "top_logprobs", "top_logprobs: this server has no such feature; it takes 0"),
     ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty: this server has no such feature; it takes 0"),
     ({"tools": [{"type": "function"}]}, 400, "tools", "tools: this server has no such feature; it takes []"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", 'it takes {"type": "text"}'),

@@ -22,7 +22,7 @@ from colar.serve.errors import first_mistake
 from colar.serve.samples import Sample, pieces
 from colar.serve.served_model import check_request
 from colar.serve.thought_text import NearestTokens
-from colar.template.token_text import BROKEN, AnswerText, TokenText, token_bytes
+from colar.template.token_text import AnswerText, TokenText
 
 TEXTS = (
     *(example.question for example in EXAMPLES),
@@ -65,50 +65,6 @@ def test_pieces_of_random_tokens_are_the_text(templates, family):
         if family != "gemma3":
             assert text == whole
             assert said == template.decode(ids)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", TEXTS)
-def test_bytes_of_tokens_are_the_texts(templates, family, text):
-    """Of each token its own: a character of several tokens is in pieces."""
-    template = templates[family]
-    ids = template._ids(text)
-    assert b"".join(token_bytes(template, token_id) for token_id in ids) == text.encode()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bytes_of_any_token(templates, family):
-    template = templates[family]
-    special = set(template.tokenizer.all_special_ids)
-    for token_id in range(len(template.tokenizer)):
-        found = token_bytes(template, token_id)
-        assert (found == b"") == (token_id in special)
-        if BROKEN not in template.token(token_id) and found:
-            assert found == template.token(token_id).encode()
-    pieces = [list(token_bytes(template, token_id)) for token_id in template.answer("5 €")[1:-1]]
-    assert pieces == [[53], [32], [226], [130], [172]]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", [*TEXTS, "5 €7"])
-def test_offsets_are_places_in_the_text(templates, family, text):
-    template = templates[family]
-    ids = template._ids(text)
-    answer = AnswerText(template)
-    offsets = []
-    for token_id in ids:
-        offsets.append(answer.length)
-        answer.add(token_id)
-    for i, offset in enumerate(offsets):
-        # Half a character at the end is left out.
-        before = b"".join(token_bytes(template, token_id) for token_id in ids[:i]).decode("utf-8", "ignore")
-        assert offset == len(before.lstrip())
-        token = template.token(ids[i])
-        if BROKEN not in token and token.strip():
-            whole = text.strip() + " " * len(text)
-            assert whole[offset:].startswith(token if offset else token.lstrip())
-    if text == "5 €7":
-        assert offsets == [0, 1, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("stop", [("END",), ("E",), ("ND", "EN"), (" E", "zz"), ("12",), ("nothing",)])

@@ -40,8 +40,8 @@ from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
+from colar.ops.sampling import Ways
 from colar.template.template import Template
-from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
 from colar.training.grpo import run as grpo_run
@@ -311,7 +311,6 @@ def test_the_loss_is_a_naive_loop_also_where_labels_are_lacking(family: str, c: 
     found = method.loss(lm, Batch.collate(rows))
     wanted = [naive(lm, row, c, method.config.shortlist_ids) for row in rows]
     assert found["ce"].tolist() == pytest.approx([loss for loss, _ in wanted], rel=1e-4)
-    assert found["_outside_shortlist"].tolist() == [lacking for _, lacking in wanted]
     assert (max(lacking for _, lacking in wanted) > 0) == (kept == "half" and c > 1)
     # It is trained as it is scored: a finite gradient, where labels are lacking too.
     found["ce"].sum().backward()
@@ -333,18 +332,6 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
         assert mine.token_ids == theirs.token_ids
         for one, other in zip(mine.info, theirs.info, strict=True):
             assert one["group_ids"].tolist() == other["group_ids"].tolist()
-
-
-def test_labels_outside_are_in_the_log_of_a_training(tmp_path: Path) -> None:
-    lm, method = made(live=False, compression_factors=[2])
-    method.config = dataclasses.replace(method.config, shortlist_ids=method.config.shortlist_ids[::2])
-    config = TrainingConfig(
-        report_to="none", logging_steps=1, save_steps=100, max_steps=2, per_device_train_batch_size=4
-    )
-    result = sft.train(lm, method, EXAMPLES, config, tmp_path)
-    counts = [row["outside_shortlist"] for row in result.history if "loss" in row]
-    assert len(counts) == 2
-    assert min(counts) > 0
 
 
 # Thinking
@@ -438,17 +425,33 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
     for temperature in (zero, one):
         decoded.clear()
         draws = torch.rand(5, 40, dtype=torch.float64)
-        rules = Rules(most, temperature, one, zero, lambda place, draws=draws: draws[place], rows)
-        ids = choose(lm, hidden, first, rules).ids
+        ways = Ways.of([(float(temperature[0]), 1.0)])
+
+        def rules_of(
+            some: Any, draws: Any = draws, ways: Any = ways, temperature: Any = temperature
+        ) -> Rules:
+            columns = [column[some] for column in (most, temperature, one, zero)]
+            units, own_temperature, top_p, threshold = columns
+            return Rules(
+                units,
+                5,
+                own_temperature,
+                top_p,
+                ways,
+                threshold,
+                False,
+                lambda place: draws[place, some],
+                rows,
+            )
+
+        ids = choose(lm, hidden, first, rules_of(slice(None))).ids
         real = ids >= 0
         assert sum(decoded) == int(real.sum()) - 40
         assert decoded[0] < 40
         # Each row is what it is alone.
         for i in range(40):
-            mine = [column[i : i + 1] for column in (most, temperature, one, zero)]
-            alone = Rules(*mine, lambda place, i=i, draws=draws: draws[place, i : i + 1], rows)
-            found = choose(lm, hidden[i : i + 1], first[i : i + 1], alone).ids
-            assert found[0].tolist() == ids[i, : found.shape[1]].tolist()
+            found = choose(lm, hidden[i : i + 1], first[i : i + 1], rules_of(slice(i, i + 1))).ids
+            assert found[0].tolist() == ids[i].tolist()
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")

@@ -41,9 +41,9 @@ from transformers import (
 )
 
 from colar import checks, processes
+from colar.checks import NonFiniteError
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
-from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method, Row
 from colar.methods.colar.method import Colar, ColarConfig

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from colar.methods import losses
 from colar.methods.rollouts import logps_and_entropy
 from colar.model import chunks
-from colar.model.latent_lm import Reduce
+from colar.model.chunks import ValuesOf
 
 V, D = 128_256, 256
 Values = tuple[Tensor, ...]
@@ -92,7 +92,7 @@ def score_ours(head: nn.Linear, hidden_ND: Tensor, ids_N: Tensor, scale_N: Tenso
     return logps_N.masked_scatter(thought_N, logps_L), entropy_M
 
 
-def _in_chunks(reduce: Reduce, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
+def _in_chunks(reduce: ValuesOf, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
     size = chunks.positions_of(chunks.CHUNK_BYTES_ON_CPU, V)
 
     def values_of(hidden_CD: Tensor, *own: Tensor) -> Values:

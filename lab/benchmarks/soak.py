@@ -39,8 +39,9 @@ from rich.console import Console
 
 from colar import progress
 from colar.engine.async_engine import AsyncEngine
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.engine import Engine, QueueFull
-from colar.engine.request import Completion, Decoding, Event, Request, fold
+from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams, ThinkState, Thought
 from colar.methods.colar import Colar, ColarParams

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar.engine.request import Completion
+from colar.engine.completion import Completion
 from colar.look.reference_chain import ReferencePass, Token, groups_thought
 from colar.look.thought import Vocabulary
 from colar.model.latent_lm import LatentLM

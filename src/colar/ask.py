@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from colar.checks import check_choice, check_holds
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Request
+from colar.engine.request import DECODINGS, Request
 from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method

@@ -1,6 +1,7 @@
 """Checks of values that a user gave. One place, so that every package rejects a wrong value in the same words.
 
-Each check raises ValueError with the name of the key, what is allowed, and what was given.
+Each check raises ValueError with the name of the key, what is allowed, and what was given. NonFiniteError is for
+numbers that a model computes.
 """
 
 from __future__ import annotations
@@ -120,3 +121,7 @@ def check_same_run(where: object, before: Mapping[str, Any], now: Mapping[str, A
     if changed:
         both = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
         raise ValueError(f"{where} holds another run ({both}); {remedy}")
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss, a gradient or the hidden state of a request is NaN or infinite."""

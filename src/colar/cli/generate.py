@@ -21,8 +21,9 @@ from colar.cli.options import (
     model_options,
     params_options,
 )
+from colar.engine.completion import Completion, fold
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Decoding, Request, answer_key, fold
+from colar.engine.request import DECODINGS, Decoding, Request, answer_key
 from colar.evaluation import answer_files
 from colar.look.thought import read_thoughts
 from colar.model import checkpoint

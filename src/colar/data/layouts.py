@@ -22,6 +22,7 @@ from typing import Any
 
 from colar.checks import check_text
 from colar.data import program_rows, programs
+from colar.data.example import ROLES
 from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
@@ -80,7 +81,7 @@ def of(row: Mapping[str, Any]) -> Layout:
 
 
 def is_coconut(layout: Layout, columns: Collection[str]) -> bool:
-    """True if rows of this layout and these columns are Coconut's: question and answer, perhaps steps, no others."""
+    """True if rows of this layout and these columns are Coconut's: question and answer, no reasoning but in steps."""
     plain = {"question", "answer"} <= set(columns) and not _has(columns, REASONING[1:])
     return layout.name == "solution" and plain
 
@@ -126,8 +127,8 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
     for turn in turns:
         role = str(turn.get("role", turn.get("from", "")))
         role = ROLE.get(role, role)
-        if role not in ("system", "user", "assistant"):
-            raise ValueError(f"the role {role!r} of a message is none of system, user, assistant")
+        if role not in ROLES:
+            raise ValueError(f"the role {role!r} of a message is none of {', '.join(ROLES)}")
         content = turn.get("content", turn.get("value"))
         if not isinstance(content, str):
             raise ValueError(

@@ -29,8 +29,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Event, Request, fold
+from colar.engine.request import Request
 
 T = TypeVar("T")
 Items = list[Event | Exception]

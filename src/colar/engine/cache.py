@@ -10,7 +10,7 @@ The running rows are slots 0..n-1, so that a decode step reads a slice and copie
 one moves into its slot. What lies right of a row's length is left over from earlier rows, and masked.
 
 There are about as many slots as rows, as wide as the widest row may become: the scheduler chooses the size, `reserve`
-allocates it. An idle engine gives all of it back (`release`), unless CUDA graphs were recorded with its memory.
+allocates it. An idle engine gives all of it back (`release`), or leaves it to the next engine, with CUDA graphs.
 
 A backbone's layers call `SlotLayer.update` with the keys and values of what is fed. Where these are written is set
 before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also return the attention mask.
@@ -134,7 +134,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Rows of one backbone that `check` has let pass; the first forward pass allocates `size`."""
+    """Rows of one backbone that `check_attention` has let pass; the first forward pass allocates `size`."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.config = lm.config.get_text_config()
@@ -242,7 +242,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
-def check(lm: PreTrainedModel) -> None:
+def check_attention(lm: PreTrainedModel) -> None:
     """ValueError for a backbone that the engine cannot run.
 
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or

@@ -18,7 +18,6 @@ an embedding like any other, and is written into the row's own next column of th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Collection, Iterable, Iterator
 
@@ -27,8 +26,10 @@ import torch
 from colar import checks
 from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
+from colar.engine.completion import Completion, Event, fold
 from colar.engine.prefill import Prefill
-from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Request, check_runnable
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
@@ -55,8 +56,8 @@ class Engine:
     questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
     minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
     layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights); they
-    serve as long as the engine does, and its cache stays allocated while it is idle.
+    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights); an
+    idle engine leaves them, and their cache, to the next engine of the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -80,14 +81,13 @@ class Engine:
         self.scheduler = Scheduler(
             max_batch, token_budget, max_waiting, for_compile=compile, for_graphs=cuda_graphs
         )
-        self.runner = Runner(lm, compile, max_batch, cuda_graphs)
+        self.runner = Runner(lm, method, compile, max_batch, cuda_graphs)
         self.lm = self.runner.lm
         self.method = method
         self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
         self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
         self._partial_head = CachedPartialHead(self.lm)
-        self.thinks = graphs.GraphedThink(self.lm, method, max_batch) if cuda_graphs else None
         self._events: list[Event] = []
         self._n_requests = 0
 
@@ -114,7 +114,7 @@ class Engine:
 
     def _enter(self, request: Request) -> Queued:
         """Check, tokenise and number a request."""
-        check(self.method, request)
+        check_runnable(self.method, request)
         ids = prompt_ids(self.lm, self.method, request)
         entry = Queued(self._n_requests, request, tuple(ids))
         self.scheduler.check(entry)
@@ -137,14 +137,15 @@ class Engine:
         self._rest()
 
     def _drop_started(self) -> None:
-        """Remove all requests that have started."""
+        """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
+        self.cache.wipe(list(range(self.cache.size.slots)))
         self.prefill = Prefill()
         self.running.keep([])
 
     def _rest(self) -> None:
-        """Give memory back if there is nothing left to do, unless graphs were recorded with it."""
-        if not self.busy and self.runner.graphs is None:
-            self.cache.release()
+        """Give memory back if there is nothing left to do."""
+        if not self.busy:
+            self.runner.rest()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
@@ -221,9 +222,7 @@ class Engine:
         self.prefill = Prefill(admitted, rows, self.prefill_chunk)
         if not len(rows):
             # The weights may have been trained since the last requests.
-            self.runner.refresh()
-            if self.thinks is not None:
-                self.thinks.refresh()
+            self.runner.start()
             self._partial_head.clear()
         widest = max(rows.widest, *(entry.positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
@@ -235,8 +234,7 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        think = self.thinks or functools.partial(self.method.think, self.lm)
-        chosen = choose(self.lm, think, rows, self._partial_head)
+        chosen = choose(self.lm, self.runner.think, rows, self._partial_head)
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events

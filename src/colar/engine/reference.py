@@ -10,7 +10,7 @@ batch; tests/test_engine.py compares the two.
 The method chooses the thoughts (l: latents, or tokens of a chain) and when to stop. Then the separator ### is fed,
 and the LM head chooses the answer (a).
 
-Shape suffixes: T positions fed, D width, V vocabulary; 1 is the only row.
+Shape suffixes: T positions fed, D width; 1 is the only row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from colar.engine.request import Completion, Event, Request, fold, prompt_ids
+from colar.engine.completion import Completion, Event, fold
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Request
 from colar.methods.base import Method, ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import sample_tokens, token_logps

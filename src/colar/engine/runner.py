@@ -13,7 +13,7 @@ With `compile` some of them are compiled, and on a CPU linear layers are packed 
     decode, several rows      N > 1, T = 1              one
     prefill, several rows     N > 1, T > 1              another
     decode, one row           N = 1, T = 1              in an engine of one row only: torch specialises a size of 1
-    prefill, one row          N = 1, T > 1              none: it is short
+    prefill, one row          N = 1, T > 1              none: torch specialises a size of 1
 
 Each graph is compiled when its kind first occurs, which takes about a minute. It serves all sizes, which needs care:
 torch compiles in a size that it takes for a constant, and compiles again when the size changes.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,9 +34,10 @@ from torch.fx.experimental import _config as dynamic_shapes
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
-from colar.engine.cache import SlotCache, check
-from colar.engine.graphs import GraphedHidden, columns_of, rows_of
+from colar.engine.cache import SlotCache, check_attention
+from colar.engine.graphs import Graphs, columns_of, rows_of
 from colar.engine.packed_linear import can_pack, pack_again, packed_copy
+from colar.methods.base import Method, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
@@ -47,21 +48,43 @@ ATTENTION = "colar_grouped"
 class Runner:
     """A model, its cache and its forward pass: as it is, compiled, or recorded as CUDA graphs."""
 
-    def __init__(self, lm: LatentLM, compile: bool, max_batch: int, cuda_graphs: bool) -> None:
-        check(lm.causal_lm)
+    def __init__(
+        self, lm: LatentLM, method: Method, compile: bool, max_batch: int, cuda_graphs: bool
+    ) -> None:
+        check_attention(lm.causal_lm)
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
+        self.method = method
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
-        self.graphs = GraphedHidden(self.lm) if cuda_graphs else None
+        self.cuda_graphs = cuda_graphs
+        self.graphs: Graphs | None = None
+        """While requests are here: an idle engine leaves them, and their cache, to the model's next one."""
         self.max_batch = max_batch
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
 
-    def refresh(self) -> None:
+    def start(self) -> None:
         """Follow weights that were trained since the last requests."""
         pack_again(self.lm)
-        if self.graphs is not None:
-            self.graphs.refresh()
+        if self.cuda_graphs:
+            self.graphs = self.graphs or Graphs.of(self.lm)
+            self.graphs.refresh(self.lm, self.method)
+            self.cache = self.graphs.cache
+
+    def rest(self) -> None:
+        """Give memory back: no requests are here."""
+        if self.graphs is None:
+            self.cache.release()
+        else:
+            self.graphs.give_back(self.lm)
+            self.graphs = None
+            self.cache = SlotCache(self.lm.causal_lm)
+
+    def think(self, state: ThinkState) -> Thought:
+        """A step of thinking of the state's rows."""
+        if self.graphs is None:
+            return self.method.think(self.lm, state)
+        return self.graphs.think(self.lm, self.method, state, self.max_batch)
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -85,7 +108,7 @@ class Runner:
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, start, end - start, embeds_NTD)
         position_NT = torch.arange(start, end, device=device).expand(n, -1)
-        # A single question is short: it is not compiled.
+        # A single question is not compiled: torch specialises a size of 1.
         forward = self.hidden if n > 1 else self.lm.hidden
         hidden_NTD = forward(embeds_NTD, mask, position_NT, self.cache)
 
@@ -96,10 +119,8 @@ class Runner:
     def decode(self, embeds_ND: Tensor, position_N: Tensor, span: int) -> Tensor:
         """Feed each row's embedding at its own column, below `span`. Returns the hidden states, (N, D)."""
         n = len(embeds_ND)
-        forward: Callable[..., Tensor] = self.hidden
         total = max(n, 2) if self.never_alone else n
         if self.graphs is not None:
-            forward = self.graphs
             total = rows_of(n, self.max_batch)
             span = columns_of(span)
         copies = total - n
@@ -110,7 +131,11 @@ class Runner:
         # On a CPU transformers itself does without copies of keys and values.
         own = grouped_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
         with own:
-            hidden_N1D = forward(embeds_ND[:, None], mask, position_N[:, None], self.cache)
+            fed = (embeds_ND[:, None], mask, position_N[:, None])
+            if self.graphs is None:
+                hidden_N1D = self.hidden(*fed, self.cache)
+            else:
+                hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
 

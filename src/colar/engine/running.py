@@ -25,7 +25,7 @@ from torch import Tensor
 
 from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
-from colar.methods.base import ThinkState, request_columns
+from colar.methods.base import Branches, ThinkState, request_columns
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices
 
@@ -67,6 +67,8 @@ class RunningRows:
     """Events since the row started, those included that were reported before it was preempted (`Queued.reported`)."""
     next_ND: Tensor | None = None
     """The embedding that is fed next; None for all rows until it is chosen."""
+    _branches: Branches | None = None
+    """Until a row joins or leaves."""
 
     @classmethod
     def start(
@@ -117,6 +119,7 @@ class RunningRows:
 
     def append(self, other: RunningRows) -> None:
         """Add these rows behind the others."""
+        self._branches = None
         if not len(self):
             vars(self).update(vars(other))
             return
@@ -132,6 +135,7 @@ class RunningRows:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
+        self._branches = None
         rows_N = devices.numbers(rows, self.hidden_ND.device)
         for name, column in list(vars(self).items()):
             if isinstance(column, Tensor):
@@ -167,6 +171,13 @@ class RunningRows:
 
     # A step
 
+    @property
+    def branches(self) -> Branches:
+        """The branches of a step of these rows."""
+        if self._branches is None:
+            self._branches = Branches.of_requests(entry.request for entry in self.entries)
+        return self._branches
+
     def fed(self, hidden_ND: Tensor) -> None:
         """Note that each row was fed its next embedding, and the hidden state that came out."""
         self.next_ND = None
@@ -182,13 +193,12 @@ class RunningRows:
 
     def think_state(
         self,
-        rows: Sequence[int],
         rows_B: Tensor,
         hidden_ND: Tensor,
         logits: Callable[[Tensor], Tensor],
         partial_head: Callable[[tuple[int, ...]], PartialHead],
     ) -> ThinkState:
-        """Some of the rows, given in Python and on the device, as a method sees them; `hidden_ND` is that of all."""
+        """Some of the rows as a method sees them; `hidden_ND` is that of all."""
         return ThinkState(
             hidden=hidden_ND[rows_B],
             step=self.step_N[rows_B],
@@ -202,5 +212,5 @@ class RunningRows:
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_partial_head=partial_head,
-            requests=[self.entries[i].request for i in rows],
+            known_branches=self.branches,
         )

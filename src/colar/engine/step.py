@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.engine.request import Event
+from colar.engine.completion import Event
 from colar.engine.running import RunningRows
-from colar.methods.base import ThinkState, Thought, decoding_columns
+from colar.methods.base import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
-from colar.ops.sampling import sample_tokens, token_logps, top_logps
+from colar.ops.sampling import sample_tokens, token_logps
 
 
 @dataclass
@@ -66,15 +66,14 @@ def choose(
     told_3N[0] = finite_N
     thoughts: Thought | None = None
     logps_B: Tensor | None = None
-    tops: dict[int, dict[str, Tensor]] = {}
     if thinking:
         rows_B = devices.numbers(thinking, device)
-        state = rows.think_state(thinking, rows_B, hidden_ND, lambda _: logits(rows_B), partial_head)
+        state = rows.think_state(rows_B, hidden_ND, lambda _: logits(rows_B), partial_head)
         thoughts, done_B = _think(think, rows, rows_B, state, lm, chosen.embeds_ND)
         told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
     if answering:
         rows_B = devices.numbers(answering, device)
-        ids_B, logps_B, tops = _answer(rows, answering, rows_B, logits(rows_B), lm, chosen.embeds_ND)
+        ids_B, logps_B = _answer(rows, answering, rows_B, logits(rows_B), lm, chosen.embeds_ND)
         told_3N[2, rows_B] = ids_B
 
     # The one synchronisation.
@@ -82,7 +81,7 @@ def choose(
     chosen.ended = {i: "error" for i, is_finite in enumerate(finite) if not is_finite}
     if thoughts is not None:
         _report_thoughts(rows, chosen, thinking, thoughts, done, token_ids)
-    _report_tokens(rows, chosen, answering, logps_B, tops, token_ids, lm.template.eos_id)
+    _report_tokens(rows, chosen, answering, logps_B, token_ids, lm.template.eos_id)
     return chosen
 
 
@@ -117,24 +116,22 @@ def _answer(
     logits_BV: Tensor,
     lm: LatentLM,
     embeds_ND: Tensor,
-) -> tuple[Tensor, Tensor | None, dict[int, dict[str, Tensor]]]:
+) -> tuple[Tensor, Tensor | None]:
     """Let these rows choose an answer token, (B,), and write what they feed into `embeds_ND`.
 
-    Returns the tokens, and if a request keeps them, their log-probs and the likeliest tokens of rows that request some.
+    Returns the tokens, and if a request keeps them, their log-probs.
     """
     temperature_B = rows.temperature_N[rows_B]
     # A draw is a function of (seed, sample, step): the other rows of the batch change nothing.
     keys_B = noise.keys(rows.seed_N[rows_B], rows.sample_N[rows_B], rows.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
-    requests = [rows.entries[i].request for i in answering]
-    on_cpu = decoding_columns(requests)
-    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, on_cpu)
+    ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, rows.branches.ways)
     embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
+    requests = [rows.entries[i].request for i in answering]
     # Over the whole vocabulary: only where they are requested.
     if not any(request.keep_latents for request in requests):
-        return ids_B, None, {}
-    tops = _tops([request.top_logprobs for request in requests], logits_BV, temperature_B)
-    return ids_B, token_logps(logits_BV, temperature_B, ids_B), tops
+        return ids_B, None
+    return ids_B, token_logps(logits_BV, temperature_B, ids_B)
 
 
 def _report(rows: RunningRows, chosen: Chosen, i: int, event: Event) -> None:
@@ -178,7 +175,6 @@ def _report_tokens(
     chosen: Chosen,
     answering: list[int],
     logps_B: Tensor | None,
-    tops: dict[int, dict[str, Tensor]],
     token_ids: list[int],
     eos_id: int,
 ) -> None:
@@ -190,24 +186,12 @@ def _report_tokens(
         rows.n_tokens[i] += 1
         info: dict[str, Tensor] = {}
         if logps_B is not None and entry.request.keep_latents:
-            info = {"logp": logps_B[j], **tops.get(j, {})}
+            info = {"logp": logps_B[j]}
         _report(rows, chosen, i, Event(entry.request, "token", token_ids[i], info=info, number=entry.number))
         if token_ids[i] == eos_id:
             chosen.ended[i] = "stop"
         elif rows.n_tokens[i] >= entry.request.decoding.max_completion_length:
             chosen.ended[i] = "length"
-
-
-def _tops(numbers: list[int], logits_BV: Tensor, temperature_B: Tensor) -> dict[int, dict[str, Tensor]]:
-    """The likeliest tokens of the rows that request a number of them: by row, as its event's info."""
-    rows = [j for j, k in enumerate(numbers) if k]
-    if not rows:
-        return {}
-    ids_XK, logps_XK = top_logps(logits_BV[rows], temperature_B[rows], max(numbers))
-    found = {}
-    for x, j in enumerate(rows):
-        found[j] = {"top_ids": ids_XK[x, : numbers[j]], "top_logps": logps_XK[x, : numbers[j]]}
-    return found
 
 
 class CachedPartialHead:

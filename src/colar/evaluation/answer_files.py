@@ -19,7 +19,8 @@ from colar.data import data_files, layouts
 from colar.data.example import ROLES
 from colar.data.fields import named_fields
 from colar.data.layouts import QUESTION, ROLE, TURNS
-from colar.engine.request import Completion, Decoding, Request, answer_key
+from colar.engine.completion import Completion
+from colar.engine.request import Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
 

@@ -33,8 +33,9 @@ from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Request
+from colar.engine.request import Request
 from colar.evaluation import output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
@@ -280,7 +281,7 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in output_folder.collect(records)}
+    done = {record_key(record) for record in output_folder.read_records(records)}
     order: list[RecordKey] = []
     n_new = 0
     for point in grid:
@@ -300,7 +301,7 @@ def evaluate_controls(
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    output_folder.merge_parts(records, order)
+    output_folder.put_in_order(records, order)
     return n_new
 
 

@@ -3,12 +3,14 @@
 Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
 order of the questions. The report is a fold over them (`report.py`). The judge is `data/judge/answers.py`, the same as
 for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
-same question, and several processes that share the questions give the records that one gives (`output_folder.py`).
+same question, and several processes that share the questions give the records that one gives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +23,10 @@ from accelerate.utils import gather_object
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
+from colar.engine.completion import Completion, fold
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Request, fold, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import DECODINGS, Request
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
@@ -135,36 +139,42 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    found = output_folder.collect(records)
-    done = {record_key(record) for record in found}
+    done = {record_key(record) for record in output_folder.read_records(records)}
     questions = questions_of(grid, datasets, limits)
     asked = [question for question in questions if question.key not in done]
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split(asked, _check_fit)
     if asked:
-        # Every N-th one: neighbours in the grid take about as long as each other.
-        state = PartialState()
-        _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
-    output_folder.merge_parts(records, [question.key for question in questions])
+        _write_answers(asked, records, limits)
+    output_folder.put_in_order(records, [question.key for question in questions])
     return len(asked)
 
 
-def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> None:
-    """Answer these and append to this process's records."""
+def _write_answers(asked: Sequence[Question], records: Path, limits: Limits) -> None:
+    """Append the answers to `records`: of several processes the main one writes those of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in asked:
         by_model[question.point.model].append(question)
-    path = output_folder.process_file(records)
     systems = {question.point.cell.system for question in asked}
     # Of several systems the bar names the model that it has come to.
     only = [f"evaluate {system_name(system, systems)}" for system in systems]
     named = only[0] if len(only) == 1 else "evaluate"
-    with files.append_jsonl(path) as write, progress.bar(named, len(asked)) as bar:
+    state = PartialState()
+    n = state.num_processes
+    # A kill loses the answers of a round.
+    per_round = limits.batch_size if n > 1 else 1
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(progress.bar(named, len(asked)))
+        write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, questions in by_model.items():
-            for record in answer(model, questions, limits):
-                write(record)
-                bar.advance()
+            # Every n-th one: neighbours in the grid take about as long as each other.
+            mine = answer(model, questions[state.process_index :: n], limits)
+            for _ in range(math.ceil(len(questions) / (n * per_round))):
+                for record in gather_object(list(itertools.islice(mine, per_round))):
+                    if write is not None:
+                        write(record)
+                    bar.advance()
             bar.note(model.name)
 
 
@@ -213,8 +223,21 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
         yield make_record(question, completion)
 
 
+def answer_all(
+    lm: LatentLM, method: Method, requests: Sequence[Request], batch_size: int = 32, note: str = "think"
+) -> list[Completion]:
+    """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `answer`."""
+    completions = []
+    events = Engine(lm, method, batch_size).stream(requests)
+    for completion in progress.track(fold(lm, events), note, len(requests)):
+        completion.require_finite()
+        completions.append(completion)
+    # They finish in any order.
+    return sorted(completions, key=lambda completion: completion.number)
+
+
 def make_record(question: Question, completion: Completion) -> dict[str, Any]:
-    """The record of an answered question: the keys that `records.RECORD_KEYS` lists, and `gold_length`."""
+    """The record of an answered question: see `records.py`."""
     point, example = question.point, question.example
     return {
         **cell_to_json(point.cell),

@@ -1,9 +1,7 @@
-"""The output folder of an evaluation: what its records come from, and the files that several processes append to.
+"""The output folder of an evaluation: the names of what is evaluated, and what its records come from.
 
-    evaluation.json         settings, and digests of questions and checkpoints
-    records.jsonl           of process 0, and of earlier calls
-    records.part1.jsonl     of process 1, until all have ended: then all records stand in records.jsonl, in the order
-    records.part2.jsonl     of the questions, and the parts are gone
+    evaluation.json     settings, and digests of questions and checkpoints
+    records.jsonl       in the order of the questions, once all are answered
 
 A folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add questions,
 data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected.
@@ -16,8 +14,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from accelerate import PartialState
 
 from colar import checks, files, processes
 from colar.data import sources
@@ -127,13 +123,12 @@ def claim_evaluation(
     `settings` are what every record depends on: limits, split, options. `checkpoints` are folders by the name that
     their rows have. A folder without records is free, even if an evaluation was tried in it.
     """
-    questions = {name: question_digests(examples) for name, examples in datasets.items()}
+    questions = {name: [len(examples), question_digest(examples)] for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
-    answered = [file for file in (records, *parts(records)) if file.exists() and file.stat().st_size > 0]
-    if path.exists() and answered:
+    if path.exists() and records.exists() and records.stat().st_size > 0:
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
@@ -145,82 +140,45 @@ def claim_evaluation(
         before = {f"checkpoint {name}": earlier_models[name] for name in both}
         after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
-        for name in earlier_questions.keys() & questions.keys():
-            common = earlier_questions[name].keys() & questions[name].keys()
-            changed = sorted(id for id in common if earlier_questions[name][id] != questions[name][id])
-            # Other questions or answers under ids that have records. The first is enough to find out why.
-            if changed:
+        for name, (n, digest) in earlier_questions.items():
+            # Questions may be added behind those that have records.
+            if name in datasets and question_digest(datasets[name][:n]) != digest:
                 raise ValueError(
-                    f"{output} holds another run (other questions of {name}: {len(changed)} have changed, "
-                    f"{changed[0]} first); {REMEDY}"
+                    f"{output} holds another run (the first {n} questions of {name} were others); {REMEDY}"
                 )
         # Earlier records stay in the report, so their origin stays in the file.
         models = {**earlier_models, **models}
-        for name, digests in earlier_questions.items():
-            questions[name] = digests | questions.get(name, {})
+        questions = earlier_questions | questions
     files.write_json(path, {**settings, "questions": questions, "models": models})
 
 
-def question_digests(examples: Sequence[Example]) -> dict[str, str]:
-    """Question id -> its whole row, as 8 hex digits."""
-    digests = {}
-    for example in examples:
-        # A verdict depends on the type of the answer, and the length of the reference chain on the steps.
-        text = json.dumps(example.as_row())
-        digests[example.id] = files.digest([text])[:8]
-    return digests
+def question_digest(examples: Sequence[Example]) -> str:
+    """Digest of whole rows: a verdict depends on the type of the answer, and the length of the chain on the steps."""
+    return files.digest(json.dumps(example.as_row()) for example in examples)
 
 
-# Records of several processes
+# Records, of which several processes have read and write one file: the main one
 
 
-def process_file(records: Path) -> Path:
-    """The file that this process appends to."""
-    index = PartialState().process_index
-    return _part(records, str(index)) if index else records
-
-
-def collect(records: Path) -> list[dict[str, Any]]:
-    """All records of `records` and its parts, each once, those of `records` first. All call it together."""
-    records.parent.mkdir(parents=True, exist_ok=True)
-    processes.require_shared(records.parent)
-    # One process reads, so that none cuts a torn line that another one cuts at the same time.
-    found: list[dict[str, Any]] = processes.from_main(lambda: _read(records))
+def read_records(records: Path) -> list[dict[str, Any]]:
+    """All records so far; a torn last line is cut off. All processes call it together."""
+    found: list[dict[str, Any]] = processes.from_main(lambda: files.resume_jsonl(records))
     return found
 
 
-def _read(records: Path) -> list[dict[str, Any]]:
-    known: dict[RecordKey, dict[str, Any]] = {}
-    for path in [records, *parts(records)]:
-        for record in files.resume_jsonl(path):
-            known.setdefault(record_key(record), record)
-    return list(known.values())
+def put_in_order(records: Path, order: Sequence[RecordKey]) -> None:
+    """Write the records that `order` does not name, as they stood, then the others in that order.
 
-
-def merge_parts(records: Path, order: Sequence[RecordKey]) -> None:
-    """Write all records into `records` and remove the parts. All call it together.
-
-    First come those that `order` does not name, as they stood, then the others in that order.
+    All processes call it together.
     """
-    state = PartialState()
-    # No part is read before its process is done.
-    state.wait_for_everyone()
-    if state.is_main_process:
-        places = {key: place for place, key in enumerate(order)}
+    places = {key: place for place, key in enumerate(order)}
+
+    def write() -> None:
+        found = files.resume_jsonl(records)
         # A stable sort: those without a place stay as they stood, before all others.
-        settled = sorted(_read(records), key=lambda record: places.get(record_key(record), -1))
+        settled = sorted(found, key=lambda record: places.get(record_key(record), -1))
         # A file that is as it should be is left alone.
-        if files.resume_jsonl(records) != settled:
+        if found != settled:
             files.write_jsonl(records, settled)
-        for part in parts(records):
-            part.unlink()
-    state.wait_for_everyone()
 
-
-def parts(records: Path) -> list[Path]:
-    """The parts that lie beside `records`."""
-    return sorted(records.parent.glob(_part(records, "*").name))
-
-
-def _part(records: Path, name: str) -> Path:
-    return records.with_name(f"{records.stem}.part{name}{records.suffix}")
+    processes.from_main(write)

@@ -7,9 +7,6 @@ All questions of a run go to one engine, in one list: requests join and leave at
 context is the question, as it is, and what the model writes after its thinking is the answer, cut before the first
 of the task's stop texts. A request's draws depend on the seed and its document's id, as in `colar evaluate`.
 
-`--use_cache FILE` keeps the answers of each checkpoint, with its params and limits, in a table of its own in that file:
-lm-eval's keys name the question and the task's `generation_kwargs` alone.
-
 A model that thinks in latents has no likelihood of a text: tasks that ask for one are refused, by name.
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
 """
@@ -18,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,15 +34,13 @@ except ImportError as error:
         "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
     ) from error
 
-from colar import files, progress
 from colar.checks import check_known
 from colar.data import sources
 from colar.data.judge.answers import judge
-from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold
+from colar.engine.request import DECODINGS, Decoding, Request
+from colar.evaluation.evaluate import answer_all
 from colar.methods import pretrained as checkpoints
 from colar.methods import registry
-from colar.model import checkpoint
 from colar.ops.noise import seed_from
 
 NAME = "colar"
@@ -63,8 +57,6 @@ TURNS = "colar_context"
 """The column of our documents with the turns before the question, as JSON; "" where there are none."""
 COMMANDS = ("run", "ls", "validate")
 """Of lm-eval's command line; without one of these it is `run`."""
-CONFIG = re.compile(r"--config(=|$)|-[swx]*C")
-"""The option of a configuration file. `-C` may stand behind flags (`-sC FILE`); `--conf` is ambiguous to lm-eval."""
 
 
 class ColarLM(LM):  # type: ignore[misc]
@@ -99,22 +91,12 @@ class ColarLM(LM):  # type: ignore[misc]
         self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
-        self.asked_with = {
-            "weights": checkpoint.digest(checkpoint.resolve(str(pretrained))),
-            "dtype": f"{dtype}, {weights} weights" if weights else dtype,
-            "params": dataclasses.asdict(self.params),
-            "limits": dataclasses.asdict(self.limits),
-        }
-        """All that an answer depends on, beside what a request has."""
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Take lm-eval's cache of answers, after giving this model's answers their own table in its file."""
-        table = f"colar-{files.digest([json.dumps(self.asked_with, sort_keys=True)])}"
-        answers = cache_hook.dbdict
-        # Opened once under the table's name, a file has that table. lm-eval reads through the same object.
-        type(answers)(answers.filename, tablename=table).close()
-        answers.tablename = table
-        super().set_cache_hook(cache_hook)
+        """Refuse lm-eval's cache: its keys do not name the checkpoint."""
+        raise ValueError(
+            "model colar takes no --use_cache, which would answer with what another checkpoint said: leave it out"
+        )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
@@ -130,36 +112,15 @@ class ColarLM(LM):  # type: ignore[misc]
             sample = repeats[document]
             repeats[document] += 1
             decoding = decoding_of(given, self.limits)
-            # A cached answer is that of one draw; lm-eval caches none where it can see that answers are drawn.
-            if self.cache_hook.dbdict is not None and decoding.temperature > 0 and not given.get("do_sample"):
-                raise ValueError(
-                    f"{instance.task_name}: with --use_cache, a temperature above 0 needs do_sample: true beside it "
-                    "(--gen_kwargs do_sample=true): lm-eval would repeat one draw from its cache"
-                )
             seed = seed_from(self.seed, name)
             question, turns = turns_of(context, instance.doc)
             asked.append(Request(name, question, self.params, decoding, seed, sample, context=turns))
             stops.append(stop_texts(given))
 
-        engine = Engine(self.lm, self.method, min(self.batch_size, max(1, len(asked))))
-        answers = []
-        for instance, completion, until in zip(requests, self._complete(engine, asked), stops, strict=True):
-            # The engine knows no stop texts: an answer is made in full and cut afterwards.
-            answer = cut(completion.text, until)
-            self.cache_hook.add_partial("generate_until", instance.args, answer)
-            answers.append(answer)
-        return answers
-
-    def _complete(self, engine: Engine, asked: list[Request]) -> list[Completion]:
-        """All completions, in the order of the requests; a bar shows how many have finished."""
-        completions = []
-        with progress.bar("generate", len(asked)) as bar:
-            for completion in fold(self.lm, engine.stream(asked)):
-                completion.require_finite()
-                completions.append(completion)
-                bar.advance()
-        # They finish in any order; lm-eval wants that of its requests.
-        return sorted(completions, key=lambda completion: completion.number)
+        batch_size = min(self.batch_size, max(1, len(asked)))
+        completions = answer_all(self.lm, self.method, asked, batch_size, "generate")
+        # The engine knows no stop texts: an answer is made in full and cut afterwards.
+        return [cut(completion.text, until) for completion, until in zip(completions, stops, strict=True)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
         """Refused: ValueError names the tasks that ask."""
@@ -308,16 +269,13 @@ def with_ours(words: Sequence[str]) -> list[str]:
     lm-eval's own default is one row at a time.
     """
     words = list(words)
-    asks_help = not words or "-h" in words or "--help" in words
-    if asks_help:
+    if not words or "-h" in words or "--help" in words:
         return words
     # Of an option that is given twice the last counts. Ours stand first, so that the user's takes precedence, in any
     # spelling (`-b8`, `--batch 8`).
-    ours = ["--include_path", str(TASKS)]
     command = words[:1] if words[0] in COMMANDS else []
-    runs = command in ([], ["run"])
-    # A word wins over a line of a configuration file, which may say how many rows.
-    if runs and not any(CONFIG.match(word) for word in words):
+    ours = ["--include_path", str(TASKS)]
+    if command in ([], ["run"]):
         ours += ["--batch_size", "auto"]
     return [*command, *ours, *words[len(command) :]]
 

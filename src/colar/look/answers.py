@@ -29,12 +29,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from colar import progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
-from colar.engine.engine import Engine
-from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
+from colar.engine.completion import Completion
+from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import GivenThoughts
+from colar.evaluation.evaluate import answer_all
 from colar.look.reference_chain import (
     ReferencePass,
     Token,
@@ -57,8 +57,6 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 
-BATCH = 32
-"""Requests that run at once."""
 CAUSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
 """Cause of an answer that has no reference chain."""
@@ -72,19 +70,6 @@ def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) ->
         request = Request(example.id, example.question, params, decoding, seed, context=example.context)
         requests.append(replace(request, keep_latents=True))
     return requests
-
-
-def answer_all(
-    lm: LatentLM, method: Method, requests: Sequence[Request], note: str = "think"
-) -> list[Completion]:
-    """The completions, in the order of the requests."""
-    found: dict[int, Completion] = {}
-    completions = fold(lm, Engine(lm, method, BATCH).stream(requests))
-    for completion in progress.track(completions, note, len(requests)):
-        completion.require_finite()
-        # A new engine numbers its requests from 0, in their order; they finish in another.
-        found[completion.number] = completion
-    return [found[number] for number in range(len(requests))]
 
 
 def read_answers(
@@ -248,7 +233,7 @@ def read(
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
         requests.append(replace(request, decoding=replace(decoding, max_latents=count + 1)))
-    completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, "read")
+    completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, note="read")
     pairs = zip(completions, examples, strict=True)
     return [verdict(completion.text, example).correct for completion, example in pairs]
 

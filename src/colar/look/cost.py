@@ -18,10 +18,11 @@ from typing import Any
 
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
-from colar.engine.request import Completion, Request
+from colar.engine.completion import Completion
+from colar.engine.request import Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import GivenThoughts
-from colar.look.answers import answer_all
+from colar.evaluation.evaluate import answer_all
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
@@ -48,7 +49,7 @@ def control_results(
     outcomes = {"own": outcome_of(examples, completions)}
     # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
     for kind, asked, made in _controls(lm, method, requests, completions) if with_controls else ():
-        outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
+        outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, note=f"control: {kind}"))
     right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
     differences = {kind: difference(examples, right["own"], right[kind]) for kind in right if kind != "own"}
     return {"outcomes": outcomes, "differences": differences}

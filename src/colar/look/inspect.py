@@ -23,9 +23,10 @@ from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Decoding
+from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
-from colar.look.answers import answer_all, diagnose, read_answers, requests_of
+from colar.look.answers import diagnose, read_answers, requests_of
 from colar.look.cost import control_results, difference
 from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.methods import registry
@@ -66,7 +67,7 @@ def inspect_system(
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
-    answer_all(lm, method, requests[:1], "warm up")
+    answer_all(lm, method, requests[:1], note="warm up")
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     answers = read_answers(lm, method, examples, params, completions, compared)

@@ -15,8 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from colar.checks import NonFiniteError
 from colar.data.example import Example
-from colar.engine.request import Completion, NonFiniteError, Request
+from colar.engine.completion import Completion
+from colar.engine.request import Request
 from colar.evaluation.controls import Thoughts
 from colar.look.thought import chosen_ids
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought

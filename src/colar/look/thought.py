@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from colar.engine.request import Completion
+from colar.engine.completion import Completion
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -30,6 +31,7 @@ from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.ragged import length_mask, pad
+from colar.ops.sampling import Ways
 from colar.template.template import Template
 
 
@@ -149,6 +151,58 @@ class RequestView(Protocol):
     def sample(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class Branches:
+    """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
+
+    Steps of equal branches do the same operations, so that one CUDA graph serves them. Those of more rows than a step
+    has serve it too: they may cost a little more, and give the same.
+    """
+
+    ways: Ways
+    """Ways of drawing tokens at `temperature`."""
+    latent_ways: Ways
+    """The same at `latent_temperature`."""
+    one_temperature: bool
+    """True if every row has the same temperature for both."""
+    most: tuple[tuple[str, int], ...]
+    """Each of the params and its largest value, rounded up."""
+    whole: frozenset[str]
+    """The params whose values are all whole numbers."""
+
+    @classmethod
+    def of(cls, decoding: Sequence[Sequence[float]], params: Mapping[str, Collection[float]]) -> Branches:
+        """Those of rows with these temperatures, latent temperatures and top-ps, and these params."""
+        temperatures, latent_temperatures, top_ps = decoding
+        return cls(
+            Ways.of(zip(temperatures, top_ps, strict=True)),
+            Ways.of(zip(latent_temperatures, top_ps, strict=True)),
+            all(map(operator.eq, temperatures, latent_temperatures)),
+            tuple((name, math.ceil(max(values, default=0))) for name, values in params.items()),
+            frozenset(
+                name for name, values in params.items() if all(value == int(value) for value in values)
+            ),
+        )
+
+    @classmethod
+    def of_requests(cls, requests: Iterable[RequestView]) -> Branches:
+        """Those of rows that answer these requests."""
+        # Many requests have the same settings.
+        requests = list(requests)
+        decodings = {request.decoding for request in requests}
+        columns = [
+            [getattr(decoding, name) for decoding in decodings]
+            for name in ("temperature", "latent_temperature", "top_p")
+        ]
+        distinct = {request.params for request in requests}
+        names = [f.name for f in dataclasses.fields(next(iter(distinct)))] if distinct else []
+        return cls.of(columns, {name: [float(getattr(each, name)) for each in distinct] for name in names})
+
+    def largest(self, name: str) -> int:
+        """The largest value of one of the params, rounded up."""
+        return dict(self.most)[name]
+
+
 @dataclass
 class ThinkState:
     """One thinking step of all requests that still think, a row each.
@@ -173,8 +227,17 @@ class ThinkState:
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
     """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
-    requests: Sequence[RequestView] | None = None
-    """The rows' requests: what Python decides by need not be looked up on the device."""
+    known_branches: Branches | None = None
+    """Those of these rows or more, from an engine; without them the columns are read, which synchronises."""
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The facts by which `think` may branch in Python."""
+        if self.known_branches is not None:
+            return self.known_branches
+        columns = (self.temperature, self.latent_temperature, self.top_p)
+        params = {name: column.tolist() for name, column in self.params.items()}
+        return Branches.of([column.tolist() for column in columns], params)
 
     @classmethod
     def of(
@@ -187,7 +250,14 @@ class ThinkState:
     ) -> ThinkState:
         """The state of these requests, a row each, at these steps."""
         columns = request_columns(requests, hidden.device)
-        return cls(hidden, step, **columns, make_logits=make_logits, begun=begun, requests=requests)
+        return cls(
+            hidden,
+            step,
+            **columns,
+            make_logits=make_logits,
+            begun=begun,
+            known_branches=Branches.of_requests(requests),
+        )
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -196,23 +266,6 @@ class ThinkState:
     def logits(self) -> Tensor:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
-
-    def on_cpu(self, name: str) -> Tensor:
-        """A request's temperature, top_p, latent_temperature or one of its params, on the CPU, float64 (B,).
-
-        A method that branches by such a column asks here: reading a GPU's tensor waits for the GPU.
-        """
-        column = self.params[name] if name in self.params else getattr(self, name)
-        if column.device.type == "cpu" or self.requests is None:
-            return column.cpu()
-        if name in self.params:
-            return param_columns([request.params for request in self.requests])[name]
-        values = [getattr(request.decoding, name) for request in self.requests]
-        return torch.tensor(values, dtype=torch.float64)
-
-    def decoding_on_cpu(self) -> tuple[Tensor, Tensor]:
-        """Temperature and top_p on the CPU, for `sample_tokens`."""
-        return self.on_cpu("temperature"), self.on_cpu("top_p")
 
     def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
         """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
@@ -407,13 +460,6 @@ def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]
     number = itertools.count()
     found = [[token for token in step if next(number) in kept] for step in steps]
     return [step for step in found if step]
-
-
-def decoding_columns(requests: Sequence[RequestView]) -> tuple[Tensor, Tensor]:
-    """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
-    temperatures = [request.decoding.temperature for request in requests]
-    top_ps = [request.decoding.top_p for request in requests]
-    return torch.tensor(temperatures, dtype=torch.float64), torch.tensor(top_ps, dtype=torch.float64)
 
 
 def no_thought(state: ThinkState) -> Thought:

@@ -53,8 +53,9 @@ class Cot(base.Method):
         return {"ce": losses.chain_loss(lm, hidden_BTD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        on_cpu = state.decoding_on_cpu()
-        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform(), on_cpu)
+        ids_B = sample_tokens(
+            state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways
+        )
         info = {}
         if state.wants_info:
             info["logp"] = token_logps(state.logits(), state.temperature, ids_B)

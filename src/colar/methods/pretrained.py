@@ -23,7 +23,8 @@ from colar import files
 from colar.checks import check_holds, in_library
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import backbones, card, checkpoint, quantized, weights
+from colar.model import backbones, checkpoint, quantized, weights
+from colar.model import card as model_card
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.ops import devices
@@ -118,7 +119,7 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
     lm, method = load(folder)
     lm.merge()
-    text = card.merged((folder / "README.md").read_text("utf-8", "replace"))
+    text = model_card.merged((folder / "README.md").read_text("utf-8", "replace"))
     return save(lm.to(backbones.DTYPES[dtype]), method, target, info["run"], text)
 
 

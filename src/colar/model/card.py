@@ -90,12 +90,7 @@ def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
 
 def _use(params: Mapping[str, Any]) -> str:
     """The command that asks the model, with its per-request values."""
-    asked = ""
-    for name, value in params.items():
-        if value is True:
-            asked += f" --{name} true"
-        elif value is not False:
-            asked += f" --{name} {value:g}"
+    asked = "".join(f" --{name} {value:g}" for name, value in params.items())
     return (
         "## How to use\n\nWith colar installed:\n\n```sh\n"
         f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{asked}\n```'

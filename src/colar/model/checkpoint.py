@@ -257,29 +257,22 @@ def load(
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
 
-    # All weights: the folder is its own backbone. It keeps the name of the one that training began with.
-    if info["weights"] == "full":
-        loaded = backbones.load(str(folder), dtype, tokenizer=tokenizer)
-        if load_in_4bit:
-            quantized.quantize_below_adapter(loaded.lm)
-        lm = LatentLM(
-            backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template
-        )
-        return lm, info
-
-    # An adapter: its backbone is loaded from elsewhere, and may be another model of the same shape. The weights of
-    # `tiny` are drawn from the seed of the run.
-    name = info["backbone"] if backbone is None else backbone
+    # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
+    # the same shape. The weights of `tiny` are drawn from the seed of the run.
+    whole = info["weights"] == "full"
+    name = str(folder) if whole else backbone or info["backbone"]
     loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
-    # Adapters that earlier versions trained in float16 have the fingerprint of the rounded weights.
-    if info["fingerprint"] not in (loaded.fingerprint, backbones.fingerprint(loaded.lm)):
+    if not whole and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
+    # It keeps the name of the backbone that training began with.
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
+    if whole:
+        return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):
         lm.lm = weights.with_empty_adapter(lm.causal_lm, folder)
         weights.load_adapter(lm.lm, folder / weights.ADAPTER)

@@ -19,7 +19,7 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,9 +33,6 @@ from colar.model.lora import LoraSettings, adapted_weights, with_adapter
 from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
-
-Reduce = Callable[..., tuple[Tensor, ...]]
-"""Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of it alone."""
 
 
 class LatentLM(nn.Module):
@@ -56,9 +53,11 @@ class LatentLM(nn.Module):
             self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
-        """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
+        """Of a chunk's logits (`chunks.py`); None: what suits the device."""
         self.packs_rows = False
         """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
+        self.idle_graphs: Any = None
+        """CUDA graphs of this model that no engine uses now (`engine/graphs.py`)."""
 
     @classmethod
     def from_backbone(
@@ -192,7 +191,7 @@ class LatentLM(nn.Module):
         return head_logits(self.causal_lm, hidden, part)
 
     def reduce_logits(
-        self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
+        self, reduce: chunks.ValuesOf, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
     ) -> tuple[Tensor, ...]:
         """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`chunks.py`).
 
@@ -201,19 +200,14 @@ class LatentLM(nn.Module):
         # Without weights of its own a part is taken from the logits of the whole vocabulary.
         narrow = part is not None and part.weight_SD is not None
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
-        head = self.causal_lm.get_output_embeddings()
-        size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
-        own_XN = None if narrow else vocabulary.own_logits(head, hidden_XD)
-        if own_XN is None or len(hidden_XD) <= size:
-            return chunks.in_chunks(
-                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, part), *own), hidden_XD, columns, size
-            )
+        on_cpu = hidden_XD.device.type == "cpu"
+        default = chunks.CHUNK_BYTES_ON_CPU if on_cpu else chunks.CHUNK_BYTES
+        size = chunks.positions_of(self.chunk_bytes or default, count)
 
-        # Logits of tokens in an adapter are a column of their own: what is left of the head is not trained.
-        def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
-            return reduce(head_logits(self.causal_lm, hidden_CD, part, own_CN), *own)
+        def values_of(hidden_CD: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
+            return reduce(self.logits(hidden_CD, part), *chunk)
 
-        return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
+        return chunks.in_chunks(values_of, hidden_XD, columns, size)
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
@@ -293,16 +287,20 @@ class LatentLM(nn.Module):
             yield
             return
         weights = adapted_weights(self.lm)
-        kept = [weight.detach().clone() for weight in weights]
+        places = [weight.data for weight in weights]
+        kept = [place.clone() for place in places]
         try:
             self.lm.merge_adapter()
+            # peft moves the embedding of an added token, and CUDA graphs read it where it was.
+            for weight, place in zip(weights, places, strict=True):
+                weight.data = place.copy_(weight.data)
             yield
         finally:
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for weight, before in zip(weights, kept, strict=True):
-                weight.data.copy_(before)
+            for weight, place, before in zip(weights, places, kept, strict=True):
+                weight.data = place.copy_(before)
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's weights stay trainable.

@@ -1,1 +1,1 @@
-"""Pure tensor and number functions."""
+"""Functions of tensors and numbers alone, and `devices`: what each kind of device has, and what it waits for."""

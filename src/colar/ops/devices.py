@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -86,6 +86,23 @@ def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
     # An inference tensor could not be saved for a later backward pass.
     with torch.inference_mode(False):
         return numbers(values, device)
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """True where reading a number of the device synchronises: not on a CPU."""
+    return device.type != "cpu"
+
+
+def where_rows(chosen_B: Tensor, values_of: Callable[[Any], Tensor], others_B: Tensor) -> Tensor:
+    """`values_of(rows)` in the rows that are chosen, `others_B` elsewhere; each value is a function of its row alone.
+
+    On a CPU only these rows are computed. A GPU computes all: finding out which they are would synchronise, and a CUDA
+    graph has one shape.
+    """
+    if is_asynchronous(chosen_B.device):
+        return torch.where(chosen_B, values_of(slice(None)), others_B)
+    rows = chosen_B.nonzero()[:, 0]
+    return others_B.index_copy(0, rows, values_of(rows)) if len(rows) else others_B
 
 
 def empty_cache(device: torch.device) -> None:

@@ -18,8 +18,8 @@ A sort of the whole vocabulary would find the nucleus. Nearly always it is small
     p = 0.5                    *   *                                the window holds it
     p = 0.55                   *   *   *                            its last token equals one outside: not sure
 
-Only a row whose window might not hold it is sorted. Either way the nucleus is the same, and a function of the row
-alone.
+Only a row whose window might not hold it is sorted (on a GPU all rows are, because finding out which would
+synchronise). Either way the nucleus is the same, and a function of the row alone.
 
 Shape suffixes: B rows, V vocabulary, N blocks of it, G tokens of a block, W tokens of the window, K likeliest tokens, X
 some of the rows; blocks or tokens in `_find`.
@@ -27,7 +27,8 @@ some of the rows; blocks or tokens in `_find`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +40,26 @@ BLOCK = 256
 WINDOW = 64
 """Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
 
-OnCpu = tuple[Tensor, Tensor]
-"""Temperature and top_p on the CPU, (B,) each."""
+
+class Ways(NamedTuple):
+    """The ways in which at least one row of a batch chooses its token: what Python branches by."""
+
+    greedy: bool
+    plain: bool
+    """Drawn, with a top-p of 1."""
+    nucleus: bool
+    """Drawn, with a top-p below 1."""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[float, float]]) -> Ways:
+        """The ways of rows with these temperatures and top-ps."""
+        met = {(temperature > 0, temperature > 0 and top_p < 1) for temperature, top_p in pairs}
+        return cls((False, False) in met, (True, False) in met, (True, True) in met)
+
+    @property
+    def drawn(self) -> bool:
+        """True if a row draws."""
+        return self.plain or self.nucleus
 
 
 @torch.no_grad()
@@ -49,30 +68,26 @@ def sample_tokens(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    on_cpu: OnCpu | None = None,
+    ways: Ways | None = None,
 ) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
     A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. With
-    `on_cpu` nothing waits for the device, unless rows have a top-p below 1.
+    `ways`, those of these rows or more, nothing synchronises.
     """
-    cpu_temperature_B, cpu_top_p_B = (temperature_B, top_p_B) if on_cpu is None else on_cpu
-    drawn_B = cpu_temperature_B > 0
-    cut_B = drawn_B & (cpu_top_p_B < 1)
-    ways: tuple[tuple[Tensor, Callable[..., Tensor]], ...] = (
-        (~drawn_B, lambda logits_XV, *_: logits_XV.argmax(-1)),
-        (drawn_B & ~cut_B, _drawn),
-        (cut_B, _drawn_from_nucleus),
-    )
-    # One synchronisation, or none where the columns are on the CPU.
-    counts = torch.stack([rows_B.sum() for rows_B, _ in ways]).tolist()
+    if ways is None:
+        temperatures, top_ps = torch.stack([temperature_B, top_p_B]).tolist()
+        ways = Ways.of(zip(temperatures, top_ps, strict=True))
+    if not ways.drawn:
+        return logits_BV.argmax(-1)
+    weights_BV = _weights(logits_BV, temperature_B)
     ids_B = torch.zeros(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
-    for (rows_B, choose), count in zip(ways, counts, strict=True):
-        if count == len(logits_BV):
-            return choose(logits_BV, temperature_B, uniform_B, top_p_B)
-        if count:
-            at = devices.send(rows_B.nonzero()[:, 0], logits_BV.device)
-            ids_B[at] = choose(logits_BV[at], temperature_B[at], uniform_B[at], top_p_B[at])
+    if ways.plain:
+        ids_B = first_above(weights_BV, uniform_B)
+    if ways.nucleus:
+        ids_B = torch.where(top_p_B < 1, _from_nucleus(weights_BV, top_p_B, uniform_B), ids_B)
+    if ways.greedy:
+        ids_B = torch.where(temperature_B > 0, ids_B, logits_BV.argmax(-1))
     return ids_B
 
 
@@ -83,7 +98,7 @@ def is_drawn(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    on_cpu: OnCpu | None = None,
+    ways: Ways | None = None,
 ) -> Tensor:
     """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
 
@@ -93,21 +108,22 @@ def is_drawn(
     total_B = mass(weights_BV)
     mine_B = devices.to_widest(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
-    if on_cpu is not None and bool((on_cpu[1] >= 1).all()):
+    if ways is not None and not ways.nucleus:
         return drawn_B
     # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
     cut_B = top_p_B < 1
     goal_B = top_p_B * total_B
-    at = (cut_B & (uniform_B * goal_B < mine_B)).nonzero()[:, 0]
-    drawn_B &= ~cut_B
-    if len(at):
+
+    def in_nucleus(at: Any) -> Tensor:
         weights_XV, goal_X, mine_X = weights_BV[at], goal_B[at], mine_B[at]
         edge_X1 = weights_XV[:, token_id, None]
         equals_X = (weights_XV[:, :token_id] == edge_X1).sum(-1)
         before_X = mass(torch.where(weights_XV > edge_X1, weights_XV, 0)) + mine_X * equals_X
         kept_X = kept_mass(weights_XV, goal_X)
-        drawn_B[at] = (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
-    return drawn_B
+        return (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
+
+    undecided_B = cut_B & (uniform_B * goal_B < mine_B)
+    return devices.where_rows(undecided_B, in_nucleus, drawn_B & ~cut_B)
 
 
 def probability(token_id: int, logits_BV: Tensor) -> Tensor:
@@ -143,15 +159,6 @@ def unlikely_logps(
     return (mass(unlikely_BV) / total_B).log().float()
 
 
-def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` likeliest ids, likeliest first, and their log-probabilities as `token_logps` has them, (B, K) each.
-
-    All of the vocabulary where that is smaller.
-    """
-    ids_BK = logits_BV.topk(min(k, logits_BV.shape[1])).indices
-    return ids_BK, _logps(logits_BV, temperature_B, ids_BK)
-
-
 def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = mass(_weights(logits_BV, scale_B))
@@ -169,26 +176,18 @@ def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
     return behind_BV.div_(temperature_B.float().clamp(min=least)[:, None]).exp_()
 
 
-def _drawn(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor) -> Tensor:
-    """`sample_tokens` of rows with a temperature above 0 and a top-p of 1."""
-    return first_above(_weights(logits_BV, temperature_B), uniform_B)
-
-
-def _drawn_from_nucleus(
-    logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor
-) -> Tensor:
+def _from_nucleus(weights_BV: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
-    weights_BV = _weights(logits_BV, temperature_B)
     goal_B = top_p_B * mass(weights_BV)
     ids_BW, kept_BW, holds_B = in_window(weights_BV, goal_B)
     # Both in the order of the ids: a uniform number draws the same token either way.
     place_B = first_above(kept_BW, uniform_B)
     ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
-    at = (~holds_B).nonzero()[:, 0]
-    if len(at):
-        kept_XV = in_all(weights_BV[at], goal_B[at])
-        ids_B[at] = first_above(kept_XV, uniform_B[at])
-    return ids_B
+
+    def from_all(at: Any) -> Tensor:
+        return first_above(in_all(weights_BV[at], goal_B[at]), uniform_B[at])
+
+    return devices.where_rows(~holds_B & (top_p_B < 1), from_all, ids_B)
 
 
 # Weights: mass, inverse CDF, nucleus
@@ -263,11 +262,7 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
 def kept_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     """The mass of the nucleus whose mass reaches `goal_B`, (B,) float64."""
     _, kept_BW, holds_B = in_window(weights_BV, goal_B)
-    mass_B = kept_BW.sum(-1)
-    at = (~holds_B).nonzero()[:, 0]
-    if len(at):
-        mass_B[at] = mass(in_all(weights_BV[at], goal_B[at]))
-    return mass_B
+    return devices.where_rows(~holds_B, lambda at: mass(in_all(weights_BV[at], goal_B[at])), kept_BW.sum(-1))
 
 
 def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The end of `colar train auto`: every speed beside the run's own CoT on questions held out, and the speed to ask at.
 
-records -> report -> table, picture, one sentence -> OUTPUT/best, which is asked at the fastest speed that answers as
-well as CoT
+records -> report -> table, picture, one sentence -> OUTPUT/best, which is asked at the speed of the fewest thoughts
+that answers as well as CoT
 """
 
 from __future__ import annotations
@@ -171,13 +171,13 @@ def _key(system: System) -> str:
 
 
 def choose(made: Report) -> tuple[dict[str, Any], str]:
-    """The fastest speed within a point of CoT and of c = 1, and a sentence about it.
+    """The speed of the fewest thoughts within a point of CoT and of c = 1, and a sentence about it.
 
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
     cot, _, own, differences = _parts(made)
-    percent = _points(cot.accuracy, cot.accuracy_se).partition(" ")[0]
-    accuracy = f"CoT answers {percent}% of {cot.n} held-out questions"
+    percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
+    accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
     [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
     if cot.accuracy < LEARNT:
         return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
@@ -186,24 +186,23 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
     half = Z95 * (difference.se or 0.0)
+    verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # Far enough behind to be sure, with however few rows.
     if best is slowest and difference.difference + half < 0:
-        behind = f"no speed is within a point of CoT: {_beside(best, cot, differences)}"
-        return dict(SPEEDS[0]), f"{accuracy}; {behind}; more updates may help (--training.num_train_epochs)."
+        return dict(SPEEDS[0]), f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
-        found = _beside(best, cot, differences)
-        found = f": {found.replace('c = 1', 'it', 1)}" if best is slowest else f"; {found}"
-        return dict(SPEEDS[0]), f"{accuracy}. {few}{found}."
-    verdict = f"no speed is within a point of CoT: {_beside(best, cot, differences)}"
+        it = _beside(best, cot, difference, name="it") if best is slowest else _beside(best, cot, difference)
+        return dict(SPEEDS[0]), f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
     if within:
-        verdict = _beside(best, cot, differences).replace("answers", "answers as well as CoT,", 1)
+        verdict = _beside(best, cot, difference, verb="answers as well as CoT,")
     return dict(best.system.params), f"{accuracy}; {verdict}."
 
 
-def _beside(row: ReportRow, cot: ReportRow, differences: Mapping[System, Difference]) -> str:
+def _beside(
+    row: ReportRow, cot: ReportRow, difference: Difference, name: str | None = None, verb: str = "answers"
+) -> str:
     """`c = 2 answers 0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
-    difference = differences[row.system]
     side = "less" if difference.difference < 0 else "more"
     cost = (
         f"{row.length / cot.length:.0%} of the thoughts and "
@@ -212,7 +211,7 @@ def _beside(row: ReportRow, cot: ReportRow, differences: Mapping[System, Differe
         else f"{row.length:.1f} thoughts"
     )
     gap = f"{_points(abs(difference.difference), difference.se or 0.0)} points {side}"
-    return f"{speed_name(row.system.params)} answers {gap}, with {cost}"
+    return f"{name or speed_name(row.system.params)} {verb} {gap}, with {cost}"
 
 
 def _parts(made: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
@@ -290,9 +289,12 @@ def speeds_table(
 
 def _points(share: float, se: float | None) -> str:
     """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
-    half = 100 * Z95 * (se or 0.0)
-    digits = 0 if half >= NARROW else 1
-    return f"{100 * share:.{digits}f} ± {half:.{digits}f}"
+    digits = _decimals(se)
+    return f"{100 * share:.{digits}f} ± {100 * Z95 * (se or 0.0):.{digits}f}"
+
+
+def _decimals(se: float | None) -> int:
+    return 0 if 100 * Z95 * (se or 0.0) >= NARROW else 1
 
 
 def _signed_points(row: Difference | None) -> str:

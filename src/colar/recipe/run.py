@@ -15,7 +15,8 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine import cache
-from colar.engine.request import DECODINGS, Decoding, fitting_questions
+from colar.engine.prompt import fitting_questions
+from colar.engine.request import DECODINGS, Decoding
 from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry
@@ -118,7 +119,7 @@ def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, 
         pretrained.attach(lm, method, seed)
     # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
     # attention is replaced: a run that never generates may train with one that takes no mask.
-    cache.check(lm.causal_lm)
+    cache.check_attention(lm.causal_lm)
     if model.attn_implementation is not None:
         try:
             lm.causal_lm.set_attn_implementation(model.attn_implementation)

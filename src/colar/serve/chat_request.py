@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from colar.checks import did_you_mean
-from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
+from colar.engine.request import INT64_MAX, INT64_MIN
 from colar.methods import registry
 from colar.serve.errors import ApiError
 
@@ -24,6 +24,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -115,8 +117,6 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stop: Annotated[list[Stop], BeforeValidator(_texts), Field(max_length=MAX_CHOICES)] = []
-    logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP)
     thinking_token_budget: int | None = Field(default=None, ge=0)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool = True
@@ -143,12 +143,6 @@ class ChatRequest(BaseModel):
                 near = did_you_mean(name, known)
                 raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
         return kept
-
-    @model_validator(mode="after")
-    def _check_logprobs(self) -> ChatRequest:
-        if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-        return self
 
     @property
     def params(self) -> dict[str, Any]:

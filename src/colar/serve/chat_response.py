@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from colar.serve.samples import Sample, SamplePiece, TokenLogprob
+from colar.serve.samples import Sample, SamplePiece
 from colar.serve.served_model import ApiRequest
 
 
@@ -34,8 +34,7 @@ class ChatResponse:
                 message |= _reasoning(sample.reasoning)
             if self.body.return_thoughts:
                 message["colar"] = sample.details(self.asked)
-            logprobs = _logprobs(sample.logprobs) if self.body.logprobs else None
-            choices.append(_choice("message", sample, message, logprobs, sample.finish))
+            choices.append(_choice("message", sample, message, sample.finish))
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
     def events(self, piece: SamplePiece) -> list[bytes]:
@@ -49,15 +48,13 @@ class ChatResponse:
             delta |= _reasoning(piece.reasoning)
         if piece.thought is not None:
             delta["colar"] = {"thought": piece.thought}
-        # A token may have a log-prob before it has text: bytes of a character that is not complete.
-        if piece.text or piece.logprobs:
+        if piece.text:
             delta["content"] = piece.text
         if piece.last and self.body.return_thoughts:
             delta["colar"] = sample.details(self.asked)
         if not delta and not piece.last:
             return []
-        logprobs = _logprobs(piece.logprobs) if piece.logprobs else None
-        choice = _choice("delta", sample, delta, logprobs, sample.finish if piece.last else None)
+        choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
         # Where the usage is requested, chunks without it have the key too.
         return [self._chunk([choice], {"usage": None} if self.body.stream_options.include_usage else {})]
 
@@ -92,23 +89,10 @@ class ChatResponse:
         return event(json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
-def _choice(
-    key: str, sample: Sample, fields: dict[str, Any], logprobs: Any, finish: str | None
-) -> dict[str, Any]:
-    return {"index": sample.index, key: fields, "logprobs": logprobs, "finish_reason": finish}
+def _choice(key: str, sample: Sample, fields: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": sample.index, key: fields, "logprobs": None, "finish_reason": finish}
 
 
 def _reasoning(text: str) -> dict[str, str]:
     """The two names that clients look for."""
     return {"reasoning": text, "reasoning_content": text}
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
-        {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]} for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

@@ -16,30 +16,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from colar.engine.completion import Event
 from colar.engine.engine import QueueFull
-from colar.engine.request import Event
 from colar.serve.errors import ApiError
 from colar.serve.served_model import ApiRequest
 from colar.serve.thought_text import ThoughtReader
-from colar.template.template import Template
-from colar.template.token_text import AnswerText, token_bytes
-
-RULED_OUT = -9999.0
-"""OpenAI's log-prob of a token of probability 0. JSON has no infinity."""
+from colar.template.token_text import AnswerText
 
 log = logging.getLogger("uvicorn.error")
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A token of the answer, and its log-prob at the request's temperature, before top-p."""
-
-    text: str
-    logprob: float
-    utf8: bytes
-    """Its part of the answer: part of a character for some."""
-    top: tuple[TokenLogprob, ...] = ()
-    """The likeliest tokens in its place, likeliest first."""
 
 
 @dataclass
@@ -50,7 +34,6 @@ class Sample:
     text: str = ""
     reasoning: str = ""
     thoughts: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
     n_thoughts: int = 0
     n_tokens: int = 0
     forward_passes: int = 1
@@ -87,7 +70,6 @@ class SamplePiece:
     text: str = ""
     reasoning: str = ""
     thought: dict[str, Any] | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
     last: bool = False
     """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
@@ -183,24 +165,9 @@ def _token(asked: ApiRequest, sample: Sample, answer: AnswerText, event: Event) 
     sample.forward_passes += 1
     if sample.answer_began is None:
         sample.answer_began = event.at
-    template = asked.served.lm.template
-    if event.token_id == template.eos_id:
+    if event.token_id == asked.served.lm.template.eos_id:
         return SamplePiece(sample)
     sample.n_tokens += 1
     text = answer.add(event.token_id)
     sample.text += text
-    if not asked.body.logprobs:
-        return SamplePiece(sample, text=text)
-    top: list[TokenLogprob] = []
-    if "top_ids" in event.info:
-        pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
-        top = [_logprob(template, each, max(logp, RULED_OUT)) for each, logp in pairs]
-    logprob = _logprob(template, event.token_id, float(event.info["logp"]), tuple(top))
-    sample.logprobs.append(logprob)
-    return SamplePiece(sample, text=text, logprobs=(logprob,))
-
-
-def _logprob(
-    template: Template, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()
-) -> TokenLogprob:
-    return TokenLogprob(template.token(token_id), logprob, token_bytes(template, token_id), top)
+    return SamplePiece(sample, text=text)

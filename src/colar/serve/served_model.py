@@ -12,7 +12,8 @@ from typing import Any
 from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
+from colar.engine.prompt import TooLong, prompt_ids
+from colar.engine.request import Decoding, Request, check_runnable
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -143,8 +144,7 @@ def check_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
         _decoding(served.decoding, body, budget),
         # Without a seed, draws differ from request to request.
         secrets.randbits(63) if body.seed is None else body.seed,
-        keep_latents=body.return_thoughts or body.logprobs or latent,
-        top_logprobs=body.top_logprobs,
+        keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
     prompt_tokens = _length(served, request)
@@ -164,7 +164,7 @@ def _length(served: ServedModel, request: Request) -> int:
             words = "has no place for a system message"
         raise ApiError(400, f"messages: model {served.name} {words}", "messages")
     try:
-        check(served.method, request)
+        check_runnable(served.method, request)
         return len(prompt_ids(served.lm, served.method, request))
     except ValueError as error:
         # Without the name that the request has here: the client did not give it.

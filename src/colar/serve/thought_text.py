@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar.engine.request import Event
+from colar.engine.completion import Event
 from colar.look.thought import (
     MOST_TOKENS,
     NEIGHBOURS,

@@ -5,17 +5,16 @@
     as text     2| <|eos|>| |##|#| Task               the same text of other tokens
 
 A text is encoded as always first, and this is what it gets unless a control token is among its ids. Only then it is
-encoded again, without the added tokens that are control tokens (`split_special_tokens` of transformers leaves out all
-of a slow tokenizer's, and none that is declared non-special). What is left comes from the vocabulary itself, as `###`
-does from ordinary merges: it is replaced by the fewest other tokens of the same text.
+encoded again, with special tokens as text (`split_special_tokens` of transformers). What is left is declared ordinary,
+or comes from the vocabulary itself, as `###` does from merges: the fewest other tokens of the same text replace it.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
-from tokenizers import PreTokenizedString, Regex
 from transformers import PreTrainedTokenizerBase
 
 BYTE = "<0x{:02X}>"
@@ -42,19 +41,14 @@ class ControlTokens:
             if len(token) > 1
         }
         template = str(tokenizer.chat_template or "")
-        self._words: dict[str, int] = {}
-        """Added tokens that are text."""
         for token_id, token in tokenizer.added_tokens_decoder.items():
             marker = MARKS.search(token.content) and token.content in template
-            if token_id in self._needed:
-                continue
-            if token_id in named or marker or (token.special and len(token.content) > 1):
+            if marker or (token.special and len(token.content) > 1):
                 named.add(token_id)
-            else:
-                self._words[token.content] = token_id
         self.ids = frozenset(named | self._needed)
         self._unknown_id: int | None = tokenizer.unk_token_id
         self._unknown = str(tokenizer.unk_token)
+        self._backend: Any = None
 
     def count(self, ids: list[int]) -> int:
         """The number of control tokens among some ids."""
@@ -71,12 +65,10 @@ class ControlTokens:
     def encode(self, text: str) -> list[int]:
         """Ids of `text` without control tokens. ValueError where the tokenizer cannot write it without one."""
         ids = []
-        for piece, piece_ids in self._pieces(text):
-            for token_id in piece_ids:
-                kept = token_id not in self.ids or (
-                    token_id == self._unknown_id and self._unknown not in piece
-                )
-                ids += [token_id] if kept else self.others(token_id)
+        spells_unknown = self._unknown in text
+        for token_id in self._as_text(text):
+            kept = token_id not in self.ids or (token_id == self._unknown_id and not spells_unknown)
+            ids += [token_id] if kept else self.others(token_id)
         return ids
 
     def others(self, token_id: int) -> list[int]:
@@ -129,40 +121,13 @@ class ControlTokens:
             return None
         return int(token_id)
 
-    def _pieces(self, text: str) -> list[tuple[str, list[int]]]:
-        """The text in pieces, and the ids of each, with no added tokens but words."""
-        words = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True))
-        if self._tokenizer.is_fast:
-            return self._fast_pieces(text, words)
-        pieces = []
-        for piece in re.split(f"({words})", text) if words else [text]:
-            if piece in self._words:
-                pieces.append((piece, [self._words[piece]]))
-            elif piece:
-                encoded = self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)
-                pieces.append((piece, list(encoded["input_ids"])))
-        return pieces
-
-    def _fast_pieces(self, text: str, words: str) -> list[tuple[str, list[int]]]:
-        # What `tokenizers` does, step by step, since none of its options leaves out some of the added tokens.
-        backend = self._tokenizer.backend_tokenizer
-        divided: Any = PreTokenizedString(text)
-        ends: dict[int, tuple[int, int]] = {}
-        if words:
-            divided.split(lambda _, part: part.split(Regex(words), "isolated"))
-            for match in re.finditer(words, text):
-                ends[match.start()] = (match.end(), self._words[match.group()])
-        if backend.normalizer is not None:
-            divided.normalize(backend.normalizer.normalize)
-        if backend.pre_tokenizer is not None:
-            backend.pre_tokenizer.pre_tokenize(divided)
-
-        pieces: list[tuple[str, list[int]]] = []
-        word_end = 0
-        for piece, (start, _), _ in divided.get_splits("original", "char"):
-            if start in ends and start >= word_end:
-                word_end, word_id = ends[start]
-                pieces.append((piece, [word_id]))
-            elif start >= word_end:
-                pieces.append((piece, [token.id for token in backend.model.tokenize(piece)]))
-        return pieces
+    def _as_text(self, text: str) -> list[int]:
+        """Ids with special tokens read as text; added tokens that are declared ordinary are among them."""
+        if not self._tokenizer.is_fast:
+            encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+            return list(encoded["input_ids"])
+        if self._backend is None:
+            # A copy: others read markers by the tokenizer at the same time.
+            self._backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
+            self._backend.encode_special_tokens = True
+        return list(self._backend.encode(text, add_special_tokens=False).ids)

@@ -6,35 +6,13 @@ pieces    '3'    '6'   ''           '€'      ''    ' .'      what is kept back
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
-
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from colar.template.template import Template
 
 BROKEN = "\ufffd"
 """A tokenizer's text for bytes that are no character (yet)."""
-FALLBACK = re.compile("<0x([0-9A-F]{2})>")
-"""A token of one byte, in the vocabularies of SentencePiece."""
-BYTE_LEVEL = {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-def token_bytes(template: Template, token_id: int) -> bytes:
-    """A token's part of a text, in UTF-8; part of a character for some. Empty for special tokens."""
-    # Behind another token: at the beginning of a text some tokenizers leave out a token's space.
-    before = _decode(template.tokenizer, [template.separator_id])
-    text = _decode(template.tokenizer, [template.separator_id, token_id])[len(before) :]
-    if BROKEN not in text:
-        return text.encode()
-    piece = str(template.tokenizer.convert_ids_to_tokens(token_id))
-    fallback = FALLBACK.fullmatch(piece)
-    if fallback:
-        return bytes.fromhex(fallback[1])
-    if all(char in BYTE_LEVEL for char in piece):
-        return bytes(BYTE_LEVEL[char] for char in piece)
-    return text.encode()
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
@@ -81,8 +59,6 @@ class AnswerText:
     def __init__(self, template: Template, stop: Sequence[str] = ()) -> None:
         self.stop = stop
         self.stopped = False
-        self.length = 0
-        """Characters of all tokens without the white space in front: where the next token begins in the text."""
         self._tokens = TokenText(template)
         self._kept = ""
         """Text that is not sent yet: white space, or what may be the beginning of a stop string."""
@@ -91,7 +67,6 @@ class AnswerText:
     def add(self, token_id: int) -> str:
         """The text that can be sent now."""
         new = self._tokens.add([token_id])
-        self.length += len(new if self.length else new.lstrip())
         return self._send(new, max(map(len, self.stop), default=1) - 1)
 
     def end(self) -> str:

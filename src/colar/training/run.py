@@ -29,7 +29,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
 from colar import checks, processes, progress
-from colar.engine.request import NonFiniteError
+from colar.checks import NonFiniteError
 from colar.model import sharded, weights
 from colar.training import preflight, run_folder
 from colar.training.callbacks import (

@@ -33,7 +33,8 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
-from colar.engine.request import NonFiniteError
+from colar.checks import NonFiniteError
+from colar.engine import graphs
 from colar.methods.base import Batch, Method
 from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM
@@ -322,6 +323,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
                 metrics.update(validate(lm, self.objective.method))
+        graphs.leave_room(lm)
         if "accuracy" not in metrics:
             raise ValueError(
                 f"validate must return an accuracy, it returned {', '.join(metrics) or 'nothing'}"

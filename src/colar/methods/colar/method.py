@@ -272,20 +272,23 @@ class Colar(GroupMethod, ScaledMethod):
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD
         spread_BD = torch.zeros_like(mean_BD)
-        if self.has_density and bool((state.on_cpu("latent_temperature") > 0).any()):
+        if self.has_density and state.branches.latent_ways.drawn:
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
 
         info = {}
         if state.wants_info:
-            stop_B = probability(lm.template.closing_id, logits_BV)
+            separator_id = lm.template.closing_id
             # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
             spread = {"sigma": log_std_BD.exp()} if self.has_density else {}
             info = {
                 "mu": mean_BD,
                 **spread,
-                "stop_probability": stop_B,
-                "stop_logp": _stop_logp(lm, state, logits_BV, stop_B),
+                "stop_probability": probability(separator_id, logits_BV),
+                # At each row's own temperature, 1 where it is 0.
+                "stop_logp": token_logps(
+                    logits_BV, state.temperature, torch.full_like(state.step, separator_id)
+                ),
                 # Mean over the dimensions; 0 where the latent was not drawn.
                 "latent_logp": gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1),
             }
@@ -305,28 +308,17 @@ class Colar(GroupMethod, ScaledMethod):
         """
         separator_id = lm.template.closing_id
         greedy_B = state.temperature == 0
-        is_greedy_B = state.on_cpu("temperature") == 0
+        ways = state.branches.ways
         stops_B = torch.zeros_like(greedy_B)
-        if bool(is_greedy_B.any()):
+        if ways.greedy:
             if self.config.stop == "majority":
                 stops_B = probability(separator_id, logits_BV) > 0.5
             else:
                 stops_B = logits_BV.argmax(-1) == separator_id
-        if bool(is_greedy_B.all()):
+        if not ways.drawn:
             return stops_B
-        on_cpu = state.decoding_on_cpu()
-        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), on_cpu)
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), ways)
         return torch.where(greedy_B, stops_B, drawn_B)
-
-
-def _stop_logp(lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
-    """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
-    temperature_B = state.on_cpu("temperature")
-    if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
-        # `stop_B` is of temperature 1, by which temperature 0 is scored too: no second softmax.
-        return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
-    separator_B = torch.full_like(state.step, lm.template.closing_id)
-    return token_logps(logits_BV, state.temperature, separator_B)
 
 
 def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:

@@ -9,19 +9,21 @@ Shape suffixes: B rows, G places of a group, X rows whose group goes on, S short
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from colar.methods.base import ThinkState
 from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
-from colar.ops.sampling import OnCpu, sample_tokens, token_logps, unlikely_logps
+from colar.ops import devices, noise
+from colar.ops.sampling import Ways, sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,17 @@ class Rules:
 
     units: Tensor
     """The units of a group that nothing ends before."""
+    most_units: int
+    """The largest of them, or more."""
     temperature: Tensor
     """Of the tokens behind the first."""
     top_p: Tensor
+    ways: Ways
+    """The ways in which these rows, or more, draw by the two."""
     confidence_threshold: Tensor
     """A group ends before a token that is less likely than this; 0 for none."""
+    has_threshold: bool
+    """True if any row may have one."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
     shortlist: PartialHead | None = None
@@ -43,26 +51,12 @@ class Rules:
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
     numbers: Tensor | None = None
     """Bools: in which rows numbers are units. Of equations."""
-    columns_on_cpu: Mapping[str, Tensor] = field(default_factory=dict)
-    """Copies of the columns above by their names, for what Python decides by; a column without one is read from its
-    tensor. That of `units` may be an upper bound."""
 
-    @cached_property
-    def is_greedy(self) -> bool:
-        """True if no row draws the tokens behind the first."""
-        return bool((self.on_cpu("temperature") == 0).all())
-
-    @cached_property
-    def has_threshold(self) -> bool:
-        """True if any row has one."""
-        return bool((self.on_cpu("confidence_threshold") > 0).any())
-
-    @cached_property
+    @property
     def places(self) -> int:
         """The most tokens that a group may have."""
-        units = int(self.on_cpu("units").max())
         # A number that begins a group is one unit; behind it a unit is one token.
-        return units if self.equations is None else units + LONGEST - 1
+        return self.most_units if self.equations is None else self.most_units + LONGEST - 1
 
     def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
         """The threshold of each group's next token, (X,)."""
@@ -72,11 +66,6 @@ class Rules:
         # Of equations, only what stands behind a number that may go on is asked for: a digit of it, or its end. A
         # result's digits are computed one from another; a sign and the digit behind it cost nothing in one thought.
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
-
-    def on_cpu(self, name: str) -> Tensor:
-        """A column on the CPU, where it has a copy there."""
-        column: Tensor = self.columns_on_cpu.get(name, getattr(self, name))
-        return column
 
 
 @dataclass
@@ -111,35 +100,26 @@ class Groups:
         )
 
 
-def choose_first(
-    logits_BV: Tensor,
-    separator_id: int,
-    temperature_B: Tensor,
-    latent_temperature_B: Tensor,
-    top_p_B: Tensor,
-    uniform: Callable[[int], Tensor],
-    on_cpu: OnCpu,
-    latent_temperature_on_cpu_B: Tensor,
-) -> Tensor:
-    """The first token of each group, (B,); the separator where the thinking stops.
-
-    `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
-    another temperature. `on_cpu` are `temperature_B` and `top_p_B` there.
-    """
+def choose_first(state: ThinkState, separator_id: int) -> Tensor:
+    """The first token of each group, (B,); the separator where the thinking stops."""
+    logits_BV, branches = state.logits(), state.branches
     # No draw: its noise would cost more than the choice.
-    if bool((on_cpu[0] == 0).all()) and bool((latent_temperature_on_cpu_B == 0).all()):
+    if not branches.ways.drawn and not branches.latent_ways.drawn:
         return logits_BV.argmax(-1)
-    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), on_cpu)
+    first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform(), branches.ways)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
-    if bool((on_cpu[0] == latent_temperature_on_cpu_B).all()):
+    if branches.one_temperature:
         return first_B
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
-    at = again_B.nonzero()[:, 0]
-    if not len(at):
-        return first_B
-    others_XV = without(logits_BV[at], separator_id)
-    token_X = sample_tokens(others_XV, latent_temperature_B[at], top_p_B[at], uniform(2)[at])
-    return first_B.index_copy(0, at, token_X)
+
+    def given_no_stop(at: Any) -> Tensor:
+        others_XV = without(logits_BV[at], separator_id)
+        uniform_X = state.uniform(noise.TOKEN, 2)[at]
+        return sample_tokens(
+            others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, branches.latent_ways
+        )
+
+    again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
+    return devices.where_rows(again_B, given_no_stop, first_B)
 
 
 def first_logps(
@@ -148,15 +128,14 @@ def first_logps(
     """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
     logps_B = token_logps(logits_BV, temperature_B, first_B)
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
-    at = again_B.nonzero()[:, 0]
-    if not len(at):
-        return logps_B
-    others_XV = without(logits_BV[at], separator_id)
-    scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
-    go_on_X = go_on_logps(logits_BV[at].float(), scale_X, separator_id)
-    token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
-    drawn_X = torch.where(latent_temperature_B[at] > 0, token_X, 0)
-    return logps_B.index_copy(0, at, go_on_X + drawn_X)
+
+    def in_two_choices(at: Any) -> Tensor:
+        scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
+        go_on_X = go_on_logps(logits_BV[at].float(), scale_X, separator_id)
+        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
+        return go_on_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
+
+    return devices.where_rows(again_B, in_two_choices, logps_B)
 
 
 def choose(
@@ -165,16 +144,14 @@ def choose(
     first_B: Tensor,
     rules: Rules,
     wants_logps: bool = True,
-    compact: bool | None = None,
 ) -> Groups:
     """The groups that begin with `first_B`.
 
     A row whose first token is the separator has no more places. If no row wants log-probs, they are 0, and no id is
-    declined. With `compact`, the default on the CPU, only rows whose group goes on are computed: it synchronises at
-    each place, and the result is the same.
+    declined. On a CPU only rows whose group goes on are computed; to find these out, a GPU would synchronise at each
+    place.
     """
-    if compact is None:
-        compact = first_B.device.type == "cpu"
+    compact = not devices.is_asynchronous(first_B.device)
     found = Groups.begun(first_B, rules.places)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
@@ -196,7 +173,7 @@ def choose(
         if not len(rows_X):
             break
         state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
-        draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules, compact)
+        draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules)
         token_X = draw.token_X
         joins_X = _joins(found, draw, going_X, rules, extents, wants_logps)
         found.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
@@ -218,16 +195,15 @@ class Draw:
     token_X: Tensor
 
 
-def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: bool) -> Draw:
+def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
     """Draw a token for each row."""
     # No draw where all are greedy: its noise would cost more than the choice.
-    if rules.is_greedy:
+    if not rules.ways.drawn:
         index_X = logits_XV.argmax(-1)
     else:
-        # Rows are fewer than those of the copies on the CPU, once some have ended.
-        on_cpu = None if compact else (rules.on_cpu("temperature"), rules.on_cpu("top_p"))
         uniform_X = rules.uniform(place)[rows_X]
-        index_X = sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, on_cpu)
+        temperature_X, top_p_X = rules.temperature[rows_X], rules.top_p[rows_X]
+        index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.ways)
     token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
     return Draw(place, rows_X, logits_XV, index_X, token_X)
 
@@ -253,7 +229,7 @@ def _joins(
     found.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
     # The likeliest token is drawn where all are greedy: then nothing else could have been.
     may_decline = rules.has_threshold or rules.equations is not None
-    if may_decline and wants_logps and not rules.is_greedy:
+    if may_decline and wants_logps and rules.ways.drawn:
         ended_X = going_X & ~joins_X
         _record_declined(found, draw, ended_X, rules, extents)
     return joins_X

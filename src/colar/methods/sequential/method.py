@@ -49,7 +49,6 @@ from colar.methods.sequential.config import (
     SequentialConfig,
     SequentialParams,
     count_shortlist,
-    outside_shortlist,
     warn_of_others,
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
@@ -159,10 +158,7 @@ class Sequential(GroupMethod):
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
         shortlist = self.shortlist_head(lm.partial_head)
-        terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
-        if shortlist is not None:
-            terms["_outside_shortlist"] = outside_shortlist(ids_BNG, weights_BNG, shortlist)
-        return terms
+        return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
@@ -322,16 +318,7 @@ class Sequential(GroupMethod):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.closing_id
-        first_B = choice.choose_first(
-            state.logits(),
-            separator_id,
-            state.temperature,
-            state.latent_temperature,
-            state.top_p,
-            lambda n: state.uniform(noise.TOKEN, n),
-            state.decoding_on_cpu(),
-            state.on_cpu("latent_temperature"),
-        )
+        first_B = choice.choose_first(state, separator_id)
         groups = choice.choose(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
             embeds=self._merged(lm, groups.ids).to(state.hidden.dtype),
@@ -344,28 +331,25 @@ class Sequential(GroupMethod):
         """The rules by which the rows' next groups are chosen."""
         return Rules(
             units=self._units(state),
+            # For a c that is not whole the phase decides, which is drawn on the device.
+            most_units=state.branches.largest("compression_factor"),
             equations=self.equations(lm),
             numbers=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
+            ways=state.branches.latent_ways,
             confidence_threshold=state.params["confidence_threshold"],
+            has_threshold=state.branches.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist_head(state.make_partial_head or lm.partial_head),
-            columns_on_cpu={
-                # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
-                "units": state.on_cpu("compression_factor").ceil().long(),
-                "temperature": state.on_cpu("latent_temperature"),
-                "top_p": state.on_cpu("top_p"),
-                "confidence_threshold": state.on_cpu("confidence_threshold"),
-            },
         )
 
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
         logits_BV, separator_id = state.logits(), lm.template.closing_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
-        if bool((state.on_cpu("temperature") == state.on_cpu("latent_temperature")).all()):
+        if state.branches.one_temperature:
             first_logp_B = token_logps(logits_BV, temperature_B, first_B)
         else:
             first_logp_B = choice.first_logps(
@@ -398,7 +382,6 @@ class Sequential(GroupMethod):
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        c_on_cpu_B = state.on_cpu("compression_factor")
-        if bool((c_on_cpu_B == c_on_cpu_B.floor()).all()):
+        if "compression_factor" in state.branches.whole:
             return c_B.long()
         return grouping.nominal_size(state.step, c_B, grouping.phase(state.seed, state.sample))

@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from colar.data.example import Example
-from colar.engine.engine import Engine
 from colar.look.thought import read_thoughts
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, require_scorable
@@ -165,7 +164,6 @@ class RolloutSampler:
         self.seed = seed
         self.reward_funcs = dict(reward_funcs)
         self.dr_grpo_length: float | None = None
-        self._engine: Engine | None = None
 
     def generate(self, number: int) -> Generation:
         """NonFiniteError where the model's numbers are not finite; ValueError where a reward's are not."""
@@ -248,11 +246,7 @@ class RolloutSampler:
     def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
         """The groups of the questions that this process samples."""
         examples = [self.schedule.examples[index] for index in questions]
-        engine = self._engine or Engine(self.lm, self.method, max_batch=self.config.max_batch)
-        # Graphs that are recorded serve all generations. Any other engine is a fresh one each time: what it sampled
-        # before would decide the shape of its cache, and with it the last bit of a sum.
-        self._engine = engine if engine.runner.graphs is not None else None
-        outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number, engine)
+        outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             output.completion.require_finite(f"generation {number}")

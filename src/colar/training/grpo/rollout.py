@@ -20,8 +20,11 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
+from colar.engine import graphs
+from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Request, prompt_ids
+from colar.engine.prompt import prompt_ids
+from colar.engine.request import Request
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
@@ -120,13 +123,14 @@ def roll_out(
     examples: Sequence[Example],
     seed: int,
     generation: int,
-    engine: Engine | None = None,
 ) -> list[Output]:
-    """The outputs of these questions, G each, question by question; by a fresh engine where none is given."""
+    """The outputs of these questions, G each, question by question."""
     asked = requests(method, config, examples, seed, generation)
     merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
     with lm.evaluating(), merged:
-        completions = (engine or Engine(lm, method, max_batch=config.max_batch)).generate(asked)
+        # A fresh one: what it has sampled before may decide the shape of a cache, and so the last bit of a sum.
+        completions = Engine(lm, method, max_batch=config.max_batch).generate(asked)
+    graphs.leave_room(lm)
     outputs = []
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]

@@ -24,7 +24,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.engine.request import fitting_questions
+from colar.engine.prompt import fitting_questions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

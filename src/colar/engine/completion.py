@@ -1,0 +1,136 @@
+"""Events come out of an engine, and `fold` makes completions of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from colar.checks import NonFiniteError
+from colar.engine.request import Request
+from colar.model.latent_lm import LatentLM
+
+
+@dataclass(frozen=True)
+class Event:
+    """A thing that happened to a request.
+
+    thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
+    stop        the method ended the thinking: `info`
+    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
+    finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
+
+    `embed`, `info` and the stop come only where the request keeps latents.
+    """
+
+    request: Request
+    kind: Literal["thought", "stop", "token", "finished"]
+    token_id: int = -1
+    embed: Tensor | None = None
+    info: Mapping[str, Tensor] = field(default_factory=dict)
+    reason: str = ""
+    truncated: bool = False
+    seconds: float = 0.0
+    error: Exception | None = None
+    """The error that a step of this request raised: it finished with reason "error"."""
+    number: int = 0
+    """The engine's number of the request, from 0: equal requests differ in it."""
+    at: float = field(default_factory=time.perf_counter, compare=False)
+    """The time of the event (`time.perf_counter`), which may be received later."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request. The fields from `latents` on are filled where it keeps them."""
+
+    request: Request
+    number: int
+    """The request's, as in its events."""
+    text: str
+    token_ids: list[int]
+    """The answer's, without EOS."""
+    thought_ids: list[int]
+    """The tokens of the thoughts, -1 for a latent."""
+    truncated: bool
+    """True if the thinking or the answer met its limit."""
+    reason: str
+    """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite, or a
+    step raised."""
+    forward_passes: int
+    """One for the question, one for each embedding fed after it."""
+    seconds: float
+    """The request's share of wall-clock time."""
+    error: Exception | None = None
+    """The error that a step of this request raised."""
+    latents: Tensor | None = None
+    """The thoughts, (K, D); drawn latents in float32, for any dtype of the model."""
+    info: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """The method's own quantities of each thought."""
+    stop_info: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same of the stop, if the method ended the thinking itself."""
+    token_logps: list[float] = field(default_factory=list)
+    """Log-probs of the answer's tokens, EOS included."""
+
+    @property
+    def length(self) -> int:
+        """#L: the number of embeddings emitted between the two separators."""
+        return len(self.thought_ids)
+
+    def require_finite(self, where: str = "") -> None:
+        """Raise NonFiniteError if the engine ended the request with an error: there is no answer to judge."""
+        if self.reason == "error":
+            where = where and f"{where}: "
+            raise NonFiniteError(f"{where}the model's numbers for {self.request.id} are not finite")
+
+
+def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
+    """Completions out of a stream of events, each as soon as its request has finished."""
+    unfinished: dict[int, list[Event]] = {}
+    for event in events:
+        mine = unfinished.setdefault(event.number, [])
+        mine.append(event)
+        if event.kind == "finished":
+            del unfinished[event.number]
+            yield _complete(lm, mine)
+
+
+def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
+    """The completion of one request from its events, of which the last is "finished"."""
+    *before, finished = events
+    thoughts = [event for event in before if event.kind == "thought"]
+    tokens = [event for event in before if event.kind == "token"]
+    stop_info: Mapping[str, Tensor] = {}
+    for event in before:
+        if event.kind == "stop":
+            stop_info = event.info
+
+    # EOS was chosen like any token, so it has a log-prob; it is no part of the answer.
+    token_ids = [event.token_id for event in tokens]
+    if token_ids and token_ids[-1] == lm.template.eos_id:
+        token_ids.pop()
+
+    # The question is one forward pass, each thought fed is another. So is each answer token: the separator is fed for
+    # the first of them, and the last is not fed.
+    forward_passes = 1 + len(thoughts) + len(tokens)
+    embeds = [event.embed for event in thoughts if event.embed is not None]
+    logps = [event.info["logp"] for event in tokens if event.info]
+    return Completion(
+        request=finished.request,
+        number=finished.number,
+        text=lm.template.decode(token_ids),
+        token_ids=token_ids,
+        thought_ids=[event.token_id for event in thoughts],
+        truncated=finished.truncated,
+        reason=finished.reason,
+        forward_passes=forward_passes,
+        seconds=finished.seconds,
+        error=finished.error,
+        latents=torch.stack(embeds) if embeds else None,
+        info=[event.info for event in thoughts] if finished.request.keep_latents else [],
+        stop_info=stop_info,
+        token_logps=torch.stack(logps).tolist() if logps else [],
+    )
