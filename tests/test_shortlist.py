@@ -42,7 +42,6 @@ from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
 from colar.ops.sampling import Ways
 from colar.template.template import Template
-from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
 from colar.training.grpo import run as grpo_run
@@ -312,7 +311,6 @@ def test_the_loss_is_a_naive_loop_also_where_labels_are_lacking(family: str, c: 
     found = method.loss(lm, Batch.collate(rows))
     wanted = [naive(lm, row, c, method.config.shortlist_ids) for row in rows]
     assert found["ce"].tolist() == pytest.approx([loss for loss, _ in wanted], rel=1e-4)
-    assert found["_outside_shortlist"].tolist() == [lacking for _, lacking in wanted]
     assert (max(lacking for _, lacking in wanted) > 0) == (kept == "half" and c > 1)
     # It is trained as it is scored: a finite gradient, where labels are lacking too.
     found["ce"].sum().backward()
@@ -334,18 +332,6 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
         assert mine.token_ids == theirs.token_ids
         for one, other in zip(mine.info, theirs.info, strict=True):
             assert one["group_ids"].tolist() == other["group_ids"].tolist()
-
-
-def test_labels_outside_are_in_the_log_of_a_training(tmp_path: Path) -> None:
-    lm, method = made(live=False, compression_factors=[2])
-    method.config = dataclasses.replace(method.config, shortlist_ids=method.config.shortlist_ids[::2])
-    config = TrainingConfig(
-        report_to="none", logging_steps=1, save_steps=100, max_steps=2, per_device_train_batch_size=4
-    )
-    result = sft.train(lm, method, EXAMPLES, config, tmp_path)
-    counts = [row["outside_shortlist"] for row in result.history if "loss" in row]
-    assert len(counts) == 2
-    assert min(counts) > 0
 
 
 # Thinking

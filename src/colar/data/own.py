@@ -1,6 +1,6 @@
 """A user's own rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
 
-    read(data) -> OwnRows -> split -> Split(train, validation, test)
+    read(data) -> OwnRows -> split -> Divided(train, validation, test)
 
 One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
 counted by its reason.
@@ -89,7 +89,7 @@ def told(left_out: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Split:
+class Divided:
     """Rows to train on, to validate with, and for the table at the end."""
 
     train: list[Example]
@@ -243,7 +243,7 @@ def _answer_type(rows: Sequence[Fields]) -> AnswerType:
 # --- splits ------------------------------------------------------------------------------------------------
 
 
-def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Split:
+def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Divided:
     """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
 
     Of fewer than 200 rows a quarter is taken for each. The same rows give the same split in any order and on any
@@ -277,7 +277,7 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
     order = {id(row): place for place, row in enumerate(rows)}
     for part in (training, validation, test_rows):
         part.sort(key=lambda row: order[id(row)])
-    return Split(training, validation, test_rows if test is None else list(test), len(rows) - n)
+    return Divided(training, validation, test_rows if test is None else list(test), len(rows) - n)
 
 
 def _question(row: Example) -> str:

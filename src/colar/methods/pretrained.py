@@ -23,7 +23,8 @@ from colar import files
 from colar.checks import check_holds, in_library
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import backbones, card, checkpoint, quantized, weights
+from colar.model import backbones, checkpoint, quantized, weights
+from colar.model import card as model_card
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.ops import devices
@@ -35,17 +36,15 @@ def save(
     method: Method,
     folder: str | Path,
     run: dict[str, Any],
-    card_text: str,
+    card: str,
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
     saved = _entry(method)
-    return checkpoint.save(
-        lm, folder, saved, run, card_text, leave_out=method.training_only, gathered=gathered
-    )
+    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
 
 
-def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card_text: str) -> None:
+def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> None:
     """Write and read back all of a checkpoint but its weights, before a run makes its first step.
 
     ValueError for a method, a tokenizer or a model that would not come back. The backbone of an adapter comes from
@@ -55,7 +54,7 @@ def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card_text: str) 
     registry.rebuild(saved, Path("colar.json"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.save_rest(lm, folder, saved, run, card_text, method.training_only)
+        checkpoint.save_rest(lm, folder, saved, run, card, method.training_only)
         _check_same_tokenizer(lm, folder)
     if not lm.has_adapter:
         _check_same_model(lm)
@@ -69,13 +68,11 @@ def _entry(method: Method) -> dict[str, Any]:
     return entry | {key: value for key, value in own.items() if value}
 
 
-def save_pretrained(
-    lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card_text: str
-) -> Path:
+def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
     """`save`, where anybody may name the folder: ValueError where it holds something else than a checkpoint."""
     checkpoint.check_replaceable(folder)
     check_holds("run", isinstance(run, dict), run, "keys and values")
-    return save(lm, method, folder, run, card_text)
+    return save(lm, method, folder, run, card)
 
 
 def load(
@@ -122,7 +119,7 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
     lm, method = load(folder)
     lm.merge()
-    text = card.merged((folder / "README.md").read_text("utf-8", "replace"))
+    text = model_card.merged((folder / "README.md").read_text("utf-8", "replace"))
     return save(lm.to(backbones.DTYPES[dtype]), method, target, info["run"], text)
 
 

@@ -156,7 +156,7 @@ def folder_of(recipe: str | Path) -> Path | None:
     return path.parent if path.name == RECIPE and (path.parent / ASKED).exists() else None
 
 
-def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str | None) -> own.Split:
+def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str | None) -> own.Divided:
     """Read and split the rows, and log how they were understood."""
     rows = own.read(data, columns, judge=judge)
     for line in rows.summary():

@@ -8,9 +8,7 @@ The shortlist (`method.shortlist`) has the tokens that a group may have behind i
 Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and the LM head is a large part of a small
 model's step. The softmax of those places is over the shortlist: in thinking, in training, and in the log-probs that
 reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
-vocabulary, and counted.
-
-Shape suffixes: B rows, N labelled positions of a row, G places of a group.
+vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torch import Tensor
-
 from colar import progress
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods.factors import Factors
-from colar.model.vocabulary import PartialHead
 from colar.template.template import Template
 
 Merge = Literal["sqrt", "ordered"]
@@ -140,13 +135,6 @@ def warn_of_others(template: Template, examples: Sequence[Example], ids: tuple[i
             f"({len(set(lacking)):,} different ones, such as {template.token(lacking[0])!r}): no group can have them "
             "behind its first token, and as labels they are scored by the whole vocabulary"
         )
-
-
-def outside_shortlist(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: PartialHead) -> Tensor:
-    """(B,) float32: how many of a row's labels behind the first of their group the shortlist lacks."""
-    _, found_BNG = shortlist.find(ids_BNG)
-    lacking_BNG = (weights_BNG > 0) & ~found_BNG
-    return lacking_BNG[..., 1:].sum((1, 2)).float()
 
 
 def _chain(template: Template, example: Example) -> list[int]:

@@ -18,9 +18,7 @@ the stop. Trained by cross-entropy alone: of each token given those before it in
 tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
 exact.
 
-Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
-Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
-input.
+Near relatives are listed in docs/method.md.
 
 Shape suffixes: B rows, K latents, T reasoning tokens, G places of a group, N labelled positions of a row, M labelled
 positions of all rows, P labels of all rows, L thoughts of all rows, X rows or labels of one kind, D width, V

@@ -10,9 +10,7 @@ has not. In groups of equations a number is the ordered sum of its digits, and j
 
 So a number is read alike wherever in a group it stands, and a digit by what it is worth. A map is I + U V of rank 32,
 as LoRA changes a weight: trained full matrices differed from the identity in few directions (lab/LOG.md). It starts as
-the identity: training begins with sums that a model may know already. Near relatives: MegaByte's patch embedding
-(2305.07185) and Hourglass's linear pooling (2110.13711) concatenate a group's embeddings and map them at once, which is
-the same sum of a map for each place.
+the identity: training begins with sums that a model may know already. Near relatives are listed in docs/method.md.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P places with a map, R rank, U different
 tokens, D width.

@@ -49,7 +49,6 @@ from colar.methods.sequential.config import (
     SequentialConfig,
     SequentialParams,
     count_shortlist,
-    outside_shortlist,
     warn_of_others,
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
@@ -159,10 +158,7 @@ class Sequential(GroupMethod):
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
         shortlist = self.shortlist_head(lm.partial_head)
-        terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
-        if shortlist is not None:
-            terms["_outside_shortlist"] = outside_shortlist(ids_BNG, weights_BNG, shortlist)
-        return terms
+        return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
