@@ -1229,7 +1229,7 @@ def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with (
-        pytest.raises(ValueError, match=r"training.compile needs a C\+\+ compiler"),
+        pytest.raises(ValueError, match="training.compile needs a compiler"),
         preflight.prepared(tiny_lm("llama"), compiled=True),
     ):
         pass

@@ -254,8 +254,7 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
             )
     if any(row.n < FEW for row in cells):
         notes.append(
-            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%. "
-            "`accuracy_interval` in report.json is Wilson's interval, which holds for few questions too."
+            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%."
         )
     return notes
 

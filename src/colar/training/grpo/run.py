@@ -68,6 +68,7 @@ def train(
     gradient or an output is not finite.
     """
     config.check_installed()
+    config = config.resolved()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
