@@ -61,7 +61,8 @@ def _compile(lm: LatentLM) -> list[nn.Module]:
     # torch would fail on this at the first update, with a traceback of its own.
     if not devices.can_compile(lm.device):
         raise ValueError(
-            "training.compile needs a compiler (on a CPU g++ or clang++; on a GPU gcc or clang, and Triton); or set it false"
+            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
+            "false"
         )
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
