@@ -59,8 +59,8 @@ def options(values: Given) -> Given:
 
 
 def texts(values: Given) -> list[str]:
-    """Each value as text, `confidence_threshold=0.8`; one that is true by its name alone."""
-    return [name if value is True else f"{name}={value:g}" for name, value in values]
+    """Each value as text, `confidence_threshold=0.8`."""
+    return [f"{name}={value:g}" for name, value in values]
 
 
 # Systems

@@ -130,6 +130,11 @@ def average_error(errors: Sequence[float | None]) -> float | None:
     return math.sqrt(math.fsum(error**2 for error in known)) / len(known)
 
 
+def half_interval(se: float | None) -> float | None:
+    """Half of a 95% interval, 1.96 standard errors."""
+    return None if se is None else Z95 * se
+
+
 def wilson(estimate: Estimate) -> tuple[float, float]:
     """95% Wilson score interval of a proportion, with the sample size that its clustered error amounts to.
 
