@@ -23,7 +23,7 @@ def report_row(
     """A row of 50 questions; numbers that are not given are arbitrary or unknown."""
     arbitrary: dict[str, Any] = {
         "seeds": [0], "n": 50, "accuracy_se": 0.02, "unparsable": 0.0, "forward_passes": 9.0, "truncated": 0.0,
-        "seconds_per_question": 0.1, "accuracy_interval": None, "length_se": None, "reference_length": None,
+        "seconds_per_question": 0.1, "length_se": None, "reference_length": None,
         "samples": 50, "seeds_interval": None, "pass_at_k": None, "maj_at_k": None,
     }  # fmt: skip
     params = () if factor is None else (("compression_factor", factor),)

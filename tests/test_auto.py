@@ -190,7 +190,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
         Difference(row.system, auto_speeds.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
         for row in own
     ]
-    made = Report({}, "cot", None, [cot, bare, *own], differences)
+    made = Report({}, "cot", [cot, bare, *own], differences)
     default, sentence = auto_speeds.choose(made)
     assert default == {"compression_factor": chosen}
     assert sentence.startswith("CoT answers 80% of 100 held-out questions")
@@ -200,7 +200,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
-    default, sentence = auto_speeds.choose(Report({}, "cot", None, [cot, bare, *own], []))
+    default, sentence = auto_speeds.choose(Report({}, "cot", [cot, bare, *own], []))
     assert default == {"compression_factor": 1}
     assert (
         sentence

@@ -577,7 +577,7 @@ def test_pauses_loss_is_the_answers_after_them(family):
         ("tokenskip", {"ratios": [0.5, 1.2]}, "ratio must be a number, from 1e-06 to 1, got 1.2"),
         ("tokenskip", {"ratios": 0.5}, "method.ratios must be a list (a number each), got 0.5"),
         ("pause", {"n_pauses": 0}, "method.n_pauses must be a whole number, 1 or more, got 0"),
-        ("pause", {"sigma_e": -1}, "method.sigma_e must be a number, 1e-12 or more, got -1"),
+        ("pause", {"sigma_e": -1}, "method.sigma_e must be above 0 or null, got -1"),
     ],
     ids=str,
 )

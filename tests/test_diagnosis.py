@@ -26,6 +26,7 @@ from colar.look.reference_chain import (
     reference_thoughts,
     reference_tokens,
 )
+from colar.look.tables import CAUSES
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar.method import ColarParams
@@ -106,7 +107,7 @@ PLAN, RESULT = Token(1, "operand"), Token(2, "result")
 )
 def test_a_wrong_answer_is_put_down_to_its_first_wrong_latent(read, parsed, correct, kind):
     assert classify([[PLAN], [RESULT]], read, parsed, correct) == kind
-    assert kind in answers.CAUSES
+    assert kind in CAUSES
 
 
 def test_a_group_with_an_operand_missing_is_a_wrong_plan():

@@ -376,10 +376,10 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     for _ in range(2):
         found = Engine(lm, method, 2, cuda_graphs=True).generate(asked)
         assert [one.text for one in found] == [one.text for one in wanted]
-    assert len(tried) == 2, "the backbone's step and the thought, once each"
+    assert len(tried) == 3, "the backbone's step, the thought and the answer, once each"
     said = capsys.readouterr().err.splitlines()
     reason = "without CUDA graphs, which is slower: operation not permitted when stream is capturing"
-    assert said == [f"warning: {name} run {reason}" for name in ("thoughts", "decode steps")]
+    assert said == [f"warning: {name} run {reason}" for name in ("thoughts", "decode steps", "answers")]
 
 
 def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,5 +461,7 @@ def test_training_gets_the_memory_back_that_it_needs(
     Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", decoding=GREEDY)])
     monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**20)
     graphs.leave_room(lm)
     assert (lm.idle_graphs is not None) == stays

@@ -46,7 +46,7 @@ from colar.training.grpo.loss import (
     policy_loss,
 )
 from colar.training.grpo.rollout import Output
-from colar.training.grpo.run import LOGS, EarlyStopping, collapsed
+from colar.training.grpo.run import EarlyStopping
 from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
@@ -1173,24 +1173,6 @@ def test_patience(found: list[float], patience: int | None, over: bool) -> None:
 
     state = TrainerState(log_history=[{"eval_accuracy": value, "step": i} for i, value in enumerate(found)])
     assert EarlyStopping(patience).out_of_patience(state) == over
-
-
-def test_collapse_is_found_and_said() -> None:
-    well = {"frac_reward_zero_std": 0.5, "latents/clipped_ratio": 0.2, "latents/max_length": 5.0}
-    assert collapsed([well] * LOGS) == []
-    for change, words in (
-        ({"frac_reward_zero_std": 1.0}, "no group has had spread"),
-        ({"latents/clipped_ratio": 1.0}, "the length has run away"),
-        ({"latents/max_length": 0.0}, "the thinking is gone"),
-    ):
-        (text,) = collapsed([{"eval_accuracy": 0.1}, *[{**well, **change}] * LOGS])
-        assert words in text
-        assert collapsed([well, *[{**well, **change}] * (LOGS - 1)]) == []
-
-
-def test_a_run_says_that_it_has_collapsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, reward=lambda completions, **columns: [1.0] * len(completions), max_steps=LOGS + 2)
-    assert capsys.readouterr().err.count("no group has had spread in its rewards") == 1
 
 
 def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:

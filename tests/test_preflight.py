@@ -337,6 +337,28 @@ def test_a_device_that_waits_has_advice() -> None:
         assert f"training.{key}" in text
 
 
+@pytest.mark.parametrize(
+    ("config", "cuda", "compiler", "wanted"),
+    [
+        ({}, True, True, True),
+        ({}, True, False, False),
+        ({}, False, True, False),
+        ({"device": "cpu"}, True, True, False),
+        ({"device": "mps"}, True, True, False),
+        ({"fsdp": True}, True, True, False),
+        ({"compile": False}, True, True, False),
+        ({"compile": True}, False, True, True),
+    ],
+    ids=str,
+)
+def test_layers_are_compiled_on_cuda(
+    config: dict[str, Any], cuda: bool, compiler: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(devices, "can_compile", lambda device: compiler)
+    assert TrainingConfig(**config).resolved().compile is wanted
+
+
 def test_functions_of_a_device_that_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     mps = SimpleNamespace(empty_cache=lambda: called.append("empty_cache"), recommended_max_memory=lambda: 9)

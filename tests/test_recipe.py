@@ -479,6 +479,20 @@ def test_wrong_keys_and_values_are_named(tiny, overrides, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("sequential", "packing", "true"),
+        ("sequential", "fsdp", "true"),
+        ("cot", "draws_per_example", "2"),
+    ],
+)
+def test_what_a_method_cannot_be_trained_with_is_found_when_the_recipe_is_loaded(name, key, value):
+    thresholds = ["--method.confidence_thresholds", "[0, 0.8]"] if name == "sequential" else []
+    with pytest.raises(ValueError, match=f"training.{key} (cannot train|must be 1 for) {name}"):
+        recipe.load(f"tiny/{name}", [f"--training.{key}", value, *thresholds])
+
+
 def test_a_wrong_key_in_the_file_is_named(tiny):
     tiny.write_text(tiny.read_text() + "modle: {backbone: tiny}\n")
     with pytest.raises(ValueError, match="unknown key 'modle', did you mean 'model'"):

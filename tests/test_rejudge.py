@@ -65,7 +65,7 @@ def folder(tmp_path, golds):
         records += [record(model, "other", "other/0", "8", True)]
     path = tmp_path / "results" / "mine"
     pairs = [("colar", "cot")]
-    report.write(path, records, title="My title", provenance=PROVENANCE, nearest="colar", pairs=pairs)
+    report.write(path, records, title="My title", provenance=PROVENANCE, pairs=pairs)
     text = "".join(json.dumps(each) + "\n" for each in records)
     (path / "records.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     return path
@@ -94,7 +94,7 @@ def test_verdicts_and_clusters_are_todays_and_all_else_is_as_it_was(rejudge, gol
     stamp = made["provenance"].pop("rejudged")
     assert made["provenance"] == PROVENANCE
     assert stamp == STAMP
-    folded = report.fold(after, PROVENANCE, "cot", "colar", [("colar", "cot")])
+    folded = report.fold(after, PROVENANCE, "cot", [("colar", "cot")])
     assert made == json.loads(json.dumps(folded.to_json()))
     assert made["rows"] != saved["rows"]
     assert (folder / "report.md").read_text().startswith("# My title\n")

@@ -219,7 +219,7 @@ def test_a_control_stands_beside_its_system_on_the_same_data_sets():
     rows += asked("apart", "", one=0.9) + asked("apart", "control-zeroed", two=0.1)
     rows += asked("never", "control-shuffled", two=0.05)
     grid = module("lab/scripts/write_tables.py").controls(
-        Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
+        Report({}, "cot", rows=rows, comparisons=[], pooled=[])
     )
     assert list(grid.head) == ["system", "#L", "its own", "zeroed", "shuffled"]
     cells = [[cell.split()[0] for cell in line] for line in grid.rows]
@@ -244,7 +244,7 @@ def test_what_several_samples_gain_by_hand():
     rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
     rows += [row(dataset="average", accuracy=0.45, maj_at_k=0.5, pass_at_k=0.7, **several)]
     grid = module("lab/scripts/write_tables.py").samples(
-        Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
+        Report({}, "cot", rows=rows, comparisons=[], pooled=[])
     )
     assert list(grid.head) == ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
     assert [line[1:2] + line[3:] for line in grid.rows] == [
@@ -263,7 +263,7 @@ def test_pairs_that_were_not_drawn_from_alike_have_a_column_a_data_set():
         return rows
 
     def grid(pairs):
-        report = Report({}, "cot", None, rows=[], comparisons=[], pooled=[], pairs=pairs)
+        report = Report({}, "cot", rows=[], comparisons=[], pooled=[], pairs=pairs)
         return module("lab/scripts/write_tables.py").pairs(report)
 
     both = pair("a", "greedy", one=0.1, two=0.3, average=0.2) + pair(
@@ -291,7 +291,7 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
     rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
     rows += [row(1, "", 0.2, decoding="sampled")]
     grid = module("lab/scripts/write_tables.py").factors(
-        Report({}, "cot", None, rows=[], comparisons=[], pooled=rows)
+        Report({}, "cot", rows=[], comparisons=[], pooled=rows)
     )
     assert list(grid.head) == ["c asked for", "random c", "one c"]
     assert [[cell.split()[0] for cell in line] for line in grid.rows] == [

@@ -144,11 +144,11 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="start them with torchrun"):
         train(lm, method, supervised.EXAMPLES, config, tmp_path)
     with pytest.raises(ValueError, match="set data.validation_size 0"):
-        sft.check_fsdp(lm, method, 2, True)
+        sft.check_fsdp(2, True)
     unsure = {"confidence_thresholds": [0, 0.5]}
     for name, settings in (("coconut", {}), ("distill", {}), ("sequential", unsure)):
         with pytest.raises(ValueError, match=f"training.fsdp cannot train {name} as configured"):
-            sft.check_fsdp(lm, registry.build(name, settings), 2, False)
+            config.check_method(registry.build(name, settings))
     with pytest.raises(ValueError, match="training.fsdp and training.compile"):
         TrainingConfig(**QUICK, fsdp=True, compile=True)
     own = LatentLM.from_backbone(backbones.load("tiny"), TemplateConfig(separator="<think>"))

@@ -61,7 +61,7 @@ from colar.training.rows import RowSchedule, TrainingRows, collate
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder, fault
 from colar.training.sft import TrainingConfig, train
-from colar.training.trainer import PRIVATE_NAMES, LatentTrainer
+from colar.training.trainer import LatentTrainer
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
@@ -1229,7 +1229,7 @@ def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with (
-        pytest.raises(ValueError, match=r"training.compile needs a C\+\+ compiler"),
+        pytest.raises(ValueError, match="training.compile needs a compiler"),
         preflight.prepared(tiny_lm("llama"), compiled=True),
     ):
         pass
@@ -1238,6 +1238,20 @@ def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
 # --- private names of other libraries ------------------------------------------------------------------
 
 SOURCE = Path(checks.__file__).parent
+PRIVATE_NAMES = {
+    "_get_grad_norm": "Trainer: the only place between the gradients and the optimiser that knows their norm",
+    "_prepare_inputs": "Trainer: it would move batches to the GPU before Python has decided by them",
+    "_load_from_checkpoint": "Trainer: it would look for the weights of the module that it wraps",
+    "_save_optimizer_and_scheduler": "Trainer: with training.fsdp each process would save its own share",
+    "_load_optimizer_and_scheduler": "Trainer: with training.fsdp each card would read the moments of all weights",
+    "_internal_call": "Trainer: a parameter of save_model, which is public",
+    "_attn_implementation": "transformers' configs: the attention that was loaded has no public name",
+    "_is_stateful": "transformers' models: a recurrent state has no public name",
+    "_pre_quantization_dtype": "transformers' configs: left by a GGUF file, and refused by save_pretrained",
+}
+"""Names of transformers, accelerate and peft that begin with an underscore, as far as colar overrides, calls or reads
+them, and why no public one does. A release may change them: a test compares this list with the code."""
+
 OTHERS = (Trainer, TrainingArguments, PreTrainedModel, PreTrainedConfig, PeftModel, Accelerator)
 TORCH = {"_compiled_call_impl", "_backward_hooks"}
 """Private names of torch: no part of the list, which is about libraries that change more often."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partialmethod
 from random import Random
 from typing import Any
 
@@ -203,11 +204,24 @@ def test_kernels_of_a_compiled_update(lora: LoraSettings | None, most: int, plai
     assert LAYERS * of_a_layer + one - (two - one) <= most
 
 
-def test_compiled_layers_take_any_length_without_another_compilation(plain_kernels: None) -> None:
-    """Lengths are symbolic: after the first two batches nothing is compiled again, and the losses are the same."""
-    lm, method = tiny_lm("llama"), registry.build("cot", {})
+@pytest.mark.parametrize("name", [*registry.METHODS, "thresholds"])
+def test_compiled_layers_take_any_length_without_another_compilation(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are symbolic: after the first batches nothing is compiled again, and the losses are the same.
+
+    Graphs are traced, and run as they are: it is their number that counts.
+    """
+    compiling = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compiling, backend="eager"))
+    torch._dynamo.reset()
+    thresholds = {"confidence_thresholds": [0.8]}
+    method = registry.build("sequential", thresholds) if name == "thresholds" else registry.build(name, {})
+    lm = tiny_lm("llama")
+    pretrained.attach(lm, method, seed=1)
+    examples = list(method.prepare(lm, EXAMPLES))
     objective = Objective(lm, method).train()
-    rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES]
+    rows = [method.encode(lm.template, row, Random(0), 5.0) for row in examples]
     batches = [collate(rows[a:b]) for a, b in ((0, 3), (3, 6), (1, 3), (2, 6), (0, 6), (1, 4))]
 
     def losses() -> list[float]:
@@ -216,11 +230,12 @@ def test_compiled_layers_take_any_length_without_another_compilation(plain_kerne
             loss = objective(**batch)["loss"]
             loss.backward()
             found.append(float(loss.detach()))
-            if number == 1:
+            # The first two, and the first with rows that share what they begin with.
+            if number == 2:
                 torch._dynamo.utils.counters.clear()
         return found
 
     plain = losses()
     with preflight.prepared(lm, compiled=True):
-        assert losses() == pytest.approx(plain, rel=1e-5)
+        assert losses() == pytest.approx(plain, rel=1e-4)
     assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -75,7 +75,7 @@ for name in coconut distill "colar c=5" "colar c=2"; do pair "$name" "$name (con
 for name in coconut distill; do pair "$name (from scratch)" "$name (from scratch, control-shuffled)"; done
 for name in coconut distill; do pair "$name (control-shuffled)" icot; done # CoT weights and no thoughts at all
 
-colar report "${answered[@]}" --nearest colar "${pairs[@]}" \
+colar report "${answered[@]}" "${pairs[@]}" \
   --title "The arena at the tiny scale" --output "$out/report"
 echo
 echo "table    $out/report/report.md"

@@ -87,7 +87,6 @@ def refold(
         title=title,
         provenance={**saved.provenance, "rejudged": dict(stamp)},
         baseline=saved.baseline,
-        nearest=saved.nearest,
         pairs=pairs,
     )
     # Last: until the records are written, the command can be given again.

@@ -41,17 +41,9 @@ from colar.evaluation.report_rows import (
     system_name,
     systems_of,
 )
-from colar.evaluation.text_table import (
-    BLANK,
-    TextTable,
-    accuracy_of,
-    half_width,
-    markdown,
-    number,
-    percent,
-    points,
-    share_of,
-)
+from colar.evaluation.stats import half_interval
+from colar.evaluation.tables import accuracy_of, points
+from colar.evaluation.text_table import BLANK, TextTable, half_width, markdown, number, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "scripts"))
@@ -250,8 +242,8 @@ def samples(report: Report) -> TextTable:
             greedy = rows.get(("greedy", dataset))
             mean = f"{percent(row.accuracy)} ± {percent(row.seeds_interval)}"
             line = [name, dataset, number(row.length), accuracy_of(greedy), f"{len(row.seeds)}", mean]
-            votes = share_of(row.maj_at_k, row.maj_at_k_se)
-            passed = share_of(row.pass_at_k, row.pass_at_k_se)
+            votes = percent(row.maj_at_k, half_interval(row.maj_at_k_se))
+            passed = percent(row.pass_at_k, half_interval(row.pass_at_k_se))
             body.append([*line, votes, passed])
     head = ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
     return TextTable("", head, body, words=2)

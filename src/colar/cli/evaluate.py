@@ -101,11 +101,6 @@ def add_report(parser: Parser) -> None:
     parser.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
     parser.add_argument("--title", help="heading of the report")
     parser.add_argument(
-        "--nearest",
-        metavar="METHOD",
-        help="compare each system also with the one of this method whose #L is nearest, e.g. colar",
-    )
-    parser.add_argument(
         "--pair",
         nargs=2,
         action="append",
@@ -198,7 +193,6 @@ def run_report(args: argparse.Namespace) -> None:
         records,
         output,
         title=args.title,
-        nearest=args.nearest,
         pairs=[(system, baseline) for system, baseline in args.pair],
     )
 
@@ -207,7 +201,6 @@ def _write_report(
     records: list[Path],
     output: Path,
     title: str | None = None,
-    nearest: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
@@ -216,7 +209,6 @@ def _write_report(
         RecordFiles(records),
         title=title,
         provenance=collect_provenance() | report.settings_of(records),
-        nearest=nearest,
         pairs=pairs,
     )
     print_tables(tables.grids(made), Console())

@@ -14,6 +14,8 @@ from colar.checks import NonFiniteError
 from colar.engine.request import Request
 from colar.model.latent_lm import LatentLM
 
+EventKind = Literal["thought", "stop", "token", "finished"]
+
 
 @dataclass(frozen=True)
 class Event:
@@ -28,7 +30,7 @@ class Event:
     """
 
     request: Request
-    kind: Literal["thought", "stop", "token", "finished"]
+    kind: EventKind
     token_id: int = -1
     embed: Tensor | None = None
     info: Mapping[str, Tensor] = field(default_factory=dict)

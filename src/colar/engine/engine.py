@@ -33,7 +33,7 @@ from colar.engine.request import Request, check_runnable
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
-from colar.engine.step import CachedPartialHead, choose
+from colar.engine.step import choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -87,7 +87,6 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
         self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
-        self._partial_head = CachedPartialHead(self.lm)
         self._events: list[Event] = []
         self._n_requests = 0
 
@@ -223,7 +222,6 @@ class Engine:
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.start()
-            self._partial_head.clear()
         widest = max(rows.widest, *(entry.positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
         self.cache.reserve(size, len(rows))
@@ -234,7 +232,7 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        chosen = choose(self.lm, self.runner.think, rows, self._partial_head)
+        chosen = choose(self.runner, rows)
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events

@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: one call starts the thousand small kernels of a step. The default on a GPU.
 
     Graphs.hidden    the backbone, one position a row
-    Graphs.think     a method's thought: heads, draws, the tokens of a group, the stop
+    Graphs.choose    a method's thought: heads, draws, the tokens of a group, the stop; and an answer's token
 
 A graph reads and writes at fixed addresses, for one shape. So the rows of a step are filled up to one of a few
 numbers, the columns that are read to one of a few widths, and what is fed is copied to where the graph reads it.
@@ -49,6 +49,8 @@ from colar.methods.base import Method, ThinkState, Thought
 from colar.model import chunks, sharded
 from colar.model.latent_lm import LatentLM
 
+Think = Callable[[LatentLM, ThinkState], Thought]
+
 NARROWEST = 64
 """Columns of the narrowest graph."""
 REPLAYED_ON = "cuda"
@@ -75,11 +77,12 @@ def columns_of(span: int) -> int:
 
 
 def leave_room(lm: LatentLM) -> None:
-    """Drop the model's idle graphs where the GPU has less memory free than their cache takes: training needs it."""
+    """Drop the model's idle graphs where the GPU has no room for their cache beside the peak so far: training's."""
     idle: Graphs | None = lm.idle_graphs
     if idle is not None and lm.device.type == REPLAYED_ON:
         taken = sum(tensor.nbytes for tensor in idle.cache.tensors())
-        if torch.cuda.mem_get_info(lm.device)[0] < taken:
+        there_is = torch.cuda.mem_get_info(lm.device)[0] + torch.cuda.memory_reserved(lm.device)
+        if torch.cuda.max_memory_allocated(lm.device) + taken > there_is:
             lm.idle_graphs = None
 
 
@@ -153,20 +156,20 @@ class Graphs:
         hidden_N1D: Tensor = self._run("decode steps", len(now.seen), len(embeds_N1D), given, work)
         return hidden_N1D
 
-    def think(self, lm: LatentLM, method: Method, state: ThinkState, most_rows: int) -> Thought:
-        """The thoughts of the state's rows, in an engine of `most_rows`."""
+    def choose(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:
+        """`think(lm, state)`, in an engine of `most_rows`."""
         columns = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         columns = {name: value for name, value in columns.items() if isinstance(value, Tensor | dict)}
 
         def work(columns: dict[str, Any]) -> Any:
             # A part of the head that is cached between steps would be read by the graph after it is gone.
             own = dataclasses.replace(state, **columns, make_logits=lm.logits, make_partial_head=None)
-            thought = method.think(lm, own)
+            thought = think(lm, own)
             return thought.embeds, thought.done, thought.token_ids, thought.info
 
         kind = (state.wants_info, state.branches)
         rows = rows_of(len(state.step), most_rows)
-        return Thought(*self._run("thoughts", kind, rows, (columns,), work))
+        return Thought(*self._run(name, kind, rows, (columns,), work))
 
     def _run(self, name: str, kind: Any, rows: int, given: Any, work: Callable[..., Any]) -> Any:
         """The result of `work(*given)`: `given` and the result are trees of tensors with a row each, at most `rows`."""

@@ -24,6 +24,7 @@ Shape suffixes: N rows, T positions, C columns, D width.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,11 +36,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
 from colar.engine.cache import SlotCache, check_attention
-from colar.engine.graphs import Graphs, columns_of, rows_of
+from colar.engine.graphs import Graphs, Think, columns_of, rows_of
 from colar.engine.packed_linear import can_pack, pack_again, packed_copy
 from colar.methods.base import Method, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
+from colar.ops.sampling import sample_tokens, token_logps
 
 ATTENTION = "colar_grouped"
 """Name under which transformers finds `grouped_attention`."""
@@ -56,6 +58,8 @@ class Runner:
         self.method = method
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        # Gathered once for all steps between two trainings.
+        self.partial_head = functools.lru_cache(maxsize=1)(self.lm.partial_head)
         self.cuda_graphs = cuda_graphs
         self.graphs: Graphs | None = None
         """While requests are here: an idle engine leaves them, and their cache, to the model's next one."""
@@ -66,6 +70,7 @@ class Runner:
     def start(self) -> None:
         """Follow weights that were trained since the last requests."""
         pack_again(self.lm)
+        self.partial_head.cache_clear()
         if self.cuda_graphs:
             self.graphs = self.graphs or Graphs.of(self.lm)
             self.graphs.refresh(self.lm, self.method)
@@ -82,9 +87,16 @@ class Runner:
 
     def think(self, state: ThinkState) -> Thought:
         """A step of thinking of the state's rows."""
+        return self._chosen("thoughts", self.method.think, state)
+
+    def answer(self, state: ThinkState) -> Thought:
+        """The next token of each row's answer."""
+        return self._chosen("answers", answer, state)
+
+    def _chosen(self, name: str, think: Think, state: ThinkState) -> Thought:
         if self.graphs is None:
-            return self.method.think(self.lm, state)
-        return self.graphs.think(self.lm, self.method, state, self.max_batch)
+            return think(self.lm, state)
+        return self.graphs.choose(name, think, self.lm, state, self.max_batch)
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -138,6 +150,16 @@ class Runner:
                 hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
+
+
+def answer(lm: LatentLM, state: ThinkState) -> Thought:
+    """Choose a token of the answer, as a thought that is a token: EOS is done."""
+    ids_B = sample_tokens(
+        state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways
+    )
+    # Over the whole vocabulary: only where it is read.
+    info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
+    return Thought(lm.embed(ids_B), ids_B == lm.template.eos_id, ids_B, info)
 
 
 # Compiled

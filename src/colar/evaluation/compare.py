@@ -1,13 +1,13 @@
 """Paired differences: how much more often one system is right than another, on the questions that both answered.
 
-`compare` chooses the other system: the baseline, the same system unchanged, the nearest in length. `compare_pairs`
-takes pairs that a user asked for by name. Both give a row for each dataset, and one for their average.
+`compare` chooses the other system: the baseline, the same system unchanged. `compare_pairs` takes pairs that a user
+asked for by name. Both give a row for each dataset, and one for their average.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -19,30 +19,24 @@ from colar.evaluation.records import Answers, Cells
 from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
 
 
-def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Difference]:
+def compare(cells: Cells, baseline: str) -> list[Difference]:
     """Differences in accuracy, dataset by dataset, then averaged over the datasets of each pair of systems.
 
     A system is compared with others of the same decoding and training seed, each once:
       - the first system of method `baseline`: the same model's where it has one, else the first by name;
       - where something was changed in it (an ablation, a control, a value that is not the default), itself unchanged. A
-        control of an ablation is compared with that ablation;
-      - with `nearest`, a method: the system of that method whose #L, averaged over datasets, is nearest to its own.
-        Controls, and systems of that method, are left out.
+        control of an ablation is compared with that ablation.
     Of a method's systems, the unchanged ones are taken where there are any. A positive difference means that the
     system is better than its `baseline`.
     """
-    by_system: defaultdict[System, list[float]] = defaultdict(list)
     # Another decoding or training seed would add a difference that is not the method's.
     alike: defaultdict[tuple[Any, ...], list[System]] = defaultdict(list)
-    for cell, members in cells.items():
-        by_system[cell.system].append(fmean(members["length"].tolist()))
+    for cell in cells:
         alike[_setting(cell)].append(cell.system)
-    # Over datasets, so that all cells of a system have the same nearest system.
-    lengths = {system: fmean(each) for system, each in by_system.items()}
     found = []
     by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
     for cell, members in cells.items():
-        for system in _opponents(cell.system, alike[_setting(cell)], lengths, baseline, nearest):
+        for system in _opponents(cell.system, alike[_setting(cell)], baseline):
             other = Cell(system, cell.dataset)
             row = difference(cell, members, other, cells[other])
             if row is not None:
@@ -127,10 +121,8 @@ def _setting(cell: Cell) -> tuple[Any, ...]:
     return cell.dataset, cell.system.decoding, cell.system.train_seed
 
 
-def _opponents(
-    me: System, alike: Sequence[System], lengths: Mapping[System, float], baseline: str, nearest: str | None
-) -> list[System]:
-    """Those of `alike` to compare a system with, each once: the baseline, itself unchanged, the nearest."""
+def _opponents(me: System, alike: Sequence[System], baseline: str) -> list[System]:
+    """Those of `alike` to compare a system with, each once: the baseline, itself unchanged."""
     # A control of an ablation has changed two things, and is compared with the system that differs from it by the
     # control alone.
     unchanged = me.without_control() if me.is_control else me.plain()
@@ -138,10 +130,6 @@ def _opponents(
     chosen = _of_method(alike, baseline, me.model)[:1]
     if unchanged in alike:
         chosen.append(unchanged)
-    if nearest is not None and me.method != nearest and not me.is_control:
-        candidates = _of_method(alike, nearest, me.model)
-        if candidates:
-            chosen.append(min(candidates, key=lambda other: abs(lengths[other] - lengths[me])))
     return [other for other in dict.fromkeys(chosen) if other != me]
 
 

@@ -6,15 +6,15 @@
     random      Gaussian directions, each as long as the thought it replaces
     halved      the first half of its own thoughts, rounded up; then it has to answer
 
-The first four feed as many thoughts as it had. A model that answers as well with them does not read its thoughts. The
-accuracy that is left with `zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right
-kind, and wrong. With `halved` they are right, and what the second half works out is missing. `Decoding.max_latents`
-cuts all questions at the same length instead.
+`own`, `zeroed` and `random` feed as many thoughts as it had, `shuffled` as many as the other question. A model that
+answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
+passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved` they are right, and what the
+second half works out is missing. `Decoding.max_latents` cuts all questions at the same length instead.
 
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`GivenThoughts` feeds any thoughts: `look/chains.py` feeds those of the reference chain.
+`GivenThoughts` feeds any thoughts: `look/answers.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """

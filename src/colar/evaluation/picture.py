@@ -261,11 +261,8 @@ def style(index: int) -> tuple[str, str]:
 
 def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
     """Give a figure a legend without a frame that has each name as it is; `how` goes to matplotlib."""
-    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
-    numbers = [str(number) for number in range(len(names))]
-    made = drawn.legend(marks, numbers, frameon=False, **how)
-    for text, name in zip(made.get_texts(), names, strict=True):
-        text.set_text(name)
+    made = drawn.legend(marks, names, frameon=False, **how)
+    for text in made.get_texts():
         # The layout measures it before `save` does the same.
         text.set_parse_math(False)
 

@@ -179,7 +179,7 @@ def check_record(record: Any) -> None:
             if key in record and not holds(record[key]):
                 raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
     for name, value in record["params"].items():
-        if value is not True and not checks.is_number(value):
+        if not checks.is_number(value):
             raise ValueError(f"params: {name} must be a number, got {value!r}")
     if record["correct"] and record["parsed"] is None:
         raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")

@@ -5,8 +5,7 @@
 A row is one system on one dataset, or its macro-average: the plain mean over the datasets that THIS system was asked
 (`datasets` names them). The average's se is the root of the summed variances / number of datasets. Three intervals,
 never mixed (`evaluation/stats.py`):
-  accuracy_se, accuracy_interval   over questions: clustered by question; the interval is Wilson's for a dataset,
-                                   mean ± 1.96 se for an average
+  accuracy_se                      over questions: clustered by question
   seeds_interval                   over decoding seeds, half width of the t interval; null for one seed
   runs_interval                    over training runs, half width of the t interval, in pooled rows
 pass_at_k and maj_at_k take k = the number of decoding seeds. Numbers that need every question under every seed are
@@ -48,19 +47,15 @@ def fold(
     records: Iterable[Record],
     provenance: Mapping[str, Any],
     baseline: str = "cot",
-    nearest: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
-    """Make the report of records. `baseline` and `nearest` are the methods that the others are compared with; `pairs`
-    are (system, baseline) by their names in the tables.
+    """Make the report of records. `baseline` is the method that the others are compared with; `pairs` are
+    (system, baseline) by their names in the tables.
 
-    Raises ValueError for a record that lacks a key, contradicts itself or comes twice, where there is none, for a
-    `nearest` that no record is of, and for a pair of systems that are not there.
+    Raises ValueError for a record that lacks a key, contradicts itself or comes twice, where there is none, and for a
+    pair of systems that are not there.
     """
     cells = by_cell(records)
-    methods = sorted({cell.system.method for cell in cells})
-    if nearest is not None and nearest not in methods:
-        raise ValueError(f"nearest: no records of method {nearest!r}; there are {', '.join(methods)}")
     # All averages stand after all single datasets; readers of report.json may rely on the order.
     rows = [summarise(cell, members) for cell, members in cells.items()]
     rows += averages(rows, cells)
@@ -70,11 +65,10 @@ def fold(
     return Report(
         provenance=dict(provenance),
         baseline=baseline,
-        nearest=nearest,
         rows=rows,
-        comparisons=compare(cells, baseline, nearest),
+        comparisons=compare(cells, baseline),
         pooled=pooled,
-        pooled_comparisons=compare(all_runs, baseline, nearest),
+        pooled_comparisons=compare(all_runs, baseline),
         pairs=compare_pairs(cells, all_runs, pooled or rows, pairs),
     )
 
@@ -85,7 +79,6 @@ def write(
     title: str | None = None,
     provenance: Mapping[str, Any] | None = None,
     baseline: str = "cot",
-    nearest: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
@@ -96,7 +89,7 @@ def write(
     folder = Path(folder)
     if provenance is None:
         provenance = collect_provenance()
-    report = fold(records, provenance, baseline, nearest, pairs)
+    report = fold(records, provenance, baseline, pairs)
     # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
     drawn: list[str] = []
@@ -168,7 +161,6 @@ def summarise(cell: Cell, members: Answers) -> ReportRow:
         length=length.mean,
         forward_passes=_mean(members["forward_passes"]),
         seconds_per_question=_mean(members["seconds"]),
-        accuracy_interval=list(stats.wilson(accuracy)),
         length_se=length.se,
         reference_length=_reference_length(cell, members),
         truncated=_mean(members["truncated"]),
@@ -240,11 +232,6 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     """The mean of one system's rows over its datasets. A number that one of them lacks is null."""
     accuracy = stats.average([row.accuracy for row in members], [row.accuracy_se for row in members])
     length = stats.average([row.length for row in members], [row.length_se for row in members])
-    interval = None
-    if accuracy.interval is not None:
-        low, high = accuracy.interval
-        # The normal interval of a share may reach beyond 0 and 1.
-        interval = [max(0.0, low), min(1.0, high)]
     seeds: set[int] = set()
     for row in members:
         seeds.update(row.seeds)
@@ -261,7 +248,6 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
         length=length.mean,
         forward_passes=fmean(row.forward_passes for row in members),
         seconds_per_question=fmean(row.seconds_per_question for row in members),
-        accuracy_interval=interval,
         length_se=length.se,
         reference_length=_mean_if_all(row.reference_length for row in members),
         truncated=fmean(row.truncated for row in members),

@@ -59,8 +59,8 @@ def options(values: Given) -> Given:
 
 
 def texts(values: Given) -> list[str]:
-    """Each value as text, `confidence_threshold=0.8`; one that is true by its name alone."""
-    return [name if value is True else f"{name}={value:g}" for name, value in values]
+    """Each value as text, `confidence_threshold=0.8`."""
+    return [f"{name}={value:g}" for name, value in values]
 
 
 # Systems
@@ -239,8 +239,6 @@ class ReportRow(_Row):
     """#L: embeddings emitted while thinking, mean."""
     forward_passes: float
     seconds_per_question: float
-    accuracy_interval: list[float] | None
-    """[low, high] at 95%: Wilson's for a dataset, mean ± 1.96 standard errors for an average."""
     length_se: float | None
     reference_length: float | None
     """Mean of ceil(L_r / c) over the questions that have a reference chain of L_r tokens."""
@@ -306,7 +304,6 @@ class Report:
     provenance: Mapping[str, Any]
     baseline: str
     """The method that every system is compared with."""
-    nearest: str | None
     rows: list[ReportRow]
     comparisons: list[Difference]
     pooled: list[ReportRow] = field(default_factory=list)
@@ -326,7 +323,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"provenance": dict(self.provenance)}
-        plain |= {"baseline": self.baseline, "nearest": self.nearest}
+        plain["baseline"] = self.baseline
         for name in (*ROWS, *DIFFERENCES):
             plain[name] = [row.to_json() for row in getattr(self, name)]
         return plain
@@ -339,7 +336,7 @@ class Report:
             sections[name] = [ReportRow.from_json(row) for row in plain[name]]
         for name in DIFFERENCES:
             sections[name] = [Difference.from_json(row) for row in plain[name]]
-        return cls(plain["provenance"], plain["baseline"], plain["nearest"], **sections)
+        return cls(plain["provenance"], plain["baseline"], **sections)
 
 
 ROWS = ("rows", "pooled")

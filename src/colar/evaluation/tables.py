@@ -20,17 +20,14 @@ from colar.evaluation.report_rows import (
     system_name,
     systems_of,
 )
+from colar.evaluation.stats import Z95, half_interval
 from colar.evaluation.text_table import (
     BLANK,
     TextTable,
-    accuracy_of,
     half_width,
     markdown,
     number,
     percent,
-    plus_minus,
-    points,
-    share_of,
 )
 
 FEW = 30
@@ -107,7 +104,7 @@ def _training_runs(report: Report, decoding: str) -> TextTable:
         cells = [name, _or(counts)]
         for dataset in datasets:
             row = found.get(dataset)
-            cells.append(BLANK if row is None else plus_minus(row.accuracy, row.runs_interval))
+            cells.append(BLANK if row is None else percent(row.accuracy, row.runs_interval))
         body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
     head = ["system", "runs", *datasets]
@@ -166,10 +163,10 @@ def _several_samples(report: Report) -> TextTable:
             # Greedy answers, and cells with records missing.
             if row.seeds_interval is None:
                 continue
-            mean = plus_minus(row.accuracy, row.seeds_interval)
+            mean = percent(row.accuracy, row.seeds_interval)
             cells = [name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
-            votes = share_of(row.maj_at_k, row.maj_at_k_se)
-            passed = share_of(row.pass_at_k, row.pass_at_k_se)
+            votes = percent(row.maj_at_k, half_interval(row.maj_at_k_se))
+            passed = percent(row.pass_at_k, half_interval(row.pass_at_k_se))
             body.append([*cells, votes, passed])
     notes = [
         "In %. avg@k: ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
@@ -207,6 +204,24 @@ def _cost(report: Report) -> TextTable:
         "batches it ran in."
     ]
     return TextTable("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
+
+
+def accuracy_of(row: ReportRow | None) -> str:
+    """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
+    return BLANK if row is None else percent(row.accuracy, half_interval(row.accuracy_se))
+
+
+def points(row: Difference | None) -> str:
+    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
+    if row is None:
+        return BLANK
+    text = f"{100 * row.difference:+.1f}"
+    if row.interval is None or row.se is None:
+        return text
+    # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
+    low, high = row.interval
+    star = " *" if low > 0 or high < 0 else ""
+    return f"{text} {half_width(Z95 * row.se)}{star}"
 
 
 def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:
@@ -254,8 +269,7 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
             )
     if any(row.n < FEW for row in cells):
         notes.append(
-            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%. "
-            "`accuracy_interval` in report.json is Wilson's interval, which holds for few questions too."
+            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%."
         )
     return notes
 

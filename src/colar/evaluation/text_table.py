@@ -9,9 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from colar.evaluation.report_rows import Difference, ReportRow
-from colar.evaluation.stats import Z95
-
 BLANK = "–"
 
 
@@ -91,33 +88,10 @@ def rich_table(table: TextTable) -> Table:
     return drawn
 
 
-def accuracy_of(row: ReportRow | None) -> str:
-    """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
-    return BLANK if row is None else share_of(row.accuracy, row.accuracy_se)
-
-
-def share_of(share: float | None, se: float | None) -> str:
-    """A share in % with 1.96 standard errors, where they are known: `52.0 ± 3.9`."""
+def percent(share: float | None, half: float | None = None) -> str:
+    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
     if share is None:
         return BLANK
-    return plus_minus(share, None if se is None else Z95 * se)
-
-
-def points(row: Difference | None) -> str:
-    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
-    if row is None:
-        return BLANK
-    text = f"{100 * row.difference:+.1f}"
-    if row.interval is None or row.se is None:
-        return text
-    # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
-    low, high = row.interval
-    star = " *" if low > 0 or high < 0 else ""
-    return f"{text} ± {100 * Z95 * row.se:.1f}{star}"
-
-
-def plus_minus(share: float, half: float | None) -> str:
-    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
     text = f"{100 * share:.1f}"
     return text if half is None else f"{text} {half_width(half)}"
 
@@ -125,10 +99,6 @@ def plus_minus(share: float, half: float | None) -> str:
 def half_width(half: float | None) -> str:
     """Half of an interval, in points: `± 3.9`."""
     return BLANK if half is None else f"± {100 * half:.1f}"
-
-
-def percent(share: float | None) -> str:
-    return BLANK if share is None else f"{100 * share:.1f}"
 
 
 def number(value: float | None) -> str:

@@ -15,11 +15,10 @@ nearest embeddings (c rounded up); one that was chosen as tokens says these, eac
 order. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan` otherwise; a chain that
 solves the problem in another way than the reference's counts as another plan.
 
-Each measurement of a model has one thing less to get wrong than the one below it:
+`diagnose` helps the model, so that it has less to get wrong than where it thinks for itself (`read_answers`):
 
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
-    free     the model thinks for itself: its chains, and the cause of each wrong answer
 """
 
 from __future__ import annotations
@@ -56,10 +55,6 @@ from colar.look.thought import (
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-
-CAUSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
-PLAIN_CAUSES = ("right", "unparsable", "wrong")
-"""Cause of an answer that has no reference chain."""
 
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
@@ -102,9 +97,9 @@ def _read_answer(
 ) -> dict[str, Any]:
     """An answer as the page has it.
 
-    `cause` is one of `CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with. `thoughts` are THOUGHTs, each
-    with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them. `missing` are groups
-    without a thought.
+    `cause` is one of `tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with. `thoughts`
+    are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them.
+    `missing` are groups without a thought.
     """
     read_as = said_by(completion, group_size(params), vocabulary)
     found = verdict(completion.text, example)
@@ -169,7 +164,7 @@ def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
 
 
 def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
-    """Put an answer down to the first thing that went wrong: one of `CAUSES`."""
+    """Put an answer down to the first thing that went wrong, as `tables.CAUSES` has it."""
     if correct:
         return "right"
     if not parsed:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from colar import checks
 from colar.data.example import Example
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
@@ -438,6 +439,12 @@ class ScaledMethod(Method):
         if self.config.sigma_e is None:
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         return float(self.config.sigma_e)
+
+
+def check_sigma_e(value: object) -> None:
+    """Reject a scale that is neither null nor a number above 0."""
+    right = value is None or (checks.is_number(value) and value > 0)
+    checks.check_holds("method.sigma_e", right, value, "above 0 or null")
 
 
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:

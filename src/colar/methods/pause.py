@@ -43,9 +43,7 @@ class PauseConfig:
 
     def __post_init__(self) -> None:
         checks.check_number("method.n_pauses", self.n_pauses, 1, whole=True)
-        if self.sigma_e is not None:
-            # Above 0: `check_number` has closed bounds only.
-            checks.check_number("method.sigma_e", self.sigma_e, 1e-12)
+        base.check_sigma_e(self.sigma_e)
 
 
 class Pause(base.ScaledMethod):

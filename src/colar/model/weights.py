@@ -74,7 +74,9 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Put the weights of a checkpoint into an `lm` of the same shape, in place.
+    """Put the weights of a checkpoint into an `lm` of the same shape, in place: a run that resumes.
+
+    To make an `lm` of a folder is `checkpoint.load`, and the modules of its method `load_modules`.
 
     Modules named in `leave_out` keep the weights that they have.
     """

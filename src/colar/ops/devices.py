@@ -7,6 +7,7 @@ all that was asked of it is done, and then the GPU waits for Python. Sending num
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -33,9 +34,10 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 
 def can_compile(device: torch.device) -> bool:
-    """False on a CPU without a C++ compiler, which torch.compile needs there."""
-    compilers = [os.environ.get("CXX"), "g++", "clang++"]
-    return device.type != "cpu" or any(name and shutil.which(name) for name in compilers)
+    """True where torch.compile has what it needs: a C++ compiler on a CPU; on a GPU a C compiler, and Triton."""
+    variable, *names = {"cpu": ("CXX", "g++", "clang++")}.get(device.type, ("CC", "gcc", "clang"))
+    found = any(name and shutil.which(name) for name in (os.environ.get(variable), *names))
+    return found and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:

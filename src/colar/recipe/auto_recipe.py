@@ -42,7 +42,7 @@ FROM_SCRATCH = tuple(tiny.DIGITS)
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
-"""Parameters from which compiled layers repay their half minute."""
+"""Parameters from which compiled layers repay their half minute on a CPU."""
 VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 
@@ -262,7 +262,8 @@ def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
     if not on_cpu:
         training["tokens_per_batch"] = 16_384
         training["dataloader_num_workers"] = 2
-    if facts.parameters >= COMPILED and devices.can_compile(torch.device(facts.device)):
+    # On CUDA they are by themselves.
+    if on_cpu and facts.parameters >= COMPILED and devices.can_compile(torch.device("cpu")):
         training["compile"] = True
     return training
 

@@ -108,9 +108,9 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     total = sum(weight.numel() for weight in trainer.objective.parameters())
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
-    config = recipe.training
+    config = recipe.training.resolved()
     with preflight.prepared(
-        lm, compiled=config.compile, recomputed=config.gradient_checkpointing, packed=config.packing
+        lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing, packed=config.packing
     ):
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.

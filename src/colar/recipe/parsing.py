@@ -185,7 +185,9 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
                 f"model.attn_implementation must be one of {', '.join(MASKED)} or null where the run generates (to "
                 f"validate, or for grpo), got {name!r}; with data.validation_size 0 it may be used"
             )
-        if recipe.grpo is not None:
+        if recipe.grpo is None:
+            recipe.training.check_method(method)
+        else:
             if recipe.model.init_from is None:
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
             recipe.grpo.plan(recipe.training, processes.launched())

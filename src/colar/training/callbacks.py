@@ -6,6 +6,7 @@
       one update
     on_step_end         Evaluations, LogAtSaves and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
+    on_evaluate         KeepBest has the Publisher write `best/` where validation is better than before
     on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
     on_train_end        Clock stops
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from colar import checks
+from colar.methods.base import Method
+from colar.ops import devices
 
 SCHEDULES = (
     "constant",
@@ -59,7 +61,8 @@ class TrainingConfig:
     like length. A limit of memory: updates and results are the same. null: none."""
     packing: bool = False
     """Put several rows into one sequence, where each sees itself alone: less padding. Updates and results are the same.
-    Not for methods whose loss feeds the model several times (coconut, distill)."""
+    Not for methods whose loss feeds the model several times (coconut, distill, sequential with
+    confidence_thresholds)."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
@@ -88,8 +91,9 @@ class TrainingConfig:
     fsdp: bool = False
     """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one card does not
     hold. SFT without validation (data.validation_size 0); docs/parallel.md."""
-    compile: bool = False
-    """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after."""
+    compile: bool | None = None
+    """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after on a CPU, and
+    more on a GPU; null: on CUDA, where a C compiler is installed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dataloader_num_workers: int = 0
@@ -164,6 +168,29 @@ class TrainingConfig:
             raise ValueError(
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
             )
+
+    def resolved(self) -> TrainingConfig:
+        """The same with `compile` decided for this machine: what a run does, and what its record holds."""
+        if self.compile is not None:
+            return self
+        on_cuda = not self.on_cpu and self.device != "mps"
+        return replace(self, compile=on_cuda and not self.fsdp and devices.can_compile(torch.device("cuda")))
+
+    def check_method(self, method: Method) -> None:
+        """ValueError for what SFT by the method cannot do."""
+        if self.draws_per_example > 1 and not method.draws:
+            raise ValueError(
+                f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got "
+                f"{self.draws_per_example}"
+            )
+        # With fsdp a layer's weights are dropped behind the backward pass of one of its forwards, while another still
+        # needs them; and processes must have equally many.
+        for name in ("packing", "fsdp"):
+            if getattr(self, name) and method.multiple_forwards:
+                raise ValueError(
+                    f"training.{name} cannot train {method.name} as configured: its loss feeds the model several "
+                    "times; set it false"
+                )
 
     @property
     def on_cpu(self) -> bool:

@@ -60,7 +60,10 @@ def _compile(lm: LatentLM) -> list[nn.Module]:
     layers = lm.decoder_layers()
     # torch would fail on this at the first update, with a traceback of its own.
     if not devices.can_compile(lm.device):
-        raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
+        raise ValueError(
+            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
+            "false"
+        )
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
         # In place: a wrapper module would change the names in the state dict.

@@ -62,18 +62,13 @@ RowKey = tuple[float, int, int]
 
 
 class TrainingRows(Dataset[Row]):
-    """Examples encoded on the fly; an item's key is (epoch, index, draw). ValueError where there is no example, and
-    where `n_draws` rows of an example would all be the same."""
+    """Examples encoded on the fly; an item's key is (epoch, index, draw). ValueError where there is no example."""
 
     def __init__(
         self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int, n_draws: int = 1
     ) -> None:
         if not examples:
             raise ValueError("there are no rows to train on")
-        if n_draws > 1 and not method.draws:
-            raise ValueError(
-                f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got {n_draws}"
-            )
         self.template = lm.template
         self.context = lm.context
         self.method = method

@@ -245,7 +245,7 @@ def _ready_to_train(
     try:
         with preflight.prepared(
             publisher.lm,
-            compiled=config.compile,
+            compiled=bool(config.compile),
             recomputed=config.gradient_checkpointing,
             packed=config.packing,
         ):

@@ -60,6 +60,7 @@ def train(
     """
     # All that can be wrong is found here, before a file of an earlier run is touched.
     config.check_installed()
+    config = config.resolved()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
@@ -77,14 +78,15 @@ def make_trainer(
     held_out: Iterable[Example] = (),
 ) -> LatentTrainer:
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
+    config.check_method(method)
     args = arguments(config, folder)
     if config.fsdp:
-        check_fsdp(lm, method, args.world_size, validate is not None)
+        check_fsdp(args.world_size, validate is not None)
     else:
         # Where weights are split, each device gets its share when training begins.
         lm.to(args.device)
     if config.packing:
-        check_packing(lm, method)
+        preflight.check_packing(lm)
     examples = list(method.prepare(lm, examples))
     if config.fsdp:
         sharded.check(lm)
@@ -132,17 +134,7 @@ def make_curriculum(method: Method, config: TrainingConfig, n_rows: int, rows_pe
     return Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
 
 
-def check_packing(lm: LatentLM, method: Method) -> None:
-    """ValueError for what training.packing cannot do."""
-    if method.multiple_forwards:
-        raise ValueError(
-            f"training.packing cannot train {method.name} as configured: its loss feeds the model several times; "
-            "set it false"
-        )
-    preflight.check_packing(lm)
-
-
-def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -> None:
+def check_fsdp(world_size: int, validates: bool) -> None:
     """ValueError for what training.fsdp cannot do."""
     if world_size == 1:
         raise ValueError("training.fsdp splits weights between processes: start them with torchrun")
@@ -150,10 +142,4 @@ def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -
         raise ValueError(
             "training.fsdp trains without validation, as no process has all weights to answer with: set "
             "data.validation_size 0, and evaluate the published weights afterwards"
-        )
-    # A layer's weights are dropped behind the backward pass of one of its forwards, while another still needs them;
-    # and processes must have equally many.
-    if method.multiple_forwards:
-        raise ValueError(
-            f"training.fsdp cannot train {method.name} as configured: its loss feeds the model several times"
         )

@@ -13,7 +13,7 @@
 | a stop at a loss or gradient that is not finite | before it reaches the weights |
 
 Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state. Its public methods and events are used
-wherever they suffice; `PRIVATE_NAMES` lists what has none.
+wherever they suffice; a test lists the private names, and why no public one serves.
 """
 
 from __future__ import annotations
@@ -51,20 +51,6 @@ from colar.training.rows import (
     part_indices,
     take,
 )
-
-PRIVATE_NAMES = {
-    "_get_grad_norm": "Trainer: the only place between the gradients and the optimiser that knows their norm",
-    "_prepare_inputs": "Trainer: it would move batches to the GPU before Python has decided by them",
-    "_load_from_checkpoint": "Trainer: it would look for the weights of the module that it wraps",
-    "_save_optimizer_and_scheduler": "Trainer: with training.fsdp each process would save its own share",
-    "_load_optimizer_and_scheduler": "Trainer: with training.fsdp each card would read the moments of all weights",
-    "_internal_call": "Trainer: a parameter of save_model, which is public",
-    "_attn_implementation": "transformers' configs: the attention that was loaded has no public name",
-    "_is_stateful": "transformers' models: a recurrent state has no public name",
-    "_pre_quantization_dtype": "transformers' configs: left by a GGUF file, and refused by save_pretrained",
-}
-"""Names of transformers, accelerate and peft that begin with an underscore, as far as colar overrides, calls or reads
-them, and why no public one does. A release may change them: a test compares this list with the code."""
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""

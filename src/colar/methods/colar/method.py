@@ -41,10 +41,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from colar.checks import check_choice, check_number, is_number
+from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ScaledMethod, ThinkState, Thought
+from colar.methods.base import Batch, ScaledMethod, ThinkState, Thought, check_sigma_e
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.factors import Factors, GroupMethod
 from colar.methods.grouping import Fed
@@ -124,9 +124,7 @@ class ColarConfig:
             raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
         for name in ("alpha", "latent_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
-        sigma_e = self.sigma_e
-        if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
-            raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
+        check_sigma_e(self.sigma_e)
         Factors.parse(self.compression_factors)
 
     @property

@@ -55,18 +55,14 @@ function paramField(name, param, wanted) {
   label.textContent = name.replaceAll("_", " ");
   label.htmlFor = `param-${name}`;
   let input = document.createElement("input");
-  if (param.allowed?.length && typeof param.default !== "boolean") {
+  if (param.allowed?.length) {
     input = document.createElement("select");
     for (const value of param.allowed) input.append(new Option(String(value), String(value)));
-    input.value = String(wanted ?? param.default);
-  } else if (typeof param.default === "boolean") {
-    input.type = "checkbox";
-    input.checked = wanted === undefined ? param.default : wanted === "true";
   } else {
-    input.type = typeof param.default === "number" ? "number" : "text";
-    if (input.type === "number") input.step = "any";
-    input.value = wanted ?? param.default ?? "";
+    input.type = "number";
+    input.step = "any";
   }
+  input.value = wanted ?? param.default ?? "";
   input.id = `param-${name}`;
   input.dataset.param = name;
   input.dataset.default = JSON.stringify(param.default ?? null);
@@ -80,9 +76,7 @@ function params() {
   const chosen = {};
   for (const input of document.querySelectorAll("[data-param]")) {
     const usual = JSON.parse(input.dataset.default);
-    const raw = input.type === "checkbox" ? input.checked : input.value;
-    if (raw === "" || String(raw) === String(usual)) continue;
-    chosen[input.dataset.param] = typeof usual === "string" || typeof raw === "boolean" ? raw : Number(raw);
+    if (input.value !== "" && Number(input.value) !== usual) chosen[input.dataset.param] = Number(input.value);
   }
   return chosen;
 }

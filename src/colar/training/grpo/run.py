@@ -41,9 +41,6 @@ from colar.training.trainer import Validate
 
 __all__ = ["GrpoConfig", "train"]
 
-LOGS = 5
-"""Successive logs that must all show a collapse before there is a warning."""
-
 
 def train(
     lm: LatentLM,
@@ -68,6 +65,7 @@ def train(
     gradient or an output is not finite.
     """
     config.check_installed()
+    config = config.resolved()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
@@ -89,7 +87,7 @@ def train(
             folder,
             info,
             resume,
-            callbacks=[stopping, Collapse(), *callbacks],
+            callbacks=[stopping, *callbacks],
             stopped_for_good=stopping.out_of_patience,
         )
 
@@ -194,38 +192,3 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
         if self.patience is None or len(found) <= self.patience:
             return False
         return bool(max(found[-self.patience :]) <= max(found[: -self.patience]))
-
-
-class Collapse(TrainerCallback):  # type: ignore[misc]
-    """Warns, once each, when nothing can be learnt any more or the thinking has gone to an end of its range."""
-
-    def __init__(self) -> None:
-        self.warned: set[str] = set()
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # A collapse stays: without this set there would be a warning at every log.
-        for text in collapsed(state.log_history):
-            if text not in self.warned:
-                self.warned.add(text)
-                progress.say(f"step {state.global_step}: warning: {text}")
-
-
-def collapsed(history: Sequence[dict[str, Any]]) -> list[str]:
-    """The collapses that the last `LOGS` logs of generations show, each as a sentence; empty where all is well."""
-    rows = [row for row in history if "frac_reward_zero_std" in row][-LOGS:]
-    if len(rows) < LOGS:
-        return []
-    found = []
-    if all(row["frac_reward_zero_std"] == 1 for row in rows):
-        found.append(
-            f"no group has had spread in its rewards for {LOGS} logs, so nothing is learnt: questions are all too easy "
-            "or too hard, or sampling has no noise left (latents/sigma, entropy)"
-        )
-    if all(row["latents/clipped_ratio"] > 0.95 for row in rows):
-        found.append(
-            f"thinking has met max_latents in nearly all outputs for {LOGS} logs: the length has run away; "
-            "a lower learning_rate, a length_penalty or a larger max_latents may help"
-        )
-    if all(row["latents/max_length"] == 0 for row in rows):
-        found.append(f"no output has had a latent for {LOGS} logs: the thinking is gone")
-    return found
