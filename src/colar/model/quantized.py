@@ -114,7 +114,8 @@ def quantize_below_adapter(lm: PreTrainedModel) -> None:
         # In evaluation bitsandbytes packs weights for the CPU, and training would go on with those.
         made.support_avx512bf16_for_cpu = False
         # To move it, to the same device as well, is what quantises it.
-        return made.to(linear.weight.device)
+        moved: nn.Module = made.to(linear.weight.device)
+        return moved
 
     _check_share("model.load_in_4bit", lm, fits)
     _replace(lm.base_model, fits, quantized)
@@ -128,7 +129,7 @@ def _replace(
     """Replace linears in place, one after another: the memory of each is free before the next is made."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if fits(child):
+            if isinstance(child, nn.Linear) and fits(child):
                 setattr(parent, name, make(child))
 
 
