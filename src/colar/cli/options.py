@@ -95,7 +95,7 @@ def model_options(parser: Parser) -> None:
     parser.add_argument(
         "--weights",
         choices=["int8", "int4"],
-        help="quantise linear layers (torchao); int4 needs --dtype bfloat16",
+        help="quantise linear layers; int4 needs --dtype bfloat16",
     )
     parser.add_argument(
         "--backbone",

@@ -5,7 +5,8 @@
 
 A `Row` is one example as ids; a `Batch` the same segments padded one by one on the right, with everything
 that differs between rows as a column. `ThinkState` holds one step of all rows at once, and `Thought` is the method's
-reply to it. Nothing outside `methods/` asks which method it has: docs/add_a_method.md adds one.
+reply to it. Trainers, engine, server and evaluation ask no method's name; `recipe/auto_*` alone chooses one by name.
+docs/add_a_method.md adds one.
 
 Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, D width, V vocabulary.
 """

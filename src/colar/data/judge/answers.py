@@ -35,7 +35,7 @@ from colar.data.judge import custom
 from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
-__all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood", "verdict"]
+__all__ = ["Verdict", "extract", "judge", "understood", "verdict"]
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
 # "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
