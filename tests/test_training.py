@@ -1253,7 +1253,7 @@ PRIVATE_NAMES = {
 them, and why no public one does. A release may change them: a test compares this list with the code."""
 
 OTHERS = (Trainer, TrainingArguments, PreTrainedModel, PreTrainedConfig, PeftModel, Accelerator)
-TORCH = {"_compiled_call_impl", "_backward_hooks"}
+TORCH = {"_compiled_call_impl", "_backward_hooks", "_weight_int8pack_mm"}
 """Private names of torch: no part of the list, which is about libraries that change more often."""
 
 
