@@ -289,12 +289,14 @@ def test_all_logits_at_once_never_exist() -> None:
     assert found[400] == max(400 * V, X * lm.width)
 
 
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize(("positions", "products"), [(10, 1), (9, 4), (1, 20)])
-def test_logits_are_made_twice_where_there_are_several_chunks(
-    positions: int, products: int, trained: bool
+@pytest.mark.parametrize(
+    ("positions", "trained", "products"),
+    [(10, False, 1), (9, False, 2), (1, False, 10), (10, True, 1), (9, True, 4), (1, True, 20)],
+)
+def test_logits_are_made_twice_only_where_the_head_is_trained(
+    positions: int, trained: bool, products: int
 ) -> None:
-    """Ten positions: one chunk, two of five, ten."""
+    """Ten positions: one chunk, two of five, ten. One chunk is made once in any case."""
     lm = tiny_lm("llama")
     head = lm.causal_lm.get_output_embeddings().requires_grad_(trained)
     sizes = []
@@ -305,18 +307,49 @@ def test_logits_are_made_twice_where_there_are_several_chunks(
     )
     logps_X.sum().backward()
     assert hidden_XD.grad is not None
-    assert len(sizes) == products
-    assert len(set(sizes)) == 1
+    # Whether the head is trained is asked of no positions.
+    made = [size for size in sizes if size > 0]
+    assert len(made) == products
+    assert len(set(made)) == 1
+
+
+def test_slopes_are_scaled_position_by_position() -> None:
+    """A position's gradient is its slope times what reaches its value; of two values, the sum of both."""
+    # In float64, but for the logits: a product of two rows sums in another order than one of seven, and slopes of 6
+    # make more of that.
+    lm = tiny_lm("llama").double()
+    lm.requires_grad_(False)
+    torch.manual_seed(0)
+    hidden_XD = torch.randn(7, lm.width, dtype=torch.float64, requires_grad=True)
+    upstream_X = torch.arange(7.0, dtype=torch.float64)
+
+    def two(logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return logits_CV.logsumexp(-1), logits_CV.detach().amax(-1), logits_CV[:, 3]
+
+    results = []
+    for positions in (7, 2):
+        total_X, largest_X, third_X = in_chunks(lm, positions).reduce_logits(two, hidden_XD)
+        assert not largest_X.requires_grad
+        (gradient_XD,) = torch.autograd.grad((upstream_X * (total_X - 2 * third_X)).sum(), hidden_XD)
+        results.append(gradient_XD)
+    torch.testing.assert_close(results[1], results[0], **TOLERANCE)
+    assert results[1][0].abs().max() == 0
 
 
 def test_an_added_row_is_trained_in_chunks() -> None:
-    """The separator in the adapter takes the same gradient."""
+    """Rows of the adapter take a gradient, and the rest of the head is made once."""
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=("q_proj",))
     lm, method = made(METHODS["cot"], lora=lora, separator=False)
     batch = batch_of(lm, method)
     wanted = gradients(lm, method.loss(lm, batch)["ce"].sum())
     assert any("trainable_tokens_delta" in name for name in wanted)
     assert_close(gradients(lm, method.loss(in_chunks(lm, 2), batch)["ce"].sum()), wanted)
+    sizes: list[int] = []
+    base = lm.causal_lm.get_output_embeddings().token_adapter.base_layer
+    base.register_forward_hook(lambda _, args, out: sizes.append(len(out)))
+    method.loss(lm, batch)["ce"].sum().backward()
+    labels = int((batch.chain_lengths + batch.answer_lengths).sum())
+    assert sum(sizes) == labels
 
 
 def test_no_positions_are_one_empty_chunk() -> None:

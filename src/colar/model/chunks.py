@@ -2,14 +2,19 @@
 
     hidden (X, D)    h h h h h h h h h h h h          X positions
                      '---.---' '---.---' '---.---'    chunks of at most `chunk_bytes` of float32 logits
-    logits (C, V)        '-> l     '-> l     '-> l    one chunk's at a time, and once more in the backward pass
+    logits (C, V)        '-> l     '-> l     '-> l    one chunk's at a time
     values               '-> r     '-> r     '-> r    a log-prob, a sum: what is kept of each position
+    slopes (C, D)        '-> s     '-> s     '-> s    how r changes with h: made beside it, kept for the backward pass
     result (X, ...)      '-------- cat ---------'
 
 Logits are the largest tensors of an update: 37,035 labels of a vocabulary of 128,256 are 19 GB in float32, and a
-softmax with its gradient holds three times that. The backward pass makes each chunk's logits once more
-(torch.utils.checkpoint), which costs a product with the LM head. Positions that fit into one chunk are taken as they
-are.
+softmax with its gradient holds three times that. A position's value depends on its own hidden state alone. So its slope
+is known as soon as the value is, and the backward pass only scales it. Nothing is computed twice (Liger's fused
+cross-entropy does likewise).
+
+That needs a head that is not trained itself, and one number for each position. Otherwise the backward pass makes each
+chunk's logits once more (torch.utils.checkpoint), which costs a product with the LM head. Positions that fit into one
+chunk are taken as they are. There is no second derivative.
 
 torch's own `linear_cross_entropy` takes a bare weight and one label a position: no adapter on the head, no cap or scale
 of logits, no shared labels, no temperature.
@@ -21,15 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_BYTES = 2**28
 """Bytes of a chunk's logits in float32; their gradient needs about two more such tensors."""
-CHUNK_BYTES_ON_CPU = 2**26
-"""The same on a CPU, whose allocator gives larger blocks back to the system: to have them anew takes long."""
+CHUNK_BYTES_ON_CPU = 2**24
+"""The same on a CPU, where slopes are made beside the values. Its allocator gives larger blocks back to the system, and
+to have them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as long."""
 
 Values = tuple[Tensor, ...]
 ValuesOf = Callable[..., Values]
@@ -48,13 +56,80 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
         with uncached_autocast(hidden_XD.device.type):
             return values_of(*chunk)
 
+    tensors = (hidden_XD, *columns)
+    if torch.is_grad_enabled() and has_slopes(of_chunk, tensors):
+        values: Values = _WithSlopes.apply(of_chunk, size, *tensors)  # type: ignore[no-untyped-call]
+        return values
     found = []
-    for chunk in split((hidden_XD, *columns), size):
+    for chunk in split(tensors, size):
         if torch.is_grad_enabled():
             found.append(checkpoint(of_chunk, *chunk, use_reentrant=False))
         else:
             found.append(of_chunk(*chunk))
-    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+    return joined(found)
+
+
+def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
+    """True where gradients reach nothing but the given tensors, and every value is one number."""
+    # Asked of the function itself, on no positions: it costs nothing.
+    values = of_chunk(*(tensor[:0].detach() for tensor in tensors))
+    others_trained = any(value.requires_grad for value in values)
+    return not others_trained and all(value.dim() == 1 for value in values)
+
+
+class _WithSlopes(torch.autograd.Function):
+    """Values of all chunks; the slopes of each, by every tensor that takes a gradient, are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, of_chunk: ValuesOf, size: int, *tensors: Tensor) -> Values:
+        ctx.wanted = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
+        found = []
+        slopes: list[Values] = []
+        for chunk in split(tensors, size):
+            values, chunk_slopes = with_slopes(of_chunk, chunk, ctx.wanted)
+            found.append(values)
+            slopes.append(chunk_slopes)
+        ctx.n_tensors = len(tensors)
+        kept = joined(slopes)
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        values = joined(found)
+        per_value = max(1, len(ctx.wanted))
+        for value_X, slope in zip(values, kept[::per_value], strict=False):
+            if not len(slope):
+                ctx.mark_non_differentiable(value_X)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        totals: list[Tensor | None] = [None] * ctx.n_tensors
+        slopes = iter(ctx.saved_tensors)
+        for gradient_X in gradients:
+            for index in ctx.wanted:
+                slope_XY = next(slopes)
+                if gradient_X is None:
+                    continue
+                scaled_XY = slope_XY * gradient_X.to(slope_XY.dtype)[:, None]
+                before = totals[index]
+                totals[index] = scaled_XY if before is None else before + scaled_XY
+        return None, None, *totals
+
+
+def with_slopes(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[Values, Values]:
+    """A chunk's values, and for each value and each tensor of `wanted`: how the one changes with the other."""
+    inputs = [tensor.detach().requires_grad_(index in wanted) for index, tensor in enumerate(chunk)]
+    by = [inputs[index] for index in wanted]
+    slopes: list[Tensor] = []
+    with torch.enable_grad():
+        values = of_chunk(*inputs)
+        for value_C in values:
+            if value_C.requires_grad:
+                # A position's value depends on it alone: the sum's gradient there is its slope.
+                slopes += torch.autograd.grad(value_C.sum(), by, retain_graph=value_C is not values[-1])
+            else:
+                slopes += [tensor.new_zeros(0) for tensor in by]
+    return tuple(value_C.detach() for value_C in values), tuple(slopes)
 
 
 def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
@@ -64,9 +139,23 @@ def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
     return list(zip(*(torch.split(tensor, even) for tensor in tensors), strict=True))
 
 
-def positions_of(chunk_bytes: int, n_logits: int) -> int:
-    """The positions, of `n_logits` float32 logits each, that fit into these bytes; at least 1."""
-    return max(1, chunk_bytes // (4 * n_logits))
+def joined(chunks: list[Values]) -> Values:
+    """The tensors of all chunks end to end."""
+    return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+
+
+def default_bytes(head: nn.Module) -> int:
+    """Bytes of a chunk of this LM head's logits, where the model's `chunk_bytes` names none."""
+    weights = list(head.parameters())
+    # Chunks of a head that is trained cost one more product with it: the fewer, the better.
+    trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    on_cpu = weights[0].device.type == "cpu"
+    return CHUNK_BYTES_ON_CPU if on_cpu and not trained else CHUNK_BYTES
+
+
+def positions_of(chunk_bytes: int, vocabulary: int) -> int:
+    """The positions whose float32 logits fit into these bytes; at least 1."""
+    return max(1, chunk_bytes // (4 * vocabulary))
 
 
 def uncached_autocast(device: str) -> torch.autocast:

@@ -53,7 +53,7 @@ class LatentLM(nn.Module):
             self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
-        """Of a chunk's logits (`chunks.py`); None: what suits the device."""
+        """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
         self.packs_rows = False
         """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
         self.idle_graphs: Any = None
@@ -200,14 +200,19 @@ class LatentLM(nn.Module):
         # Without weights of its own a part is taken from the logits of the whole vocabulary.
         narrow = part is not None and part.weight_SD is not None
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
-        on_cpu = hidden_XD.device.type == "cpu"
-        default = chunks.CHUNK_BYTES_ON_CPU if on_cpu else chunks.CHUNK_BYTES
-        size = chunks.positions_of(self.chunk_bytes or default, count)
+        head = self.causal_lm.get_output_embeddings()
+        size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
+        own_XN = None if narrow else vocabulary.own_logits(head, hidden_XD)
+        if own_XN is None or len(hidden_XD) <= size:
+            return chunks.in_chunks(
+                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, part), *own), hidden_XD, columns, size
+            )
 
-        def values_of(hidden_CD: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
-            return reduce(self.logits(hidden_CD, part), *chunk)
+        # Logits of tokens in an adapter are a column of their own: what is left of the head is not trained.
+        def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            return reduce(head_logits(self.causal_lm, hidden_CD, part, own_CN), *own)
 
-        return chunks.in_chunks(values_of, hidden_XD, columns, size)
+        return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""

@@ -137,15 +137,23 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     return torch.where(is_added[..., None], own, base)
 
 
-def unscaled_logits(head: nn.Module, hidden: Tensor) -> Tensor:
-    """The LM head's output, (..., D) -> (..., V)."""
+def unscaled_logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
+    """The LM head's output, (..., D) -> (..., V). `own` is what `own_logits` gave, where it was called already."""
     added = trained_tokens(head)
     if added is None:
         result: Tensor = head(hidden)
         return result
     base: Tensor = added.base(hidden)
+    if own is None:
+        own = added.logits(hidden)
     # In place: the table of logits is the largest tensor of a step.
-    return base.index_copy_(-1, added.ids_N, added.logits(hidden).to(base.dtype))
+    return base.index_copy_(-1, added.ids_N, own.to(base.dtype))
+
+
+def own_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
+    """The logits of the tokens that an adapter trains in the LM head, (..., N); None where there are none."""
+    added = trained_tokens(head)
+    return None if added is None else added.logits(hidden)
 
 
 @dataclass(frozen=True)
@@ -194,17 +202,19 @@ def is_linear(head: nn.Module) -> bool:
     return type(head) is nn.Linear or bool(getattr(head, "computes_linear", False))
 
 
-def head_logits(lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None) -> Tensor:
+def head_logits(
+    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, own: Tensor | None = None
+) -> Tensor:
     """The LM head, or a part of it, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps.
+    Cohere and Granite scale, Gemma 2 caps. `own` are the logits that `own_logits` gave, where it was called already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
     if part is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden).float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own).float()
     elif part.weight_SD is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden)[..., part.ids_S].float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own)[..., part.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, part.weight_SD, part.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:
