@@ -16,8 +16,9 @@ from sequential import made
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding
 from colar.methods import pretrained, registry
-from colar.methods.base import Method, ThinkState, Thought
+from colar.methods.base import Method
 from colar.methods.cot import Cot, CotConfig
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.serve import app, server
 from colar.serve.served_model import ServedModel

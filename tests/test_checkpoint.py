@@ -731,14 +731,3 @@ def test_a_checkpoint_is_not_exported_onto_itself(saved, tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     (tmp_path / "empty").mkdir()
     assert main(["export", str(folder), str(tmp_path / "empty")]) == 0
-
-
-def test_number_tokens_are_refused(tmp_path):
-    lm, method = LatentLM.from_backbone(backbone("llama")), registry.build("cot")
-    folder = pretrained.save(lm, method, tmp_path / "old", {}, "a card")
-    template = files.read_json(folder / "template.json")
-    files.write_json(folder / "template.json", {**template, "number_tokens": None, "first_number_id": None})
-    assert pretrained.load(folder)[1].name == "cot"
-    files.write_json(folder / "template.json", {**template, "number_tokens": 99, "first_number_id": 7})
-    with pytest.raises(ValueError, match="trained with model.number_tokens 99, an option that this version"):
-        pretrained.load(folder)

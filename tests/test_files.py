@@ -308,7 +308,7 @@ def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks_keeps_nobody_out_and_says_so(tmp_path, monkeypatch, capsys, number):
     def refused(*_):
         raise OSError(number, os.strerror(number))
 
@@ -317,8 +317,17 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
     with processes.locked(tmp_path):
         inside = True
     assert inside
+    # Without the system call filelock locks by the file's existence.
+    warned = f"{tmp_path} is on a file system without locks" in capsys.readouterr().err
+    assert warned == (number != errno.ENOSYS)
     with pytest.raises(OSError, match="of the block itself"), processes.locked(tmp_path):
         raise OSError("of the block itself")
+
+
+def test_a_lock_that_cannot_be_made_for_another_reason_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError), processes.locked(tmp_path / "file" / "folder"):
+        pytest.fail("the block ran without a lock")
 
 
 # Provenance

@@ -15,9 +15,10 @@ from colar import files
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import base, pretrained, registry
-from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods import base, pretrained, registry, thinking
+from colar.methods.base import Batch, NoParams, Row
 from colar.methods.cot import CotConfig
+from colar.methods.thinking import ThinkState, Thought
 from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -59,7 +60,7 @@ class Supervised(base.Method):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         assert "decoder" not in lm.extra or lm.training is False
-        return base.fixed_thought(state, state.hidden * lm.extra["scale"].weight[0, 0], 1)
+        return thinking.fixed_thought(state, state.hidden * lm.extra["scale"].weight[0, 0], 1)
 
 
 @pytest.fixture(autouse=True)

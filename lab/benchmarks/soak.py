@@ -43,8 +43,9 @@ from colar.engine.completion import Completion, Event, fold
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
-from colar.methods.base import NoParams, ThinkState, Thought
+from colar.methods.base import NoParams
 from colar.methods.colar import Colar, ColarParams
+from colar.methods.thinking import ThinkState, Thought
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 

@@ -25,7 +25,7 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry
-from colar.methods.base import ThinkState, Thought
+from colar.methods.thinking import ThinkState, Thought
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 

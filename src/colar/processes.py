@@ -12,6 +12,7 @@ Values are pickled and sent on the CPU.
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from filelock import FileLock, Timeout
 from torch import distributed
+
+from colar import progress
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -125,12 +128,16 @@ def require_shared(folder: Path) -> None:
         raise ValueError(f"{folder} must lie on a file system that all machines of the run share")
 
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system that has no locks."""
+
+
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
     The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A file system
-    without locks keeps no process out.
+    without locks keeps no process out, which is warned of.
     """
     lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
     with ExitStack() as held:
@@ -140,7 +147,11 @@ def locked(folder: str | Path) -> Iterator[None]:
             raise ValueError(
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
-        except (OSError, NotImplementedError):
-            # A file system without locks: better unguarded than not at all.
-            pass
+        except (OSError, NotImplementedError) as error:
+            # Better unguarded than not at all. Any other fault is the folder's, and no lock would help.
+            if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+                raise
+            progress.say(
+                f"warning: {folder} is on a file system without locks: start no second process that writes there"
+            )
         yield

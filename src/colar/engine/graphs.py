@@ -45,7 +45,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from colar import progress
 from colar.engine.cache import SlotCache, SlotMapping
-from colar.methods.base import Method, ThinkState, Thought
+from colar.methods.base import Method
+from colar.methods.thinking import ThinkState, Thought
 from colar.model import chunks, sharded
 from colar.model.latent_lm import LatentLM
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from colar.engine.completion import Completion, Event, fold
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import Request
-from colar.methods.base import Method, ThinkState
+from colar.methods.base import Method
+from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import sample_tokens, token_logps
 

@@ -38,7 +38,8 @@ from colar import progress
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
 from colar.engine.packed_linear import can_pack, pack_again, packed_copy
-from colar.methods.base import Method, ThinkState, Thought
+from colar.methods.base import Method
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.ops.sampling import sample_tokens, token_logps

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
-from colar.methods.base import Branches, ThinkState, request_columns
+from colar.methods.thinking import Branches, ThinkState, request_columns
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices
 

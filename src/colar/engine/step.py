@@ -24,7 +24,7 @@ from torch import Tensor
 from colar.engine.completion import Event, EventKind
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
-from colar.methods.base import ThinkState, Thought
+from colar.methods.thinking import ThinkState, Thought
 from colar.ops import devices
 
 

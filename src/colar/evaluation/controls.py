@@ -40,7 +40,8 @@ from colar.evaluation import output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import CONTROL
-from colar.methods.base import Batch, Method, RequestView, Row, ThinkState, Thought
+from colar.methods.base import Batch, Method, Row
+from colar.methods.thinking import RequestView, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.template.template import Template

@@ -21,7 +21,8 @@ from colar.engine.completion import Completion
 from colar.engine.request import Request
 from colar.evaluation.controls import Thoughts
 from colar.look.thought import chosen_ids
-from colar.methods.base import Batch, Method, Row, ThinkState, Thought
+from colar.methods.base import Batch, Method, Row
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
 

@@ -3,7 +3,7 @@
 A row is one sequence of a batch: an example in training, a request while it thinks, a sampled output in reinforcement.
 A group is the reasoning tokens that one latent stands for.
 
-base           the interface, and the tensors that go through it
+base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`
 cot, icot, coconut, distill, pause, tokenskip   the others
 losses, unroll      cross-entropy of rows; training through hidden states that are fed

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods import base, losses, thinking
+from colar.methods.base import Batch, NoParams, Row
+from colar.methods.thinking import ThinkState, Thought
 from colar.methods.unroll import unroll
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -126,4 +127,4 @@ class Coconut(base.Method):
         return torch.cat([fed_BKD, tail_BND[:, K:]], dim=1), counts_B
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return base.fixed_thought(state, state.hidden, self.config.n_latents)
+        return thinking.fixed_thought(state, state.hidden, self.config.n_latents)

@@ -20,9 +20,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods import base, losses, thinking
+from colar.methods.base import Batch, NoParams, Row
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 from colar.ops.sampling import sample_tokens, token_logps
@@ -88,4 +89,4 @@ class NoCot(Cot):
         return dataclasses.replace(row, steps=[])
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return base.no_thought(state)
+        return thinking.no_thought(state)

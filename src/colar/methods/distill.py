@@ -36,8 +36,9 @@ from torch.nn import functional as F
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods import base, losses, thinking
+from colar.methods.base import Batch, NoParams, Row
+from colar.methods.thinking import ThinkState, Thought
 from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -134,7 +135,7 @@ class Distill(base.Method):
         return fed_BKD, torch.full_like(batch.seeds, self.config.n_latents)
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return base.fixed_thought(state, self.project(lm, state.hidden), self.config.n_latents)
+        return thinking.fixed_thought(state, self.project(lm, state.hidden), self.config.n_latents)
 
 
 def alignment(student: list[Tensor], teacher: list[Tensor]) -> Tensor:

@@ -29,9 +29,10 @@ from typing import ClassVar, Literal, get_args
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base
-from colar.methods.base import Row, ThinkState, Thought
+from colar.methods import base, thinking
+from colar.methods.base import Row
 from colar.methods.cot import Cot
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
@@ -90,7 +91,7 @@ class Icot(Cot):
         return replace(row, steps=without_first(row.steps, removed))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return base.no_thought(state)
+        return thinking.no_thought(state)
 
 
 def offset(uniform: float, smoothing_lambda: float | None) -> int:

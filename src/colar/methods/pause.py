@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods import base, losses, thinking
+from colar.methods.base import Batch, NoParams, Row
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template
@@ -80,4 +81,4 @@ class Pause(base.ScaledMethod):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         # A row that is done still needs some embedding here; it is ignored.
         at_B = state.step.clamp(max=self.config.n_pauses - 1)
-        return base.fixed_thought(state, self.pauses(lm)[at_B], self.config.n_pauses)
+        return thinking.fixed_thought(state, self.pauses(lm)[at_B], self.config.n_pauses)

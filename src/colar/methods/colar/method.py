@@ -44,11 +44,12 @@ from torch import Tensor, nn
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ScaledMethod, ThinkState, Thought, check_sigma_e
+from colar.methods.base import Batch, ScaledMethod, check_sigma_e
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.factors import Factors, GroupMethod
 from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
 from colar.ops.sampling import is_drawn, probability, token_logps

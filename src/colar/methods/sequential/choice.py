@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar.methods.base import ThinkState
 from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
+from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from colar.data.example import Example
 from colar.methods import grouping
-from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.base import Batch
 from colar.methods.factors import Deck, GroupMethod
 from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
@@ -53,6 +53,7 @@ from colar.methods.sequential.config import (
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import noise

@@ -26,8 +26,9 @@ from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import Request
 from colar.methods import registry
-from colar.methods.base import Method, param_columns
+from colar.methods.base import Method
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
+from colar.methods.thinking import param_columns
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.ops.ragged import pad

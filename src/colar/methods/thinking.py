@@ -1,0 +1,223 @@
+"""One step of thinking: the settings and hidden states of all rows, and the method's reply.
+
+    requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought
+
+`ThinkState` has a row for each request that still thinks. `Branches` are the facts about these rows by which Python may
+branch; all else is columns, so that a step can be recorded as a CUDA graph.
+
+Shape suffixes: B rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from colar.model.vocabulary import PartialHead
+from colar.ops import devices, noise
+from colar.ops.sampling import Ways
+
+
+class RequestView(Protocol):
+    """The fields of a request that a method may read; `engine.request.Request` has them."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def context(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def decoding(self) -> Any: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
+
+    Steps of equal branches do the same operations, so that one CUDA graph serves them. Those of more rows than a step
+    has serve it too: they may cost a little more, and give the same.
+    """
+
+    ways: Ways
+    """Ways of drawing tokens at `temperature`."""
+    latent_ways: Ways
+    """The same at `latent_temperature`."""
+    one_temperature: bool
+    """True if every row has the same temperature for both."""
+    most: tuple[tuple[str, int], ...]
+    """Each of the params and its largest value, rounded up."""
+    whole: frozenset[str]
+    """The params whose values are all whole numbers."""
+
+    @classmethod
+    def of(cls, decoding: Sequence[Sequence[float]], params: Mapping[str, Collection[float]]) -> Branches:
+        """Those of rows with these temperatures, latent temperatures and top-ps, and these params."""
+        temperatures, latent_temperatures, top_ps = decoding
+        return cls(
+            Ways.of(zip(temperatures, top_ps, strict=True)),
+            Ways.of(zip(latent_temperatures, top_ps, strict=True)),
+            all(map(operator.eq, temperatures, latent_temperatures)),
+            tuple((name, math.ceil(max(values, default=0))) for name, values in params.items()),
+            frozenset(
+                name for name, values in params.items() if all(value == int(value) for value in values)
+            ),
+        )
+
+    @classmethod
+    def of_requests(cls, requests: Iterable[RequestView]) -> Branches:
+        """Those of rows that answer these requests."""
+        # Many requests have the same settings.
+        requests = list(requests)
+        decodings = {request.decoding for request in requests}
+        columns = [
+            [getattr(decoding, name) for decoding in decodings]
+            for name in ("temperature", "latent_temperature", "top_p")
+        ]
+        distinct = {request.params for request in requests}
+        names = [f.name for f in dataclasses.fields(next(iter(distinct)))] if distinct else []
+        return cls.of(columns, {name: [float(getattr(each, name)) for each in distinct] for name in names})
+
+    def largest(self, name: str) -> int:
+        """The largest value of one of the params, rounded up."""
+        return dict(self.most)[name]
+
+
+@dataclass
+class ThinkState:
+    """One thinking step of all requests that still think, a row each.
+
+    `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
+    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step):
+    a request gets the same draws in any batch.
+    """
+
+    hidden: Tensor
+    step: Tensor
+    params: dict[str, Tensor]
+    temperature: Tensor
+    top_p: Tensor
+    latent_temperature: Tensor
+    seed: Tensor
+    sample: Tensor
+    make_logits: Callable[[Tensor], Tensor]
+    begun: dict[str, Tensor] = field(default_factory=dict)
+    """The columns of the method's `begin` for these rows."""
+    wants_info: bool = True
+    """True if `Thought.info` is read: a method may leave out what is costly to compute."""
+    make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
+    """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
+    known_branches: Branches | None = None
+    """Those of these rows or more, from an engine; without them the columns are read, which synchronises."""
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The facts by which `think` may branch in Python."""
+        if self.known_branches is not None:
+            return self.known_branches
+        columns = (self.temperature, self.latent_temperature, self.top_p)
+        params = {name: column.tolist() for name, column in self.params.items()}
+        return Branches.of([column.tolist() for column in columns], params)
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[RequestView],
+        hidden: Tensor,
+        step: Tensor,
+        make_logits: Callable[[Tensor], Tensor],
+        begun: dict[str, Tensor],
+    ) -> ThinkState:
+        """The state of these requests, a row each, at these steps."""
+        columns = request_columns(requests, hidden.device)
+        return cls(
+            hidden,
+            step,
+            **columns,
+            make_logits=make_logits,
+            begun=begun,
+            known_branches=Branches.of_requests(requests),
+        )
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        return self.make_logits(self.hidden)
+
+    def logits(self) -> Tensor:
+        """LM head at `hidden`, (B, V) float32; computed when first asked for."""
+        return self._logits
+
+    def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
+        """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
+        return noise.uniform(noise.keys(self.seed, self.sample, self.step, stream), n)[:, n - 1]
+
+    def normal(self, n: int) -> Tensor:
+        """(B, n) float32 standard normals."""
+        return noise.normal(noise.keys(self.seed, self.sample, self.step, noise.LATENT), n)
+
+
+@dataclass(frozen=True)
+class Thought:
+    """One step of all rows. A row that is done emits nothing: its embedding is ignored.
+
+    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at.
+    """
+
+    embeds: Tensor
+    done: Tensor
+    token_ids: Tensor
+    info: dict[str, Tensor] = field(default_factory=dict)
+
+
+def no_thought(state: ThinkState) -> Thought:
+    """No thinking at all: every row is done before a first thought, so that these zeros are not fed."""
+    return fixed_thought(state, torch.zeros_like(state.hidden), 0)
+
+
+def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
+    """Feed `embeds_BD` as latents until every row has had `n` of them."""
+    return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
+
+
+def request_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
+    """The columns of a `ThinkState` that follow from its requests, by name, on the device."""
+
+    def real(name: str) -> Tensor:
+        values = [getattr(request.decoding, name) for request in requests]
+        return devices.send(torch.tensor(values, dtype=torch.float64), device)
+
+    params = param_columns([request.params for request in requests])
+    return {
+        "params": {name: devices.send(column, device) for name, column in params.items()},
+        "temperature": real("temperature"),
+        "top_p": real("top_p"),
+        "latent_temperature": real("latent_temperature"),
+        "seed": devices.numbers([request.seed for request in requests], device),
+        "sample": devices.numbers([request.sample for request in requests], device),
+    }
+
+
+def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
+    """A (B,) float64 column for each field of the rows' params."""
+    if not params:
+        return {}
+    columns = {}
+    for f in dataclasses.fields(params[0]):
+        # float64: in float32 a factor of 1.1 would move the groups of long chains.
+        values = [float(getattr(each, f.name)) for each in params]
+        columns[f.name] = torch.tensor(values, dtype=torch.float64)
+    return columns
