@@ -4,8 +4,8 @@
     thinking    requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought (`thinking.py`)
 
 A `Row` is one example as ids; a `Batch` the same segments padded one by one on the right, with everything
-that differs between rows as a column. Trainers, engine, server and evaluation ask no method's name; `recipe/auto_*` alone chooses one by name.
-docs/add_a_method.md adds one.
+that differs between rows as a column. Trainers, engine, server and evaluation ask no method's name; `recipe/auto_*`
+alone chooses one by name. docs/add_a_method.md adds one.
 
 Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, D width, V vocabulary.
 """
