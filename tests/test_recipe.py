@@ -16,6 +16,8 @@ from colar import files, recipe, recipes, yaml_settings
 from colar.data.sources import GENERATORS
 from colar.methods import pretrained, registry
 from colar.recipe.dry_run import check
+from colar.recipe.schema import to_json
+from colar.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = recipes.names()
@@ -554,26 +556,30 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
     assert "check training rows" not in capsys.readouterr().err  # the first thing that training itself does
 
 
+def claim(made, folder):
+    RunFolder(folder).claim(to_json(made))
+
+
 def test_a_run_folder_belongs_to_one_run(tiny, capsys):
     first = recipe.load(tiny)
     output = files.require_writable(first.output)
-    recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
-    recipe.claim_run(first, output)
+    claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
+    claim(first, output)
     (output / "best").mkdir()
-    recipe.claim_run(first, output)
+    claim(first, output)
     assert capsys.readouterr().err == ""
     files.write_json(output / "finished.json", {})
-    recipe.claim_run(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
+    claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     said = "had ended with training.max_hours None: it goes on with 2"
     assert said in capsys.readouterr().err
     # As many rows an update by other batches or processes: the run itself counts them.
-    recipe.claim_run(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
-    recipe.claim_run(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
+    claim(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
+    claim(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
     ):
-        recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+        claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
 
 
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
@@ -586,22 +592,20 @@ def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
     for folder in (start, tmp_path / "run" / "best"):
         folder.mkdir(parents=True)
     (start / "model.safetensors").write_bytes(b"1")
-    recipe.claim_run(made("start"), tmp_path / "run")
+    claim(made("start"), tmp_path / "run")
     # Run and start may be moved.
     start.rename(tmp_path / "moved")
     (tmp_path / "run").rename(tmp_path / "other")
-    recipe.claim_run(made("moved", "other"), tmp_path / "other")
+    claim(made("moved", "other"), tmp_path / "other")
     (tmp_path / "moved" / "model.safetensors").write_bytes(b"2")
     with pytest.raises(
         ValueError, match=r"holds another run \(weights of the start was '\w{16}', now '\w{16}'\)"
     ):
-        recipe.claim_run(made("moved", "other"), tmp_path / "other")
+        claim(made("moved", "other"), tmp_path / "other")
     with pytest.raises(
         ValueError, match=r"model.init_from was '.*', now 'owner/name'; weights of the start was"
     ):
-        recipe.claim_run(
-            replace(made("moved"), model=recipe.ModelConfig(init_from="owner/name")), tmp_path / "other"
-        )
+        claim(replace(made("moved"), model=recipe.ModelConfig(init_from="owner/name")), tmp_path / "other")
 
 
 def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):

@@ -6,7 +6,7 @@ overrides.
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
 
     schema         the sections and keys;  parsing reads a file of them, with overrides
-    run            stages, one after another;  run_claim keeps two runs out of one folder
+    run            stages, one after another, each in a folder of its own
     example_sets   the rows of a recipe: to train on, and to validate with
     dry_run        `colar train --check`: what a recipe takes on this machine
     auto_run       `colar.train`: auto_recipe for a backbone and rows, auto_speeds at its end
@@ -16,7 +16,6 @@ from colar.recipe.auto_run import finish, folder_of, prepare_run, train
 from colar.recipe.example_sets import load_examples
 from colar.recipe.parsing import load, load_stages
 from colar.recipe.run import load_model, run, run_stages
-from colar.recipe.run_claim import claim_run
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows, Stage, build_method
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "SourceRows",
     "Stage",
     "build_method",
-    "claim_run",
     "finish",
     "folder_of",
     "load",

@@ -25,9 +25,8 @@ from colar.data.judge.custom import Judge
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
-from colar.recipe.run_claim import input_digest
 from colar.recipe.schema import Stage
-from colar.training.run_folder import RunFolder
+from colar.training.run_folder import RunFolder, input_digest
 
 RECIPE = "recipe.yaml"
 ASKED = "asked.json"

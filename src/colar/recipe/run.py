@@ -24,7 +24,6 @@ from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
 from colar.recipe.example_sets import load_examples
-from colar.recipe.run_claim import claim_run, is_finished
 from colar.recipe.schema import Recipe, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
 from colar.training.grpo import run as grpo_run
@@ -39,8 +38,10 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     """
     for stage in stages:
         processes.join(stage.recipe.training.ddp_timeout)
-        best = RunFolder(stage.recipe.output).best
-        if stage.name and resume and processes.from_main(partial(is_finished, stage.recipe)):
+        folder = RunFolder(stage.recipe.output)
+        best = folder.best
+        finished = partial(folder.has_finished, to_json(stage.recipe))
+        if stage.name and resume and processes.from_main(finished):
             progress.say(f"stage {stage.name}: finished, {best}")
             continue
         if stage.name:
@@ -55,17 +56,16 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     # A package that is not installed is named before a model is loaded.
     recipe.training.check_installed()
-    output = files.require_writable(recipe.output)
+    folder = RunFolder(files.require_writable(recipe.output))
     method = start_method(recipe)
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
-        processes.from_main(lambda: claim_run(recipe, output, resume))
+        processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
+        processes.from_main(lambda: folder.claim(to_json(recipe), resume))
         lm, examples, held_out = load(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)
         if PartialState().is_main_process:
-            folder = RunFolder(output)
             _write_page(recipe.validation, folder, lm, method, held_out)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})
         return result
@@ -132,6 +132,8 @@ def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[
     """Model, training rows, and those validation rows that fit the model's context."""
     examples, held_out = load_examples(recipe.data)
     lm, _ = load_model(recipe, method)
+    if not held_out:
+        return lm, examples, held_out
     settings = recipe.validation
     limits = settings.limits
     decoding = Decoding(max_latents=limits.max_latents, max_completion_length=limits.max_completion_length)

@@ -211,16 +211,7 @@ class Publisher:
 
         `gathered` are the weights where the model has only a share of each.
         """
-        run, text = self._describe(state)
-        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
-
-    def rehearse(self) -> None:
-        """Publish an empty model, and read it back: ValueError before the first step for one that cannot be saved."""
-        run, text = self._describe(TrainerState())
-        pretrained.rehearse(self.lm, self.method, run, text)
-
-    def _describe(self, state: TrainerState) -> tuple[dict[str, Any], str]:
-        """The run's entry in colar.json, by which these weights can be traced to their run; and the model card."""
+        # The entry in colar.json by which these weights can be traced to their run.
         run = {
             **self.info,
             "metrics": evaluation_metrics(state),
@@ -229,7 +220,8 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": collect_provenance(),
         }
-        return run, card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
+        text = card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
+        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.

@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from colar import checks, processes, progress
 from colar.checks import NonFiniteError
+from colar.methods import pretrained
 from colar.model import sharded, weights
 from colar.training import preflight, run_folder
 from colar.training.callbacks import (
@@ -105,10 +106,8 @@ def run_trainer(
             "training runs on one device, by DDP (torchrun), or by training.fsdp; not by accelerate's FSDP or DeepSpeed"
         )
     objective = trainer.objective
-    # Before a file of an earlier run is touched.
-    Publisher(
-        objective.lm, objective.method, folder, info, _clock(trainer, TrainerState(), config)
-    ).rehearse()
+    # A model that could not be published is found before a file of an earlier run is touched.
+    pretrained.rehearse(objective.lm, objective.method, info, card="")
     writes = trainer.args.should_save
     processes.require_shared(folder.path)
     with contextlib.ExitStack() as lock:

@@ -1,4 +1,4 @@
-"""The folder of a run, and the files in it that survive a kill at any moment.
+"""The folder of a run: the files in it, which survive a kill at any moment, and the recipe that it belongs to.
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
@@ -8,9 +8,11 @@ logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inspect.html, .json   what the model thinks (`recipe/run.py`)
-recipe.json           the recipe, and a digest of the weights that it starts from (`recipe/run_claim.py`)
+recipe.json           the recipe, and a digest of the weights that it starts from: `RunFolder.claim`
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
+
+Two runs must not mix in one folder, and a finished one is not trained again.
 """
 
 from __future__ import annotations
@@ -23,11 +25,31 @@ from typing import Any
 
 from transformers import TrainerState
 
-from colar import files
+from colar import files, progress
+from colar.checks import changed_keys, check_same_run
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"
 PREFIX = "checkpoint-"
+START = "weights of the start"
+"""Key of recipe.json beside those of the recipe: a digest, where it starts from a checkpoint."""
+BUDGET = ("training.num_train_epochs", "training.max_steps", "training.max_hours")
+RESUMABLE = {
+    *BUDGET,
+    "output",
+    "data.data_dir",
+    "training.report_to",
+    "training.ddp_timeout",
+    "training.tokens_per_batch",
+    "training.packing",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.save_total_limit",
+    "validation.page_size",
+}
+"""Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it
+is logged, what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their
+number stays the same is checked where it is known (`run.py`), and so are the rows, by their digest."""
 
 
 class RunFolder:
@@ -42,7 +64,49 @@ class RunFolder:
         self.completions = self.path / "completions.jsonl"
         self.page = self.path / "inspect.html"
         self.numbers = self.path / "inspect.json"
+        self.recipe = self.path / "recipe.json"
         self.finished = self.path / "finished.json"
+
+    def claim(self, recipe: dict[str, Any], resume: bool = True) -> None:
+        """Write a recipe's values into the folder. ValueError where it holds another run.
+
+        Without `resume` any run that is there is to be replaced. Logs where a run that has ended goes on.
+        """
+        made = _with_start(recipe)
+        # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
+        if resume and self.recipe.exists() and (self.best.exists() or self.last_checkpoint()):
+            before, now = _dotted(files.read_json(self.recipe)), _dotted(made)
+            # The same weights may lie in another folder by now.
+            free = RESUMABLE | ({"model.init_from"} if START in now else set())
+            check_same_run(
+                self.path,
+                {key: value for key, value in before.items() if key not in free},
+                {key: value for key, value in now.items() if key not in free},
+                "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
+            )
+            for key in changed_keys(before, now):
+                if self.finished.exists() and key in BUDGET:
+                    progress.say(
+                        f"{self.path} had ended with {key} {before[key]}: it goes on with {now[key]}"
+                    )
+        self.finished.unlink(missing_ok=True)
+        files.write_json(self.recipe, made)
+
+    def has_finished(self, recipe: dict[str, Any]) -> bool:
+        """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
+        if not (self.finished.exists() and self.best.exists()):
+            return False
+        before, now = files.read_json(self.recipe), _with_start(recipe)
+        ignored = {"output": "", START: ""}
+        if before | ignored != now | ignored:
+            return False
+        # The start may be gone by now.
+        if START in before and START in now and before[START] != now[START]:
+            raise ValueError(
+                f"{self.path} was trained from other weights than {recipe['model']['init_from']} holds now: give "
+                "another --output, or train this stage again with --no_resume"
+            )
+        return True
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there."""
@@ -118,6 +182,34 @@ def clock_of(state: TrainerState) -> dict[str, Any]:
     """The clock's part of a saved state: `seconds`, `rows_per_update`, `rows`; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
     return dict(clock.get("attributes", {}))
+
+
+def input_digest(path: str | Path) -> str | None:
+    """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path."""
+    path = Path(path)
+    paths = [path] if path.is_file() else []
+    if path.is_dir():
+        # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
+        paths = [*path.glob("*.safetensors"), *path.glob("*.bin")] or [
+            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+        ]
+    return files.digest(files.sha256(file) for file in sorted(paths)) if paths else None
+
+
+def _with_start(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe, with a digest of the weights in the folder that it starts from, where it starts from one."""
+    start = recipe["model"]["init_from"]
+    digest = input_digest(start) if start else None
+    return recipe | ({START: digest} if digest else {})
+
+
+def _dotted(tree: dict[str, Any]) -> dict[str, Any]:
+    """{"model": {"lora": {"r": 8}}} -> {"model.lora.r": 8}; a dict without keys stays as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = _dotted(value) if isinstance(value, dict) and value else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
+    return flat
 
 
 def _finite(value: Any) -> Any:
