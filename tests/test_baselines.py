@@ -28,7 +28,7 @@ from colar.training.sft import TrainingConfig, train
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 LAST = math.inf
-NEW = ("icot", "coconut", "distill", "tokenskip", "pause")
+NEW = ("icot", "coconut", "distill", "tokenskip", "pause", "ruplar")
 
 
 def build(name, family="llama", lora=None, separator=None, **config):
@@ -667,4 +667,4 @@ def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
     lm, method = pretrained.load(result.best)
     (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
     assert done.reason in ("stop", "length")
-    assert name in ("icot", "tokenskip") or done.length == 6
+    assert name in ("icot", "tokenskip", "ruplar") or done.length == 6

@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "coconut": {"name": "coconut"},
     "distill": {"name": "distill"},
     "pause": {"name": "pause"},
+    "ruplar": {"name": "ruplar"},
     "colar": {"name": "colar"},
     "colar-sampled-label": {"name": "colar", "chain_label": "sampled"},
     "colar-unsupervised": {"name": "colar", "supervise_chain": False},

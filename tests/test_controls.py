@@ -17,7 +17,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 
 LIMITS = Decoding(max_latents=8, max_completion_length=4)
-METHODS = ("cot", "colar", "coconut", "distill", "pause")
+METHODS = ("cot", "colar", "coconut", "distill", "pause", "ruplar")
 
 
 def build(name, family="llama", **config):
@@ -25,7 +25,8 @@ def build(name, family="llama", **config):
     method = registry.build(name, config)
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
-    return lm, method
+    # A rounding error grows where probabilities of random weights are fed back.
+    return (lm.double() if name == "ruplar" else lm), method
 
 
 def requests_for(method, decoding=LIMITS):

@@ -20,8 +20,8 @@ from colar.methods.colar.method import Colar, ColarParams
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 METHODS = tuple(registry.METHODS)
-FEEDBACK = ("coconut", "distill")
-"""Six times through random weights a rounding error grows a thousandfold: these are compared in float64."""
+FEEDBACK = ("coconut", "distill", "ruplar")
+"""Fed back through random weights a rounding error grows a thousandfold: these are compared in float64."""
 QUESTIONS = (
     *(example.question for example in EXAMPLES),
     "x?",

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "coconut": ("coconut", {}, {}),
     "pause": ("pause", {}, {}),
+    "ruplar": ("ruplar", {}, {}),
 }
 
 

@@ -99,6 +99,7 @@ THINKERS = {
     "ordered": ("sequential", {"merge": "ordered"}, {"compression_factor": 2}),
     "coconut": ("coconut", {}, {}),
     "pause": ("pause", {}, {}),
+    "ruplar": ("ruplar", {}, {}),
 }  # fmt: skip
 
 
@@ -139,6 +140,8 @@ def thinker(name: str) -> tuple[LatentLM, Method, Any]:
     method = registry.build(kind, config)
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
+    # A rounding error grows where probabilities of random weights are fed back.
+    lm = lm.double() if kind == "ruplar" else lm
     return lm, method, registry.make_params(method, params)
 
 

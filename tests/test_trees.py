@@ -104,7 +104,7 @@ def versions(lm, seed=0):
     return method, Batch.collate(rows)
 
 
-METHODS = ("cot", "no_cot", "icot", "colar", "sequential", "pause", "tokenskip")
+METHODS = ("cot", "no_cot", "icot", "colar", "sequential", "pause", "tokenskip", "ruplar")
 
 
 def terms_and_gradients(lm, method, batch):

@@ -16,12 +16,13 @@ from colar.methods.cot import Cot, NoCot
 from colar.methods.distill import Distill
 from colar.methods.icot import Icot
 from colar.methods.pause import Pause
+from colar.methods.ruplar import Ruplar
 from colar.methods.sequential import Sequential
 from colar.methods.tokenskip import TokenSkip
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause)
+    for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause, Ruplar)
 }
 
 

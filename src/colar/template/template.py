@@ -22,6 +22,7 @@ that name (`control_tokens.py`). Templates of version 1 encode it as the control
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -116,6 +117,7 @@ class Template:
         """Rows of the model's embedding before any were added; None until the model is known."""
         self._cached: dict[str, array[int]] = {}
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._ids_matching: dict[str, tuple[int, ...]] = {}
         _whole_texts(tokenizer)
         self._control: ControlTokens | None = None
 
@@ -237,6 +239,16 @@ class Template:
             # A whole vocabulary is copied to look: once, not at every thought.
             self._ids_of_tokens[tokens] = tuple(vocabulary[token] for token in tokens)
         return self._ids_of_tokens[tokens]
+
+    def ids_matching(self, pattern: str) -> tuple[int, ...]:
+        """The ids of all tokens that match a regular expression whole, as the vocabulary spells them but for a space
+        before them; ascending."""
+        if pattern not in self._ids_matching:
+            vocabulary = self.tokenizer.get_vocab()
+            found = [i for token, i in vocabulary.items() if re.fullmatch(pattern, token.lstrip("Ġ▁ "))]
+            # A whole vocabulary is searched: once, not for every row.
+            self._ids_matching[pattern] = tuple(sorted(found))
+        return self._ids_matching[pattern]
 
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""
