@@ -6,13 +6,7 @@ const ColarQuestions = (() => {
   const ANY = "any";
   const STEPS = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
   const $ = (id) => document.getElementById(id);
-
-  function element(name, classes, text) {
-    const made = document.createElement(name);
-    if (classes) made.className = classes;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
+  const { element, rove } = ColarViewer;
 
   function start(data) {
     const indices = data.questions.map((_, index) => index);
@@ -93,31 +87,16 @@ const ColarQuestions = (() => {
       return made;
     }
 
-    function buttons() {
-      return [...$("list").querySelectorAll("button.item")];
-    }
-
-    // One tab stop for the list; arrow keys move inside it.
+    // The open question is the list's one tab stop, or the first of the list where it is not among them.
     function markOpen() {
-      const all = buttons();
-      let stop = all.find((button) => Number(button.dataset.question) === open) || all[0];
+      const all = [...$("list").querySelectorAll("button.item")];
+      const stop = all.find((button) => Number(button.dataset.question) === open) || all[0];
       for (const button of all) {
         button.tabIndex = button === stop ? 0 : -1;
         if (Number(button.dataset.question) === open) button.setAttribute("aria-current", "true");
         else button.removeAttribute("aria-current");
       }
       return stop;
-    }
-
-    function move(event) {
-      const step = STEPS[event.key];
-      if (step === undefined || !event.target.matches("button.item")) return;
-      event.preventDefault();
-      const all = buttons();
-      const place = Math.min(all.length - 1, Math.max(0, all.indexOf(event.target) + step));
-      for (const button of all) button.tabIndex = -1;
-      all[place].tabIndex = 0;
-      all[place].focus();
     }
 
     // One question
@@ -238,7 +217,7 @@ const ColarQuestions = (() => {
     $("words").addEventListener("input", filter);
     for (const id of ["which", "outcome"]) $(id).addEventListener("change", filter);
     $("filters").addEventListener("submit", (event) => event.preventDefault());
-    $("list").addEventListener("keydown", move);
+    rove($("list"), "button.item", STEPS);
     addEventListener("hashchange", follow);
     filter();
     if (!follow() && shown.length) choose(shown[0], false);

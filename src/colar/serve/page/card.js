@@ -2,12 +2,7 @@
 
 import { ask } from "./stream.js";
 
-function element(name, classes, text) {
-  const made = document.createElement(name);
-  if (classes) made.className = classes;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
+const { element } = ColarViewer;
 
 function milliseconds(value) {
   if (typeof value !== "number") return "–";

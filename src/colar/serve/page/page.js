@@ -132,27 +132,19 @@ function restore(hash) {
   $("budget").placeholder = model?.colar?.max_latents ?? "";
 }
 
-// Storage may be closed (a private window, a policy): then nothing is kept.
-function stored(storage, key, fallback) {
+// Where a policy closes the storage, a reloaded page asks for the key again.
+function storage() {
   try {
-    return storage().getItem(key) ?? fallback;
+    return sessionStorage;
   } catch {
-    return fallback;
-  }
-}
-
-function store(storage, key, value) {
-  try {
-    storage().setItem(key, value);
-  } catch {
-    // Kept for this page alone.
+    return null;
   }
 }
 
 function wire() {
-  $("key").value = stored(() => sessionStorage, KEY, "");
+  $("key").value = storage()?.getItem(KEY) ?? "";
   $("key").addEventListener("change", () => {
-    store(() => sessionStorage, KEY, $("key").value);
+    storage()?.setItem(KEY, $("key").value);
     readModels();
   });
   $("form").addEventListener("submit", (event) => {

@@ -5,6 +5,7 @@ const SPEEDS = { compression_factor: "c", ratio: "ratio" };
 // Fields of a request, and the inputs that have them.
 const NUMBERS = { temperature: "temperature", seed: "seed", thinking_token_budget: "budget" };
 const $ = (id) => document.getElementById(id);
+const { element } = ColarViewer;
 
 // The stops of the speed slider: {value, label, extras} each, where `extras` is what a request gets.
 export function stops(model) {
@@ -27,9 +28,7 @@ export function showModel(model, wanted = {}) {
   // A link may hold anything.
   const place = all.findIndex((stop) => String(stop.value) === wanted.speed);
   $("speed").value = place >= 0 ? place : Math.max(0, Math.floor((all.length - 1) / 2));
-  $("speed-stops").replaceChildren(
-    ...all.map((_, index) => Object.assign(document.createElement("option"), { value: index })),
-  );
+  $("speed-stops").replaceChildren(...all.map((_, index) => new Option("", index)));
   sayStop(model);
   showParams(model?.colar?.params || {}, wanted);
 }
@@ -50,13 +49,12 @@ function showParams(params, wanted) {
 }
 
 function paramField(name, param, wanted) {
-  const field = Object.assign(document.createElement("div"), { className: "field" });
-  const label = document.createElement("label");
-  label.textContent = name.replaceAll("_", " ");
+  const field = element("div", "field");
+  const label = element("label", "", name.replaceAll("_", " "));
   label.htmlFor = `param-${name}`;
-  let input = document.createElement("input");
+  let input = element("input");
   if (param.allowed?.length) {
-    input = document.createElement("select");
+    input = element("select");
     for (const value of param.allowed) input.append(new Option(String(value), String(value)));
   } else {
     input.type = "number";

@@ -5,11 +5,14 @@
 //   ColarViewer.chain(thoughts, missing)   with groups of the reference behind it that no thought has come to
 //   ColarViewer.add(chain, one)   one more thought at the end of such a chain, for thoughts that stream in
 //   ColarViewer.legend(thoughts)  what shade and bar mean; no bar where no thought has a sigma
+//   ColarViewer.element(name, classes, text)   a node, for the scripts of the pages
+//   ColarViewer.rove(list, selector, steps)    one tab stop for a list of buttons; keys move inside it
 //
 // A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability.
-// Numbers may be null. Where it is compared with a reference chain it also has `reference`, the
-// group's tokens [{text, said}], and `mark`: right, wrong, after (a wrong one), extra (there is no group). Text of a model is set as text, never as markup, and styles are set one by
-// one, so that a page without inline scripts and styles can use it. viewer.css has the looks.
+// Numbers may be null. Where it is compared with a reference chain it also has `reference`, the group's tokens
+// [{text, said}], and `mark`: right, wrong, after (a wrong one), extra (there is no group). Text of a model is set as
+// text, never as markup, and styles are set one by one, so that a page without inline scripts and styles can use it.
+// viewer.css has the looks.
 
 "use strict";
 
@@ -165,12 +168,20 @@ const ColarViewer = (() => {
     made.append(details(thought));
   }
 
-  // One tab stop for the whole chain; arrow keys move inside it.
-  function move(made, from, step) {
-    const buttons = [...made.querySelectorAll("button.thought")];
+  function move(list, selector, from, step) {
+    const buttons = [...list.querySelectorAll(selector)];
     const place = Math.min(buttons.length - 1, Math.max(0, buttons.indexOf(from) + step));
     buttons.forEach((button, index) => (button.tabIndex = index === place ? 0 : -1));
     buttons[place].focus();
+  }
+
+  function rove(list, selector, steps) {
+    list.addEventListener("keydown", (event) => {
+      const step = steps[event.key];
+      if (step === undefined || !event.target.matches(selector)) return;
+      event.preventDefault();
+      move(list, selector, event.target, step);
+    });
   }
 
   function add(made, thought) {
@@ -187,7 +198,7 @@ const ColarViewer = (() => {
     if (isNumber(thought.sigma)) button.append(sigmaBar(thought.sigma));
     if (MARKS[thought.mark]) button.append(expected(thought.mark, thought.reference));
     button.addEventListener("click", () => {
-      move(made, button, 0);
+      move(made, "button.thought", button, 0);
       toggle(made, button, thought);
     });
     item.append(button);
@@ -201,12 +212,7 @@ const ColarViewer = (() => {
     list.setAttribute("aria-label", "Thoughts. Arrow keys move between them, Enter shows the nearest tokens.");
     for (const thought of thoughts) add(made, thought);
     list.append(...missing.map(missed));
-    made.addEventListener("keydown", (event) => {
-      const step = STEPS[event.key];
-      if (step === undefined || !event.target.matches("button.thought")) return;
-      event.preventDefault();
-      move(made, event.target, step);
-    });
+    rove(made, "button.thought", STEPS);
     return made;
   }
 
@@ -227,5 +233,5 @@ const ColarViewer = (() => {
     return made;
   }
 
-  return { chain, add, legend };
+  return { chain, add, legend, element, rove };
 })();
