@@ -21,6 +21,7 @@ def data_of(report: Report, model: str = "tiny") -> dict[str, Any]:
     return {"random": points(report, model, "colar", ""), "single": single}
 
 
+@picture.without_mathematics
 def draw(data: dict[str, Any]) -> Any:
     """Two panels over c: accuracy and #L."""
     figure = new_figure(9.4, 4.0)

@@ -21,6 +21,7 @@ def data_of(report: Report, trained: Sequence[int], model: str, label: str) -> d
     return {"trained": list(trained), "points": found}
 
 
+@picture.without_mathematics
 def draw(data: dict[str, dict[str, Any]]) -> Any:
     """A column for each model: accuracy above, #L below. `data` has what `data_of` gives by the column's title."""
     figure = new_figure(4.6 * len(data), 5.6)

@@ -16,6 +16,7 @@ from colar.evaluation import picture
 from paper_figures.points import bars, legend_below, new_figure
 
 
+@picture.without_mathematics
 def draw(data: dict[str, dict[str, Any]]) -> Any:
     """Two panels for each model: the first layer, behind which short embeddings have grown long, and the others.
 

@@ -54,6 +54,7 @@ def logged(history: Sequence[Mapping[str, Any]], key: str, train_seed: int = 0) 
     return [{"train_seed": train_seed, "points": points}]
 
 
+@picture.without_mathematics
 def draw(data: dict[str, Any]) -> Any:
     """A panel for each of `panels` (`title`, `key`: accuracy or length, `rows` validated on, `curves`)."""
     panels = data["panels"]

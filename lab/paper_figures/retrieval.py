@@ -105,6 +105,7 @@ def _short(token: str) -> str:
     return words if words != "…" else token.strip()[: LONGEST - 1] + "…"
 
 
+@picture.without_mathematics
 def draw(data: dict[str, Any]) -> Any:
     """`data`: `case` (see `case_of`), and `shares` by title and by c (see `shares_of`)."""
     panels = [(title, c, found) for title, by_c in data["shares"].items() for c, found in by_c.items()]
@@ -165,7 +166,6 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     # Boxes stand beside one another by their widths, so the panel must be where it will stay.
-    picture.take_literally(axes.figure)
     # The layout engine moves axes whenever the figure is drawn, also when it is saved.
     axes.figure.draw_without_rendering()
     axes.figure.set_layout_engine("none")
@@ -195,8 +195,6 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
 
 def _right_of(text: Any) -> float:
     """Where the next text may begin, in data coordinates."""
-    # As it will be drawn: texts are no mathematics.
-    text.set_parse_math(False)
     box = text.get_window_extent(text.figure.canvas.get_renderer())
     left, right = text.axes.transData.inverted().transform([(box.x0, 0), (box.x1, 0)])[:, 0]
     assert right > left

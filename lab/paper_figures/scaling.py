@@ -55,6 +55,7 @@ def beside(
     return curves
 
 
+@picture.without_mathematics
 def draw(data: dict[str, Any]) -> Any:
     """Panels of `data["panels"]` (`title`, `curves`): accuracy over parameters, on a logarithmic axis."""
     panels = data["panels"]

@@ -5,6 +5,7 @@ output_folder  names of what is evaluated, and what may be added to a folder
 records        a line of records.jsonl
 report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals
 compare        paired differences
-tables, picture   a report for people;  text_table is one table
+tables         a report for people;  text_table is one table
+accuracy_vs_length   its picture;  picture has the style of all pictures
 answer_files   questions and answers of `colar generate`
 """

@@ -1,214 +1,22 @@
-"""The picture of a report: accuracy against reasoning length. Also the style of all pictures.
-
-`accuracy_vs_length` draws rows of a report (evaluation/report_rows.py). Bars are 95% intervals, 1.96
-standard errors clustered by question, as in the tables.
+"""The style of all pictures, and their files.
 
 Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a server or a
-training process changes nothing for its host. The same data give the same bytes on one installation. Texts are drawn
-as they are: matplotlib reads what stands between two `$` as mathematics, and fails where it is none.
+training process changes nothing for its host. The same data give the same bytes on one installation.
 """
 
 from __future__ import annotations
 
 import io
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
-from matplotlib.text import Text
 
 from colar import files
 from colar.checks import check_choice
-from colar.evaluation.report_rows import (
-    AVERAGE,
-    Given,
-    ReportRow,
-    System,
-    base_name,
-    datasets_of,
-    note,
-    options,
-    speed_text,
-    systems_of,
-)
-from colar.evaluation.stats import Z95
-
-Styles = Mapping[tuple[Any, ...], tuple[str, str]]
-"""Curve (see `_curve`) -> colour, marker."""
-
-MAX_DATASETS = 4
-"""Small panels beside the average."""
-
-
-def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
-    """A figure of accuracy (%) against reasoning length, one curve per system over its speeds.
-
-    `rows` are rows of one report. Each training run of a curve is drawn as a line. Where systems were asked at several
-    values of another parameter (`confidence_threshold`), a curve is over these, with a line for each speed. A single
-    dataset fills the picture. Of several, the first four by name stand beside a large panel with the macro-average over
-    all of them; systems that were not asked on all are in the small panels alone. Raises ValueError without rows, and
-    for several datasets without rows of their average.
-    """
-    rows = sorted(rows, key=lambda row: row.system.order)
-    if not rows:
-        raise ValueError("accuracy_vs_length needs at least one row")
-    datasets = datasets_of(rows)
-    if len(datasets) > 1 and not any(row.dataset == AVERAGE for row in rows):
-        raise ValueError(f"rows of several datasets ({', '.join(datasets)}) need rows of their {AVERAGE}")
-    # A curve has one style in all panels, chosen by its place among all rows.
-    curves = dict.fromkeys(_curve(row.system) for row in rows)
-    styles = {curve: style(index) for index, curve in enumerate(curves)}
-
-    figure, panels = _panels(datasets)
-    for axes, dataset, main in panels:
-        # An average over fewer datasets than the report has cannot be compared with one over all.
-        whole = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
-        shown = [row for row in whole if row.dataset == dataset]
-        if shown:
-            _draw_curves(axes, shown, styles)
-            # Small panels have no room for them.
-            if main:
-                _draw_tags(axes, shown, styles)
-        else:
-            axes.set(xticks=[], yticks=[])
-            text = "no system was asked on all of them"
-            axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=9, color=INK)
-        dress(axes, _heading(dataset, rows) if main else dataset, size=9 if main else 8)
-        if main:
-            label = f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}"
-            axes.set_xlabel(label, fontsize=9, color=INK)
-            axes.set_ylabel("accuracy (%)", fontsize=9, color=INK)
-    marks = []
-    for colour, marker in styles.values():
-        marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
-    names = _names(rows)
-    columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
-    legend(figure, marks, names, loc="outside lower center", ncols=columns, fontsize=8.5, labelcolor=INK)
-    return figure
-
-
-def _curve(system: System) -> tuple[Any, ...]:
-    """The fields that the points of a curve share: all but its values, and the training run."""
-    names = tuple(name for name, _ in system.options)
-    return system.model, system.method, system.label, names, system.decoding
-
-
-def _names(rows: Sequence[ReportRow]) -> list[str]:
-    """The names of all curves, in the order of `rows`; each with its decoding where the picture has several."""
-    systems = systems_of(rows)
-    several_decodings = len({system.decoding for system in systems}) > 1
-    names = {}
-    for system in systems:
-        changed = note(system.label, (name for name, _ in system.options))
-        name = base_name(system, systems) + (f" ({changed})" if changed else "")
-        names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
-    return list(names.values())
-
-
-def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
-    """Title of the main panel, with the number of questions or of datasets."""
-    if dataset == AVERAGE:
-        datasets = len(datasets_of(rows))
-        beside = f", {MAX_DATASETS} of them beside it" if datasets > MAX_DATASETS else ""
-        return f"average of {datasets} datasets{beside}"
-    sizes = sorted({row.n for row in rows if row.dataset == dataset})
-    return f"{dataset}, {' or '.join(str(size) for size in sizes)} questions"
-
-
-def _caption(rows: Sequence[ReportRow]) -> str:
-    decodings = {row.system.decoding for row in rows}
-    how = f"{decodings.pop()} decoding; " if len(decodings) == 1 else ""
-    return f"{how}bars: 95% interval, ±1.96 standard errors clustered by question"
-
-
-def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
-    """The figure, and (axes, dataset, whether it is the main panel) of each panel."""
-    if len(datasets) <= 1:
-        figure = new_figure(7, 4.8)
-        only = datasets[0] if datasets else AVERAGE
-        return figure, [(figure.subplots(), only, True)]
-    # The average fills the first column; the small panels stand two to a column, 2.6 inches wide each.
-    small = datasets[:MAX_DATASETS]
-    columns = math.ceil(len(small) / 2)
-    figure = new_figure(6 + 2.6 * columns, 5.2)
-    grid = figure.add_gridspec(2, 1 + columns, width_ratios=[6 / 2.6, *[1] * columns])
-    panels = [(figure.add_subplot(grid[:, 0]), AVERAGE, True)]
-    for index, dataset in enumerate(small):
-        panels.append((figure.add_subplot(grid[index % 2, 1 + index // 2]), dataset, False))
-    return figure, panels
-
-
-def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
-    for curve, members in _by_curve(rows).items():
-        colour, marker = styles[curve]
-        x = [row.length for row in members]
-        y = [100 * row.accuracy for row in members]
-        half_bars = [100 * Z95 * (row.accuracy_se or 0) for row in members]
-        # From below: bars and lines, the names of points, their markers.
-        axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45, zorder=1)
-        for line in _lines(members):
-            points = [(row.length, 100 * row.accuracy) for row in line]
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4, zorder=1)
-        axes.scatter(x, y, s=40, color=colour, marker=marker, edgecolors="white", linewidths=0.5, zorder=3)
-    axes.margins(x=0.1, y=0.12)
-
-
-def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow]]:
-    found: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
-    for row in rows:
-        found[_curve(row.system)].append(row)
-    return found
-
-
-def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
-    """The points of a curve that are joined: of one training run, and along one of its values."""
-    # The last of the values that differ, where several do; the speed is the first.
-    names = [*dict(members[0].system.options), *dict(members[0].system.params)]
-    values = {name: {dict(row.system.params)[name] for row in members} for name in names}
-    varied = next((name for name in names if len(values[name]) > 1), None)
-    lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
-    for row in sorted(members, key=lambda row: row.system.params):
-        others = tuple(pair for pair in row.system.params if pair[0] != varied)
-        lines[row.system.train_seed, others].append(row)
-    return list(lines.values())
-
-
-def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
-    """Write below each point the values that differ along its curve, `c=2`: of training runs, at the first one's."""
-    for curve, members in _by_curve(rows).items():
-        points: dict[Given, ReportRow] = {}
-        for row in members:
-            points.setdefault(row.system.params, row)
-        shared = set.intersection(*(set(values) for values in points))
-        for values, row in points.items():
-            told = tuple(pair for pair in values if pair not in shared) or values
-            if not told:
-                continue
-            texts = [speed_text(told), *(f"{value:g}" for _, value in options(told))]
-            text = axes.annotate(
-                ", ".join(text for text in texts if text),
-                (row.length, 100 * row.accuracy),
-                xytext=(0, -6),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=8,
-                color=styles[curve][0],
-                zorder=2,
-            )
-            # The error bar runs through it.
-            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
-
-
-# The style of all pictures
 
 # Okabe and Ito 2008: eight colours that colour-blind readers can tell apart. Their yellow is too faint on white, so a
 # grey stands in its place. The last two are from Paul Tol's muted scheme.
@@ -227,6 +35,13 @@ _WITHOUT_DATE: dict[str, dict[str, str | None]] = {
 }
 # Parts of an SVG file are named by the salt, or else at random. Letters are paths: a reader's fonts have other widths.
 _SVG = {"svg.hashsalt": "colar", "svg.fonttype": "path"}
+
+
+without_mathematics = matplotlib.rc_context({"text.parse_math": False})
+"""Decorates what draws a picture: its texts are drawn as they are, also what stands between two `$`.
+
+The names of ticks, which matplotlib makes when it saves the picture, may be mathematics: 10 with an exponent.
+"""
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -260,11 +75,8 @@ def style(index: int) -> tuple[str, str]:
 
 
 def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
-    """Give a figure a legend without a frame that has each name as it is; `how` goes to matplotlib."""
-    made = drawn.legend(marks, names, frameon=False, **how)
-    for text in made.get_texts():
-        # The layout measures it before `save` does the same.
-        text.set_parse_math(False)
+    """Give a figure a legend without a frame; `how` goes to matplotlib."""
+    drawn.legend(marks, names, frameon=False, labelcolor=INK, **how)
 
 
 def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
@@ -278,23 +90,8 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
 
 def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
     """The figure as the content of a file of that kind, png or svg."""
-    take_literally(drawn)
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the image is made.
     with matplotlib.rc_context(_SVG):
         drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
     return buffer.getvalue()
-
-
-def take_literally(artist: Any) -> None:
-    """Have all texts below `artist` drawn as they are, but for the names of ticks.
-
-    Those are matplotlib's own: on a logarithmic axis they are mathematics, 10 with an exponent.
-    """
-    for part in artist.get_children():
-        if isinstance(part, Axis):
-            part.label.set_parse_math(False)
-        elif isinstance(part, Text):
-            part.set_parse_math(False)
-        else:
-            take_literally(part)

@@ -29,6 +29,7 @@ class Chart:
     numbers: TextTable
 
 
+@picture.without_mathematics
 def cost_chart(systems: Sequence[Numbers], key: str, title: str, x: str, scale: float) -> Chart:
     """Accuracy against one cost; a line joins a model's speeds, for each kind of thoughts."""
     figure = picture.new_figure(WIDTH, HEIGHT)
