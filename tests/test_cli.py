@@ -515,7 +515,7 @@ def test_options_of_sources_are_read_as_strictly_as_recipes():
     assert source_options(["steps=[1, 2]", "word='no'"], "arithmetic") == {"steps": [1, 2], "word": "no"}
     for pair, words in (
         ("x={a: 1, a: 2}", "the key 'a' is there twice"),
-        ("steps=[1", "the value is not valid YAML"),
+        ("steps=[1", "not valid YAML: while parsing"),
     ):
         with pytest.raises(ValueError, match=f"--options {re.escape(pair)}: .*{re.escape(words)}"):
             source_options([pair], "arithmetic")

@@ -299,12 +299,12 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 @settings(deadline=None, derandomize=True)
 def test_written_yaml_is_read_as_the_same_values(values):
     """Also texts that YAML 1.1, or 1.2 alone, would read as a number."""
-    assert repr(yaml_settings.read_yaml(yaml_settings.yaml_text(values))) == repr(values)
+    assert repr(yaml_settings.read_yaml("", yaml_settings.yaml_text(values))) == repr(values)
 
 
 def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
     more = "shared: &shared {a: 1, b: 2}\nmine: {<<: *shared, a: 3}\n"
-    assert yaml_settings.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
+    assert yaml_settings.read_yaml("", more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
     tiny.write_text(tiny.read_text().replace("{train_size: 6,", "{seed: 1, train_size: 6,"))
     assert recipe.load(tiny, ["--training.seed", "1", "--training.seed", "2"]).training.seed == 2
 
@@ -323,7 +323,8 @@ def test_values_that_look_like_something_else_are_texts(tiny, value):
     assert recipe.load(tiny, ["--data.options", f"{{a: {value}}}"]).data.options == {"a": value}
     tiny.write_text(f"{whole}5: 3\n")
     with pytest.raises(
-        ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: a key must be a text"
+        ValueError,
+        match=rf"recipe\.yaml: not valid YAML: line {len(whole.splitlines()) + 1}: a key must be a text",
     ):
         recipe.load(tiny)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import yaml
 
 from colar import files
-from colar.checks import INT64, is_number, is_whole
+from colar.checks import INT64, in_library, is_number, is_whole
 
 T = TypeVar("T")
 NAMES = {
@@ -52,17 +52,15 @@ class _Yaml(yaml.SafeLoader):
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.tag != "tag:yaml.org,2002:str":
-                raise YamlRefused(f"line {line}: a key must be a text: put it in quotes")
+                raise yaml.YAMLError(f"line {line}: a key must be a text: put it in quotes")
             if key.value in seen:
                 first = seen[key.value]
                 where = f"line {line}" if first == line else f"lines {first} and {line}"
-                raise YamlRefused(f"{where}: the key {key.value!r} is there twice: leave one of the two out")
+                raise yaml.YAMLError(
+                    f"{where}: the key {key.value!r} is there twice: leave one of the two out"
+                )
             seen[key.value] = line
         return node
-
-
-class YamlRefused(yaml.YAMLError):
-    """YAML that can be read, and means less than it looks like."""
 
 
 _PLAIN = {
@@ -98,22 +96,10 @@ def yaml_text(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, default_flow_style=None, width=110)
 
 
-def read_yaml(text: str) -> Any:
-    """The value of a text of YAML. Raises yaml.YAMLError, with the line."""
-    try:
+def read_yaml(where: object, text: str) -> Any:
+    """The value of a text of YAML. ValueError in one line, which begins with `where`, the place that it comes from."""
+    with in_library(f"{where}: not valid YAML"):
         return yaml.load(text, Loader=_Yaml)  # a SafeLoader
-    except RecursionError as error:
-        raise YamlRefused("it is nested too deeply to be read") from error
-
-
-def yaml_value(name: str, text: str) -> Any:
-    """The value of a text of YAML. ValueError in one line, which begins with `name`, where the text was given."""
-    try:
-        return read_yaml(text)
-    except YamlRefused as error:
-        raise ValueError(f"{name}: {str(error).removeprefix('line 1: ')}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name}: the value is not valid YAML") from error
 
 
 def yaml_layers(path: str | Path) -> dict[Path, dict[str, Any]]:
@@ -122,35 +108,23 @@ def yaml_layers(path: str | Path) -> dict[Path, dict[str, Any]]:
     `base` is relative to the file. ValueError names a file that is missing, is its own base, or is not YAML.
     """
     layers: dict[Path, dict[str, Any]] = {}
-    following = Path(path)
+    path = Path(path)
     while True:
-        if not following.is_file():
-            above = f"{[*layers][-1]}: " if layers else ""
-            raise ValueError(f"{above}no file at {following}{', its base' if layers else ''}")
-        path = following
-        own = layers[path] = _read_whole(path)
+        own = read_yaml(path, files.read_text(path))
+        if not isinstance(own, dict):
+            raise ValueError(f"{path} must hold keys and values, got {own!r}")
+        layers[path] = own
         if "base" not in own:
             return layers
         base = own.pop("base")
         if not isinstance(base, str) or not base:
             raise ValueError(f"{path}: base must be the path of a recipe, relative to this one, got {base!r}")
         following = path.parent / base
+        if not following.is_file():
+            raise ValueError(f"{path}: no file at {following}, its base")
         if following.resolve() in [layer.resolve() for layer in layers]:
             raise ValueError(f"{path.name}: its base {following.name} has it as its own base")
-
-
-def _read_whole(path: Path) -> dict[str, Any]:
-    """The keys and values of one YAML file, its `base` among them."""
-    text = files.read_text(path)
-    try:
-        read = read_yaml(text)
-    except YamlRefused as error:
-        raise ValueError(f"{path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} must hold keys and values, got {read!r}")
-    return read
+        path = following
 
 
 def laid_over(base: Any, own: Any) -> Any:
@@ -177,9 +151,12 @@ def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
     return section(**arguments)
 
 
-def check(section: type[Any], values: Mapping[str, Any], above: str = "") -> None:
-    """Reject unknown keys and values of another type, in values that may be a part of the section's."""
-    _arguments(section, values, above, whole=False)
+def check(where: str, section: type[Any], values: Mapping[str, Any]) -> None:
+    """Reject unknown keys and values of another type, in values from `where` that may be a part of the section's."""
+    try:
+        _arguments(section, values, "", whole=False)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _arguments(section: type[Any], values: Mapping[str, Any], above: str, whole: bool) -> dict[str, Any]:
@@ -235,10 +212,7 @@ def _typed(key: str, value: Any, hint: Any, whole: bool) -> Any:
             fits = kind is not int and isinstance(value, kind)
         if fits:
             return value
-    text = repr(value)
-    raise ValueError(
-        f"{key} must be {in_words(hint)}, got {text if len(text) <= SHOWN else f'{text[:77]}...'}"
-    )
+    raise ValueError(f"{key} must be {in_words(hint)}, got {repr(value)[:SHOWN]}")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

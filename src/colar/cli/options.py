@@ -179,7 +179,7 @@ def source_options(pairs: list[str], source: str, called: str = "") -> dict[str,
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            chosen[key] = yaml_settings.yaml_value(f"--options {pair}", value)
+            chosen[key] = yaml_settings.read_yaml(f"--options {pair}", value)
     return chosen
 
 

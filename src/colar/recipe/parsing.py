@@ -19,10 +19,9 @@ is for the first stage that runs.
 
 from __future__ import annotations
 
-import copy
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     All that can be checked without data or weights is checked here. ValueError names the key and what it must be.
     """
-    tree = _read(path)
-    if "stages" in tree:
+    stages = load_stages(path, overrides)
+    if stages[0].name:
         raise ValueError(f"{path} has stages, each a run of its own: load_stages reads them")
-    return _parsed(str(path), tree, pairs_of(overrides))
+    return stages[0].recipe
 
 
 def load_stages(
@@ -60,12 +59,12 @@ def load_stages(
     the stage, the key, and what it must be.
     """
     tree = _read(path)
+    given = pairs_of(overrides)
     if "stages" not in tree:
         if only:
             raise ValueError(f"--stages {' '.join(only)}: {path} has no stages")
-        return [Stage("", load(path, overrides))]
+        return [Stage("", _parsed(str(path), tree, given))]
     stages = _checked_stages(path, tree.pop("stages"))
-    given = pairs_of(overrides)
     of_stage = _pairs_of_stages(given, list(stages), only)
     output = dict(given).get("output") or tree.get("output")
     found: list[Stage] = []
@@ -88,18 +87,18 @@ def load_stages(
 
 
 def override_stages(
-    stages: Mapping[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
+    stages: dict[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> None:
     """Set the overrides of a command line in the stages that they are for, or in those in `only`."""
     for name, pairs in _pairs_of_stages(pairs_of(overrides), list(stages), only).items():
-        for key, text in pairs:
-            _override(stages[name], key, text)
+        for pair in pairs:
+            stages[name] = _overridden(stages[name], *pair)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Reject overrides of unknown keys, or of values of another type, before a recipe is there."""
     for key, text in pairs_of(overrides):
-        _override({}, re.sub(r"^stages\.[^.]*\.", "", key), text)
+        _overridden({}, re.sub(r"^stages\.[^.]*\.", "", key), text)
 
 
 def _pairs_of_stages(
@@ -123,16 +122,10 @@ def _read(path: str | Path) -> dict[str, Any]:
     """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
     tree: dict[str, Any] = {}
     for layer, own in reversed(yaml_settings.yaml_layers(recipes.find(path)).items()):
-        _check(str(layer), {key: value for key, value in own.items() if key != "stages"})
+        whole = {key: value for key, value in own.items() if key != "stages"}
+        yaml_settings.check(str(layer), Recipe, whole)
         tree = yaml_settings.laid_over(tree, own)
     return tree
-
-
-def _check(where: str, tree: dict[str, Any]) -> None:
-    try:
-        yaml_settings.check(Recipe, tree)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
 
 
 def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
@@ -147,6 +140,7 @@ def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
         for key in ("output", "stages", "base"):
             if key in own:
                 raise ValueError(f"{path}: stages.{name}.{key}: a stage has no {key} of its own")
+        yaml_settings.check(f"{path}, stage {name}", Recipe, own)
     return stages
 
 
@@ -170,10 +164,8 @@ def pairs_of(words: Sequence[str]) -> list[Override]:
 
 def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> Recipe:
     """The recipe of a tree of keys, called `where` in errors."""
-    tree = copy.deepcopy(tree)
-    _check(where, tree)
     for key, text in overrides:
-        _override(tree, key, text)
+        tree = _overridden(tree, key, text)
     try:
         if "output" not in tree:
             raise ValueError("output is missing: name the run's folder")
@@ -200,29 +192,32 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
     return recipe
 
 
-def _override(tree: dict[str, Any], key: str, text: str) -> None:
-    """Set one key of the command line."""
+def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
+    """The tree with one key of the command line set."""
     *above, name = key.split(".")
     section: Any = Recipe
     for part in above:
         section = section and yaml_settings.section_of(typing.get_type_hints(section).get(part))
     hint = typing.get_type_hints(section).get(name) if section else None
+
+    def alone(value: Any) -> Any:
+        for part in reversed(above):
+            value = {part: value}
+        return value
+
+    where = f"--{key} {text}".rstrip()
     value: Any = text
     if hint == str | None and text == "null":
         value = None
     # A text has lost its quotes to the shell, and stays one.
     elif hint not in (str, str | None):
-        value = yaml_settings.yaml_value(f"--{key} {text}", text)
-    alone = {name: value}
-    for part in reversed(above):
-        alone = {part: alone}
-    _check(f"--{key} {text}".rstrip(), alone)
-    for part in above:
-        # A copy: two sections of a file may be one anchor. One that is null has its defaults below the key that is set.
-        tree[part] = dict(tree.get(part) or {})
-        tree = tree[part]
-    # Sections are merged; a mapping of the user's own (data.options) is replaced.
-    tree[name] = yaml_settings.laid_over(tree.get(name), value) if yaml_settings.section_of(hint) else value
+        value = yaml_settings.read_yaml(where, text)
+    yaml_settings.check(where, Recipe, alone({name: value}))
+    if not yaml_settings.section_of(hint):
+        # A mapping of the user's own (data.options) is replaced, where sections are merged.
+        tree = yaml_settings.laid_over(tree, alone({name: None}))
+    merged: dict[str, Any] = yaml_settings.laid_over(tree, alone({name: value}))
+    return merged
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
