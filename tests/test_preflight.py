@@ -25,6 +25,7 @@ from colar.methods.icot import Icot, IcotConfig
 from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
+from colar.progress import duration
 from colar.recipe.dry_run import PROFILED, UPDATES, WARMUP, Updates, check, waiting
 from colar.training import preflight, run
 from colar.training.curriculum import MOST_STAGES, Curriculum
@@ -386,13 +387,14 @@ CLOCKS: list[tuple[float, str]] = [
     (6.04, "6 s"),
     (59, "59 s"),
     (90, "1.5 min"),
+    (89, "89 s"),
     (9000, "2.5 h"),
 ]
 
 
 @pytest.mark.parametrize(("seconds", "text"), CLOCKS)
 def test_seconds_as_a_person_says_them(seconds: float, text: str) -> None:
-    assert preflight.clock(seconds) == text
+    assert duration(seconds) == text
 
 
 class Operations(TorchDispatchMode):

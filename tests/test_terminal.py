@@ -182,8 +182,8 @@ def test_a_log_file_gets_a_line_every_half_minute_with_the_time_left(monkeypatch
     bar.advance(10)
     bar.close()
     assert capsys.readouterr().err.splitlines() == [
-        "train: 255/300, about 4 min left",
-        "train: 260/300, about 4 min left",
+        "train: 255/300, about 4.5 min left",
+        "train: 260/300, about 4.0 min left",
         "train: 290/300, loss 0.5, about 60 s left",
         "train: 300/300, loss 0.5",
     ]

@@ -42,6 +42,15 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """`0.25 s`, `12 s`, `3.5 min`, `2.4 h`."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def warn_on_error(what: str) -> Iterator[None]:
     """Warn of an error inside the block, and go on: a picture or a page is not worth the result that it shows."""
@@ -110,13 +119,7 @@ class Bar:
         if self.total is None or own == 0:
             return ""
         seconds = (time.monotonic() - self._started) / own * (self.total - self.done)
-        if seconds < 10:
-            return ""
-        if seconds < 90:
-            return f"about {seconds:.0f} s left"
-        return (
-            f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
-        )
+        return "" if seconds < 10 else f"about {duration(seconds)} left"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,17 +154,12 @@ def _bfloat16_speed() -> float:
 
     Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
     """
-    seconds: dict[torch.dtype, float] = {}
+    seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         # The shape of a small model's layer with a batch of rows.
-        left, right = torch.ones(1024, 576, dtype=dtype), torch.ones(576, 1536, dtype=dtype)
-        runs = []
-        for _ in range(5):
-            started = time.perf_counter()
-            left @ right
-            runs.append(time.perf_counter() - started)
+        factors = {"left": torch.ones(1024, 576, dtype=dtype), "right": torch.ones(576, 1536, dtype=dtype)}
         # The fastest: others had the cores to share, or were the first.
-        seconds[dtype] = min(runs)
+        seconds[dtype] = min(timeit.repeat("left @ right", globals=factors, number=1, repeat=5))
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
 

@@ -20,13 +20,13 @@ from transformers import PrinterCallback, TrainerCallback
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.ops import devices
+from colar.progress import duration
 from colar.recipe.run import load, start_method
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
-from colar.training.preflight import clock
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
@@ -119,10 +119,10 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
             peak, _ = devices.peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{found.rows} rows, {found.positions:,} positions at once{memory}"
-            table.add_row("longest batch", clock(found.seconds), size)
+            table.add_row("longest batch", duration(found.seconds), size)
         update = _speed(table, trainer, config, started)
-    table.add_row("an epoch", clock(update * per_epoch), f"{per_epoch:,} updates, without validation")
-    table.add_row("the run", clock(update * max_steps), f"{max_steps:,} updates")
+    table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
+    table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
     peak, whole = devices.peak_memory(lm.device)
     if peak is not None:
@@ -140,7 +140,7 @@ def _speed(table: Table, trainer: LatentTrainer, config: TrainingConfig, started
         trainer.args.max_steps = trainer.plan.updates_per_generation
         trainer.train()
         seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
-        table.add_row("an update", clock(seconds), "with its share of the sampling of a generation")
+        table.add_row("an update", duration(seconds), "with its share of the sampling of a generation")
         return seconds
     found = Updates(trainer)
     trainer.add_callback(found)
@@ -148,7 +148,7 @@ def _speed(table: Table, trainer: LatentTrainer, config: TrainingConfig, started
     trainer.train()
     seconds, tokens = found.per_update()
     tokens *= trainer.args.world_size
-    table.add_row("an update", clock(seconds), f"mean of {UPDATES}, after {WARMUP} others")
+    table.add_row("an update", duration(seconds), f"mean of {UPDATES}, after {WARMUP} others")
     table.add_row("tokens a second", f"{tokens / seconds:,.0f}", f"{tokens:,.0f} an update, without padding")
     busy = found.busy()
     if busy is not None:
@@ -183,4 +183,4 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
         validate(lm, method, first, settings.method_params(method), settings.decoding, settings.limits)
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
-    table.add_row("a validation", clock((time.perf_counter() - started) * batches), note)
+    table.add_row("a validation", duration((time.perf_counter() - started) * batches), note)

@@ -25,16 +25,21 @@ DEVICES = ("cuda", "mps", "cpu")
 OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
 """Names of transformers, and the package that each comes from."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
-MOST_WORKERS = 256
-"""Processes that load rows: more of them exhaust a machine before the first update."""
-MOST_EPOCHS = 1_000_000
-ABOVE_0 = (
-    "num_train_epochs",
-    "learning_rate",
-    "logging_steps",
-    "save_steps",
-    "ddp_timeout",
-)
+WHOLE_FROM = {
+    "seed": 0,
+    "per_device_train_batch_size": 1,
+    "draws_per_example": 1,
+    "gradient_accumulation_steps": 1,
+    "save_total_limit": 1,
+    "dataloader_num_workers": 0,
+}
+"""Keys that are whole numbers, and their least value."""
+MOST = {"seed": 2**32 - 1, "dataloader_num_workers": 256}
+"""numpy's largest seed; more processes that load rows exhaust a machine before the first update."""
+ABOVE_0 = ("num_train_epochs", "learning_rate", "logging_steps", "save_steps", "ddp_timeout")
+ABOVE_0_OR_NULL = ("max_hours", "modules_learning_rate", "eval_steps", "tokens_per_batch")
+SHARES = ("logging_steps", "eval_steps", "save_steps")
+"""Keys that count updates, or below 1 name a share of all."""
 
 
 @dataclass(frozen=True)
@@ -123,26 +128,18 @@ class TrainingConfig:
         checks.check_choice("training.optim", self.optim, list(OPTIMISERS))
         if self.device is not None:
             checks.check_choice("training.device", self.device, [*DEVICES, "null"])
-        # The largest seed is that of numpy.
-        bounds: dict[str, tuple[float, float]] = {
-            "seed": (0, 2**32 - 1),
-            "per_device_train_batch_size": (1, math.inf),
-            "draws_per_example": (1, math.inf),
-            "gradient_accumulation_steps": (1, math.inf),
-            "save_total_limit": (1, math.inf),
-            "dataloader_num_workers": (0, MOST_WORKERS),
-        }
-        for name, (low, high) in bounds.items():
-            checks.check_number(f"training.{name}", getattr(self, name), low, high, whole=True)
+        for name, low in WHOLE_FROM.items():
+            most = MOST.get(name, math.inf)
+            checks.check_number(f"training.{name}", getattr(self, name), low, most, whole=True)
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
         for name in ABOVE_0:
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
-        for name in ("max_hours", "modules_learning_rate", "eval_steps"):
+        for name in ABOVE_0_OR_NULL:
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")
-        for name in ("logging_steps", "eval_steps", "save_steps"):
+        for name in SHARES:
             value = getattr(self, name)
             fits = value is None or value < 1 or value == int(value)
             allowed = "a whole number, or below 1 for a share of all updates"
@@ -150,12 +147,9 @@ class TrainingConfig:
         size, draws = self.per_device_train_batch_size, self.draws_per_example
         allowed = f"a multiple of training.draws_per_example, {draws}: rows of one example share a batch"
         checks.check_holds("training.per_device_train_batch_size", size % draws == 0, size, allowed)
+        epochs = self.num_train_epochs
         # Updates are counted in 64 bits.
-        epochs, most = self.num_train_epochs, MOST_EPOCHS
-        checks.check_holds("training.num_train_epochs", epochs <= most, epochs, f"{most:,} or less")
-        tokens = self.tokens_per_batch
-        some = tokens is None or tokens >= 1
-        checks.check_holds("training.tokens_per_batch", some, tokens, "1 or more, or null")
+        checks.check_holds("training.num_train_epochs", epochs <= 1e6, epochs, "1,000,000 or less")
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")

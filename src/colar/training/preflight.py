@@ -95,7 +95,7 @@ class LongestBatch:
     seconds: float
 
     def __str__(self) -> str:
-        took = clock(self.seconds)
+        took = progress.duration(self.seconds)
         return f"longest batch: {self.rows} rows, {self.positions} positions at once, {took} forward and backward"
 
 
@@ -204,14 +204,3 @@ def advice(trainer: LatentTrainer) -> str:
     if lm.causal_lm.get_input_embeddings().weight.dtype == torch.float32:
         helps.append("load the backbone in bfloat16 (model.dtype)")
     return ", or ".join([*helps, "leave out the longest rows"])
-
-
-def clock(seconds: float) -> str:
-    """`0.25 s`, `12 s`, `3.5 min`, `2.4 h`."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -235,8 +235,18 @@ def _ready_to_train(
     # Trainer's own two write to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    bar = ProgressBar()
-    for callback in _callbacks(trainer, config, publisher, curriculum, bar):
+    steps_per_epoch, bar = curriculum.steps_per_epoch, ProgressBar()
+    # In the order in which they act: `LogAtSaves` reads the flags that the others have set.
+    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
+    if trainer.validate is not None:
+        callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
+    keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
+    callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
+    if config.report_to == "tensorboard":
+        board = TensorBoardCallback()
+        board.logging_dir = str(publisher.folder.logs)
+        callbacks.append(board)
+    for callback in callbacks:
         trainer.add_callback(callback)
     # transformers would show a bar, "Writing model shards", at every save.
     shows_bars = logging.is_progress_bar_enabled()
@@ -255,27 +265,6 @@ def _ready_to_train(
         bar.close()
         if shows_bars:
             logging.enable_progress_bar()
-
-
-def _callbacks(
-    trainer: LatentTrainer,
-    config: TrainingConfig,
-    publisher: Publisher,
-    curriculum: Curriculum,
-    bar: ProgressBar,
-) -> list[TrainerCallback]:
-    """Our callbacks, in the order in which they act: `LogAtSaves` reads the flags that the others have set."""
-    steps_per_epoch = curriculum.steps_per_epoch
-    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
-    if trainer.validate is not None:
-        callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
-    keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
-    callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
-    if config.report_to == "tensorboard":
-        board = TensorBoardCallback()
-        board.logging_dir = str(publisher.folder.logs)
-        callbacks.append(board)
-    return callbacks
 
 
 def _finish(
@@ -302,20 +291,17 @@ def _finish(
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
     """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
+    rows, digest = trainer.get_total_train_batch_size(trainer.args), trainer.schedule.digest
     kept = run_folder.clock_of(saved)
-    rows = trainer.get_total_train_batch_size(trainer.args)
-    digest = trainer.schedule.digest
-    # With other rows, or another number of them, the saved step would point to another place in the epoch.
-    now = {"rows per update": rows, "digest of the training rows": digest}
-    before = {"rows per update": kept.get("rows_per_update"), "digest of the training rows": kept.get("rows")}
-    before = {name: value for name, value in before.items() if value}
-    checks.check_same_run(
-        trainer.args.output_dir,
-        before,
-        {name: now[name] for name in before},
-        "some of the rows would be seen twice and others never: train on the same ones, with the same "
-        "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
-    )
+    if kept:
+        # With other rows, or another number of them, the saved step would point to another place in the epoch.
+        checks.check_same_run(
+            trainer.args.output_dir,
+            {"rows per update": kept["rows_per_update"], "digest of the training rows": kept["rows"]},
+            {"rows per update": rows, "digest of the training rows": digest},
+            "some of the rows would be seen twice and others never: train on the same ones, with the same "
+            "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
+        )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
 
 
