@@ -32,12 +32,7 @@ from colar.template.template import Template
 
 @dataclass(frozen=True)
 class CotConfig:
-    """CoT has no keys."""
-
-
-@dataclass(frozen=True)
-class NoCotConfig:
-    """The control has no keys."""
+    """CoT has no keys, and neither has its control."""
 
 
 class Cot(base.Method):
@@ -82,7 +77,6 @@ class Cot(base.Method):
 
 class NoCot(Cot):
     name: ClassVar[str] = "no_cot"
-    Config: ClassVar[type] = NoCotConfig
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
