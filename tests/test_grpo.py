@@ -38,7 +38,6 @@ from colar.training.grpo import run as grpo_run
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.generation import QuestionSchedule, RolloutSampler, reward_metrics
 from colar.training.grpo.loss import (
-    Clip,
     GrpoObjective,
     advantages,
     kl_estimate,
@@ -59,7 +58,7 @@ SMALL = {
 }
 QUICK = {"report_to": "none", "logging_steps": 1, "save_steps": 1000, "learning_rate": 1e-3}
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.2, target_modules="all-linear")
-CLIP = Clip(0.2, 0.3, "token")
+CLIP = GrpoConfig(epsilon=0.2, epsilon_high=0.3)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -226,7 +225,11 @@ def test_the_sequence_level_has_one_ratio_an_output() -> None:
     old = torch.zeros(2, 3)
     logps = torch.tensor([[0.3, -0.1, 9.0], [0.4, 9.0, 9.0]], requires_grad=True)
     loss, _ = policy_loss(
-        logps, old, masked(2, 1, 3)[:2], torch.tensor([1.0, 1.0]), Clip(0.2, 0.3, "sequence")
+        logps,
+        old,
+        masked(2, 1, 3)[:2],
+        torch.tensor([1.0, 1.0]),
+        dataclasses.replace(CLIP, importance_sampling_level="sequence"),
     )
     assert loss.tolist() == [
         pytest.approx([-math.exp(0.1), -math.exp(0.1), 0]),
@@ -244,7 +247,9 @@ def test_ratios_beyond_the_exponentials_range_are_finite(level: Any) -> None:
     for far in (200.0, -200.0):
         logps = torch.full((3, 2), far, requires_grad=True)
         mask, gains = torch.ones(3, 2, dtype=torch.bool), torch.tensor([1.0, 0.0, -1.0])
-        loss, _ = policy_loss(logps, torch.zeros(3, 2), mask, gains, Clip(0.2, 0.3, level))
+        loss, _ = policy_loss(
+            logps, torch.zeros(3, 2), mask, gains, dataclasses.replace(CLIP, importance_sampling_level=level)
+        )
         loss.sum().backward()
         assert logps.grad is not None
         assert bool(torch.isfinite(loss).all())

@@ -65,14 +65,17 @@ def read_text(path: str | Path) -> str:
 
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
-    text = read_text(path)
+    return _parsed(read_text(path), path)
+
+
+def _parsed(text: str, path: str | Path, line: int | None = None) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+        raise ValueError(f"{path}:{line or error.lineno}: not valid JSON: {error.msg}") from error
     except ValueError as error:
         # Python reads no whole number of more than 4,300 digits.
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path if line is None else f'{path}:{line}'}: {error}") from error
 
 
 def parse_json(text: str) -> Any:
@@ -105,16 +108,8 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(stream, start=1):
             # Where files were put together, each may have begun with a byte order mark.
             text = decoded(line, f"{path}:{number}")
-            if not text.strip():
-                continue
-            try:
-                value = parse_json(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
-            except ValueError as error:
-                # Python reads no whole number of more than 4,300 digits.
-                raise ValueError(f"{path}:{number}: {error}") from error
-            yield number, value
+            if text.strip():
+                yield number, _parsed(text, path, number)
 
 
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:

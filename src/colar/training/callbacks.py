@@ -4,7 +4,7 @@
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
-    on_step_end         Evaluations, LogAtSaves and Clock set flags of `control`: evaluate, save, log, stop
+    on_step_end         Evaluations, Checkpoints and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         KeepBest has the Publisher write `best/` where validation is better than before
     on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
@@ -58,14 +58,10 @@ class Epochs(TrainerCallback):  # type: ignore[misc]
         self.schedule.epoch = state.global_step // self.steps_per_epoch
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step = state.global_step
-        if step > 0 and self.stage(step) != self.stage(step - 1):
+        step, n = state.global_step, self.steps_per_epoch
+        if step > 0 and self.method.stage(step / n) != self.method.stage((step - 1) / n):
             # AdamW's moments belong to the gradients of the stage before (iCoT and Coconut forget them, too).
             kwargs["optimizer"].state.clear()
-
-    def stage(self, step: int) -> int:
-        """The stage of the update that follows `step` updates."""
-        return self.method.stage(step / self.steps_per_epoch)
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
@@ -80,24 +76,22 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = True
 
 
-class LogAtSaves(TrainerCallback):  # type: ignore[misc]
-    """Requests a log where a checkpoint is due.
-
-    A row of the log is a mean over the steps since the last row, in the same process. Without a row at the checkpoint,
-    a resumed run's next row would cover fewer steps than an uninterrupted run's.
-    """
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if control.should_save:
-            control.should_log = True
-
-
 class Checkpoints(TrainerCallback):  # type: ignore[misc]
-    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints."""
+    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints.
+
+    Requests a log where a checkpoint is due. A row of the log is a mean over the steps since the last row, in the same
+    process. Without a row at the checkpoint, a resumed run's next row would cover fewer steps than an uninterrupted
+    run's.
+    """
 
     def __init__(self, folder: RunFolder, limit: int) -> None:
         self.folder = folder
         self.limit = limit
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Trainer's own callback has set this before.
+        if control.should_save:
+            control.should_log = True
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         saved = self.folder.checkpoints / f"{PREFIX}{state.global_step}"
@@ -228,16 +222,16 @@ class Publisher:
 
         `Trainer` would load them with a warning only where some do not fit; here that is an error.
         """
-        metrics = processes.from_main(self._load)
+
+        def from_folder() -> dict[str, float]:
+            # Modules that only training needs are not in a published checkpoint.
+            weights.load(self.lm, self.folder.best, leave_out=self.method.training_only)
+            return dict(checkpoint.read_info(self.folder.best)["run"]["metrics"])
+
+        metrics = processes.from_main(from_folder)
         trained = [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
         for tensor in (*trained, *self.lm.extra.buffers()):
             broadcast(tensor.data)
-        return metrics
-
-    def _load(self) -> dict[str, float]:
-        # Modules that only training needs are not in a published checkpoint.
-        weights.load(self.lm, self.folder.best, leave_out=self.method.training_only)
-        metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
         return metrics
 
     def refresh(self, state: TrainerState) -> None:
@@ -295,12 +289,11 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
-    found: dict[str, float] = {}
-    for row in state.log_history:
-        if "eval_accuracy" in row and row["step"] == state.global_step:
-            found = row
-    return {
-        name.removeprefix("eval_"): value
-        for name, value in found.items()
-        if name.startswith("eval_") and name != "eval_seconds"
+    rows = [row for row in state.log_history if "eval_accuracy" in row]
+    if not rows or rows[-1]["step"] != state.global_step:
+        return {}
+    found = {
+        name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")
     }
+    del found["seconds"]
+    return found

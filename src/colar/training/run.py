@@ -39,13 +39,12 @@ from colar.training.callbacks import (
     Epochs,
     Evaluations,
     KeepBest,
-    LogAtSaves,
     ProgressBar,
     Publisher,
 )
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
-from colar.training.run_folder import RunFolder, fault, was_finished
+from colar.training.run_folder import DIGESTS, RunFolder, fault
 from colar.training.trainer import LatentTrainer
 
 OURS = {
@@ -122,7 +121,7 @@ def run_trainer(
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
         clock = _clock(trainer, saved, config)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
-        # The first of them: what the others do at a save finds a checkpoint that is whole.
+        # The first of ours: what the others do at a save finds a checkpoint that is whole.
         trainer.add_callback(Checkpoints(folder, config.save_total_limit))
         for callback in callbacks:
             trainer.add_callback(callback)
@@ -157,7 +156,8 @@ def _resume_point(folder: RunFolder) -> Path | None:
             whole = path
             break
         torn[path] = file
-    damaged = [path for path in torn if was_finished(path)]
+    # A save that came to its end: a fault in it now is damage, and no kill.
+    damaged = [path for path in torn if (path / DIGESTS).exists()]
     if whole is None and damaged:
         listed = ", ".join(f"{path.name}/{torn[path]}" for path in damaged)
         raise ValueError(
@@ -236,12 +236,11 @@ def _ready_to_train(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     steps_per_epoch, bar = curriculum.steps_per_epoch, ProgressBar()
-    # In the order in which they act: `LogAtSaves` reads the flags that the others have set.
     callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
     if trainer.validate is not None:
         callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
     keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
-    callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
+    callbacks += [publisher.clock, keep_best, bar]
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
         board.logging_dir = str(publisher.folder.logs)

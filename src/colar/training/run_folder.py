@@ -128,9 +128,7 @@ class RunFolder:
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write history.json; numbers that are not finite become null."""
         # JSON has no NaN.
-        clean = []
-        for row in history:
-            clean.append({key: _finite(value) for key, value in row.items()})
+        clean = [{key: _finite(value) for key, value in row.items()} for row in history]
         files.write_json(self.history, clean)
 
     def newest_first(self) -> list[Path]:
@@ -166,11 +164,6 @@ def fault(folder: Path) -> str | None:
         if not path.is_file() or files.sha256(path) != digest:
             return str(name)
     return None
-
-
-def was_finished(folder: Path) -> bool:
-    """True where the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
-    return (folder / DIGESTS).exists()
 
 
 def read_state(folder: Path) -> TrainerState:

@@ -20,15 +20,15 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from colar import processes
 from colar.data.example import Example
 from colar.look.thought import read_thoughts
 from colar.methods.base import Method
@@ -238,13 +238,12 @@ class RolloutSampler:
 
     def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
-        with PartialState().split_between_processes(list(questions)) as share:
-            groups = self._sample_share(share, number) if share else []
-        found: list[Group] = gather_object(groups)
-        return found
+        return processes.split(questions, partial(self._sample_share, number))
 
-    def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
+    def _sample_share(self, number: int, questions: Sequence[int]) -> list[Group]:
         """The groups of the questions that this process samples."""
+        if not questions:
+            return []
         examples = [self.schedule.examples[index] for index in questions]
         outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:

@@ -24,7 +24,6 @@ Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -35,7 +34,7 @@ from colar.methods.rollouts import Rollouts, Scores
 from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
-from colar.training.grpo.config import GenerationPlan, GrpoConfig, Level, LossType, Scale
+from colar.training.grpo.config import GenerationPlan, GrpoConfig, LossType, Scale
 from colar.training.objective import Objective
 
 EPSILON_STD = 1e-4
@@ -80,38 +79,30 @@ def output_weights(loss_type: LossType, lengths_R: Tensor, plan: GenerationPlan,
     return (size / totals).repeat_interleave(size)
 
 
-@dataclass(frozen=True)
-class Clip:
-    """The bounds of ratios, 1 - low and 1 + high, and their level: an action's or an output's."""
-
-    low: float
-    high: float
-    level: Level
-
-
 def policy_loss(
-    logps_BN: Tensor, old_BN: Tensor, mask_BN: Tensor, advantages_B: Tensor, clip: Clip
+    logps_BN: Tensor, old_BN: Tensor, mask_BN: Tensor, advantages_B: Tensor, config: GrpoConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(w A, clip(w) A), (B, N), 0 outside the mask, and the shares of actions that were clipped (TRL's names)."""
     # 0 where nothing was chosen: log-probs there mean nothing, and a nan would come through a product with 0.
     log_ratio_BN = torch.where(mask_BN, logps_BN - old_BN, 0.0)
-    if clip.level == "sequence":
+    if config.importance_sampling_level == "sequence":
         count_B1 = mask_BN.sum(-1, keepdim=True).clamp(min=1)
         mean_B1 = log_ratio_BN.sum(-1, keepdim=True) / count_B1
         log_ratio_BN = mean_B1.expand_as(log_ratio_BN)
     ratio_BN = log_ratio_BN.clamp(-FAR, FAR).exp()
-    clipped_BN = ratio_BN.clamp(1 - clip.low, 1 + clip.high)
+    low, high = 1 - config.epsilon, 1 + config.high
+    clipped_BN = ratio_BN.clamp(low, high)
     advantage_B1 = advantages_B.to(logps_BN.dtype)[:, None]
 
     # The smaller gain counts: clipping takes the reason to move further away from 1, never the reason to come back.
     #
-    #                 ratio below 1 - low     in between     above 1 + high
+    #                 ratio below low         in between     above high
     #   A > 0         ratio A                 ratio A        clipped: no gradient
     #   A < 0         clipped: no gradient    ratio A        ratio A
     loss_BN = -torch.minimum(ratio_BN * advantage_B1, clipped_BN * advantage_B1)
     with torch.no_grad():
-        low_BN = (ratio_BN < 1 - clip.low) & (advantage_B1 < 0)
-        high_BN = (ratio_BN > 1 + clip.high) & (advantage_B1 > 0)
+        low_BN = (ratio_BN < low) & (advantage_B1 < 0)
+        high_BN = (ratio_BN > high) & (advantage_B1 > 0)
         shares = {
             "clip_ratio/low_mean": masked_mean(low_BN, mask_BN),
             "clip_ratio/high_mean": masked_mean(high_BN, mask_BN),
@@ -165,8 +156,7 @@ class GrpoObjective(Objective):
         # Columns are as wide as the generation's longest output; this batch's may be shorter.
         N = logps_BN.shape[1]
         old_BN = tensors["old_logps"][:, :N] if "old_logps" in tensors else logps_BN.detach()
-        clip = Clip(config.epsilon, config.high, config.importance_sampling_level)
-        loss_BN, metrics = policy_loss(logps_BN, old_BN, mask_BN, tensors["advantages"], clip)
+        loss_BN, metrics = policy_loss(logps_BN, old_BN, mask_BN, tensors["advantages"], config)
         if config.beta > 0:
             kl_BN = kl_estimate(logps_BN, tensors["ref_logps"][:, :N], mask_BN)
             loss_BN = loss_BN + config.beta * kl_BN

@@ -88,14 +88,15 @@ class GrpoTrainer(LatentTrainer):
         return [self._rows(batch) for batch in keys], count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Positions that are fed for each output, (B,)."""
-        return fed_positions(inputs)
+        """Positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
+        rollouts = Rollouts.from_tensors(inputs)
+        return rollouts.question_lengths + rollouts.positions()
 
     def longest_sampled(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
         if self.generation is None:
             self.generation = self._generate(0)
-        positions_R = fed_positions(self.generation.tensors)
+        positions_R = self.positions(self.generation.tensors)
         return self.generation.take(positions_R.argsort(descending=True)[: self.plan.batch])
 
     def _rows(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -204,12 +205,6 @@ class GrpoTrainer(LatentTrainer):
         """The sizes that give meaning to the number of a generation and the slot of an output."""
         questions = self.sampler.schedule.generations_per_epoch * self.plan.questions
         return {"questions": questions, **asdict(self.plan)}
-
-
-def fed_positions(tensors: dict[str, Tensor]) -> Tensor:
-    """Positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
-    rollouts = Rollouts.from_tensors(tensors)
-    return rollouts.question_lengths + rollouts.positions()
 
 
 class ReferenceWeights:
