@@ -60,7 +60,7 @@ MISTAKES = [
     # arguments, exit code, words on stderr
     (["train", "missing.yaml"], 2, "no recipe at missing.yaml"),
     (["train", "tiny/collar"], 2, "did you mean 'tiny/colar'? (`colar recipes list` shows them all"),
-    (["train", "{recipe}", "--column", "a=b"], 2, "unknown --column (options are spelt in full: --columns)"),
+    (["train", "{recipe}", "--column", "a=b"], 2, "--column a=b: unknown key 'column'"),
     (["train", "{recipe}", "--epochs", "3"], 2, "did you mean 'training.num_train_epochs'?"),
     (["train", "autto", "--model", "tiny"], 2, "did you mean 'auto'?"),
     (["recipes", "copy", "tiny/collar", "{out}"], 2, "no shipped recipe is called tiny/collar, did you mean 'tiny/colar'?"),

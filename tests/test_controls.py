@@ -114,10 +114,6 @@ def test_errors_name_what_is_wrong():
         ValueError, match="control must be one of own, zeroed, shuffled, random, halved, got 'mixed'"
     ):
         controls.build(lm, method, ["mixed"], requests)[0]
-    with pytest.raises(
-        ValueError, match="request t/0 comes twice: .* differ in id, question, params, seed or"
-    ):
-        controls.build(lm, method, ["zeroed"], [requests[0], requests[0]])[0]
     with pytest.raises(ValueError, match="built from requests, got none"):
         controls.build(lm, method, ["zeroed"], [])[0]
     with pytest.raises(ValueError, match="there is only one"):
@@ -131,7 +127,7 @@ def test_errors_name_what_is_wrong():
 
 
 def test_requests_keep_their_own_seeds_and_need_none():
-    """Samples of one seed, and questions of one seed, are each fed their own thoughts; the limits may be others."""
+    """Samples of one seed, and questions of one seed, are each fed their own thoughts."""
     lm, method = build("colar")
     sampled = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
     requests = [
@@ -148,8 +144,6 @@ def test_requests_keep_their_own_seeds_and_need_none():
         assert mine.request == requests[r]
         assert mine.token_ids == before[r].token_ids
         torch.testing.assert_close(mine.latents, before[r].latents)
-    short = [dataclasses.replace(r, decoding=dataclasses.replace(sampled, max_latents=1)) for r in requests]
-    assert all(done.length <= 1 for done in answers(lm, control, short))
     drawn = answers(lm, controls.build(lm, method, ["random"], requests[:2])[0], requests[:2])
     assert torch.cosine_similarity(drawn[0].latents[0], drawn[1].latents[0], dim=0).abs() < 0.9
 

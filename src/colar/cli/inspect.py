@@ -35,7 +35,7 @@ from colar.cli.options import (
 from colar.engine.request import Decoding
 from colar.evaluation.text_table import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
-from colar.look.tables import all_tables
+from colar.look.tables import cause_tables, cost_tables
 from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     systems = []
     for key, lm, method, params in _each_system(args):
         system = inspect_system(key, lm, method, examples, params, limits)
-        if system.numbers["diagnosis"] is None:
+        if system["diagnosis"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     written = [output.with_suffix(".json")]
     numbers = inspection.to_json()
     files.write_json(written[0], numbers)
-    print_tables(all_tables(numbers), Console())
+    print_tables([*cost_tables(numbers), *cause_tables(numbers["systems"])], Console())
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")

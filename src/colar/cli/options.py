@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from typing import Any
 
 from colar import yaml_settings
@@ -36,17 +35,13 @@ class Parser(argparse.ArgumentParser):
         known, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(known, "takes_keys", False):
             options = self._option_string_actions
-            self.error(
-                f"unknown {' '.join(rest)}{begun_options(rest[0], options) or did_you_mean(rest[0], options)}"
+            name = rest[0].partition("=")[0]
+            begun = [option for option in options if name.startswith("--") and option.startswith(name)]
+            hint = (
+                f" (options are spelt in full: {', '.join(begun)})" if begun else did_you_mean(name, options)
             )
+            self.error(f"unknown {' '.join(rest)}{hint}")
         return known, rest
-
-
-def begun_options(word: str, options: Iterable[str]) -> str:
-    """The options that a word begins, for the end of an error; "" without any."""
-    name = word.partition("=")[0]
-    begun = [option for option in options if name.startswith("--") and option.startswith(name)]
-    return f" (options are spelt in full: {', '.join(begun)})" if begun else ""
 
 
 def checkpoint_options(parser: Parser) -> None:

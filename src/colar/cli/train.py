@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
-from colar.cli.options import Parser, begun_options, columns_of, columns_option, judge_option
+from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
@@ -64,7 +64,7 @@ def add_train(train: Parser) -> None:
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
     judge_option(own)
-    train.set_defaults(run=run, takes_keys=True, resumes=True, options=list(train._option_string_actions))
+    train.set_defaults(run=run, takes_keys=True, resumes=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -83,13 +83,6 @@ def run(args: argparse.Namespace) -> None:
     if args.keys:
         _print_keys(yaml_settings.keys(recipe.Recipe))
         return
-    # What argparse did not know are overrides: the recipe's own parser knows its keys.
-    for word in args.overrides:
-        begun = begun_options(word, args.options)
-        if begun and word.partition("=")[0][2:] not in [
-            key.name for key in dataclasses.fields(recipe.Recipe)
-        ]:
-            raise ValueError(f"unknown {word}{begun}")
     output: Path | None
     if auto:
         output = files.require_writable(args.output)

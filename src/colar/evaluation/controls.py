@@ -58,15 +58,13 @@ class Thoughts:
 class GivenThoughts(Method):
     """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
 
-    Everything but the thinking is the inner method's. Requests are told apart by id, question, params, seed and
-    sample; their decoding may be another than at first. ValueError for two requests that are alike, and in
-    `begin` for a request that is none of these.
+    Everything but the thinking is the inner method's. `begin` raises ValueError for a request that is none of these.
     """
 
     def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: Thoughts) -> None:
         super().__init__(method.config)
         self.method = method
-        self.row_of = _rows(requests)
+        self.row_of = {request: r for r, request in enumerate(requests)}
         self.given = thoughts
 
     # Thinking
@@ -75,7 +73,7 @@ class GivenThoughts(Method):
         """Find each request's row in the table of thoughts, (B,)."""
         rows = []
         for request in requests:
-            row = self.row_of.get(_identity(request))
+            row = self.row_of.get(request)
             if row is None:
                 raise ValueError(
                     f"request {request.id} was given no thoughts: a control answers the requests that it was built "
@@ -125,31 +123,6 @@ class GivenThoughts(Method):
         return self.method.loss(lm, batch)
 
 
-def _identity(request: RequestView) -> tuple[Any, ...]:
-    """The parts of a request that make it one of a kind."""
-    return (
-        request.id,
-        request.question,
-        request.context,
-        request.params,
-        request.seed,
-        request.sample,
-    )
-
-
-def _rows(requests: Sequence[RequestView]) -> dict[tuple[Any, ...], int]:
-    """Number the requests. ValueError where two are alike."""
-    rows: dict[tuple[Any, ...], int] = {}
-    for r, request in enumerate(requests):
-        if _identity(request) in rows:
-            raise ValueError(
-                f"request {request.id} comes twice: requests that are given thoughts must differ in id, question, "
-                "params, seed or sample"
-            )
-        rows[_identity(request)] = r
-    return rows
-
-
 def build(
     lm: LatentLM,
     method: Method,
@@ -162,20 +135,15 @@ def build(
     """Let `method` think about the requests once, and replace its thoughts: a control for each of `kinds`.
 
     All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the controls. ValueError for an unknown
-    kind, no requests, two that are alike, or a single question to be shuffled.
+    kind, no requests, or a single question to be shuffled.
     """
     for kind in kinds:
         checks.check_choice("control", kind, tuple(KINDS))
     if not requests:
         raise ValueError("a control is built from requests, got none")
-    _rows(requests)  # before the model thinks about them, which takes a while
     asked = [replace(request, keep_latents=True) for request in requests]
     own = thoughts_of(lm, Engine(lm, method, max_batch).generate(asked))
-    controls = []
-    for kind in kinds:
-        replaced = KINDS[kind](own, requests, seed)
-        controls.append(GivenThoughts(method, requests, replaced))
-    return controls
+    return [GivenThoughts(method, requests, KINDS[kind](own, requests, seed)) for kind in kinds]
 
 
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:

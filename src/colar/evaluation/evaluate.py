@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,10 +203,6 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
     Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
     """
-    # Two data sets may hold the same question. Equal requests have equal completions, so either takes either.
-    unanswered: defaultdict[Request, deque[Question]] = defaultdict(deque)
-    for question in questions:
-        unanswered[question.request].append(question)
     engine = Engine(
         model.lm,
         model.method,
@@ -218,7 +214,7 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     dtype = str(model.lm.lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
     for completion in fold(model.lm, events):
-        question = unanswered[completion.request].popleft()
+        question = questions[completion.number]
         completion.require_finite(f"{model.name} on {question.point.dataset}, {dtype}")
         yield make_record(question, completion)
 

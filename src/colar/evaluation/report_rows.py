@@ -25,9 +25,8 @@ CONTROL = "control-"
 Given = tuple[tuple[str, float], ...]
 """A request's values by name, sorted: its speed, and what is not at its default. (("compression_factor", 2),)"""
 
-SPEED_LETTERS = {"compression_factor": "c"}
-"""Parameters that set how fast a method thinks, with the letter that stands for them in tables. Each is the number of
-tokens of the reference chain that one thought stands for."""
+SPEED = "compression_factor"
+"""The parameter that sets how fast a method thinks, `c` in tables: tokens of the reference chain to a thought."""
 
 
 def given(params: Any) -> Given:
@@ -35,27 +34,25 @@ def given(params: Any) -> Given:
     found = {}
     for each in fields(params):
         value = getattr(params, each.name)
-        if each.name in SPEED_LETTERS or value != each.default:
+        if each.name == SPEED or value != each.default:
             found[each.name] = value
     return tuple(sorted(found.items()))
 
 
 def speed(values: Given) -> float | None:
     """Tokens of the reference chain to a thought; None for a method without a speed."""
-    for name, value in values:
-        if name in SPEED_LETTERS:
-            return value
-    return None
+    return dict(values).get(SPEED)
 
 
 def speed_text(values: Given) -> str:
     """The speed as tables have it, `c=2`; "" where there is none."""
-    return ", ".join(f"{SPEED_LETTERS[name]}={value:g}" for name, value in values if name in SPEED_LETTERS)
+    factor = speed(values)
+    return "" if factor is None else f"c={factor:g}"
 
 
 def options(values: Given) -> Given:
     """The values other than the speed."""
-    return tuple((name, value) for name, value in values if name not in SPEED_LETTERS)
+    return tuple(pair for pair in values if pair[0] != SPEED)
 
 
 def texts(values: Given) -> list[str]:
@@ -86,7 +83,7 @@ class System(NamedTuple):
 
     def plain(self) -> System:
         """The system without what was changed in it: its label, and values other than the speed."""
-        return self._replace(label="", params=tuple(pair for pair in self.params if pair[0] in SPEED_LETTERS))
+        return self._replace(label="", params=tuple(pair for pair in self.params if pair[0] == SPEED))
 
     @property
     def is_control(self) -> bool:

@@ -37,14 +37,6 @@ FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
 
 
-@dataclass(frozen=True)
-class Findings:
-    """One system's numbers, and its answers with their thoughts."""
-
-    numbers: dict[str, Any]
-    answers: list[dict[str, Any]]
-
-
 def key_of(model: str, params: Any) -> dict[str, Any]:
     """The fields that name a system."""
     return {"model": model, "params": dict(given(params))}
@@ -60,10 +52,11 @@ def inspect_system(
     *,
     numbers: bool = True,
     controls: bool = True,
-) -> Findings:
-    """Let one system answer, and measure it. The model thinks once for all of it but the controls.
+) -> dict[str, Any]:
+    """Let one system answer, and measure it: its part of the JSON, with the thoughts in `answers`.
 
-    Without `numbers` only the thoughts are read; without `controls` its own cost is measured alone.
+    The model thinks once for all of it but the controls. Without `numbers` only the thoughts are read; without
+    `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
@@ -78,10 +71,7 @@ def inspect_system(
         found |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
         found["cost"] = control_results(lm, method, examples, requests, completions, controls)
-    summaries = []
-    for answer in answers:
-        summaries.append({name: answer[name] for name in answer if name not in ("thoughts", "missing")})
-    return Findings({**key, **found, "answers": summaries}, answers)
+    return {**key, **found, "answers": answers}
 
 
 def system_differences(
@@ -122,7 +112,7 @@ class Inspection:
     """Systems on the same questions. A notebook shows it as the page; `save` writes that page."""
 
     examples: list[Example]
-    systems: list[Findings]
+    systems: list[dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
     """Further keys of the JSON, which come first."""
     without_answer: frozenset[str] = frozenset()
@@ -130,12 +120,18 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers of all systems, and how those of one speed differ."""
-        numbers = [system.numbers for system in self.systems]
+        systems = []
+        for system in self.systems:
+            answers = [
+                {name: answer[name] for name in answer if name not in ("thoughts", "missing")}
+                for answer in system["answers"]
+            ]
+            systems.append({**system, "answers": answers})
         return {
             **self.more,
             "provenance": collect_provenance(),
-            "systems": numbers,
-            "comparisons": system_differences(numbers, self.examples),
+            "systems": systems,
+            "comparisons": system_differences(systems, self.examples),
         }
 
     def page(self) -> str:
@@ -147,7 +143,7 @@ class Inspection:
         for example in self.examples:
             answer = None if example.id in self.without_answer else example.answer
             questions.append({**example.as_row(), "answer": answer})
-        return page.render(self.to_json(), questions, [system.answers for system in self.systems])
+        return page.render(self.to_json(), questions, [system["answers"] for system in self.systems])
 
     def save(self, path: str | Path) -> Path:
         """Write the page."""
@@ -198,12 +194,12 @@ def inspect(
     for params in asked:
         key = key_of(name, params)
         system = inspect_system(key, lm, method, examples, params, decoding, numbers=numbers)
-        for answer in system.numbers["answers"]:
+        for answer in system["answers"]:
             if answer["id"] in without_answer:
                 answer["right"] = answer["cause"] = None
         if without_answer:
             # Its accuracies count answers that were compared with the placeholder.
-            system.numbers["cost"] = None
+            system["cost"] = None
         systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
 

@@ -35,12 +35,6 @@ THOUGHTS = {
 """Name of what a system thought."""
 
 
-def all_tables(whole: Mapping[str, Any]) -> list[TextTable]:
-    """Every table for a terminal."""
-    systems = whole["systems"]
-    return [*cost_tables(whole), *cause_tables(systems)]
-
-
 def cost_tables(whole: Mapping[str, Any]) -> list[TextTable]:
     systems = whole["systems"]
     return _with_rows([cost_table(systems), control_table(systems), comparison_table(whole["comparisons"])])
