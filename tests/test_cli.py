@@ -21,7 +21,7 @@ from colar.cli.checkpoints import name_and_path, say_trained_on
 from colar.cli.options import source_options
 from colar.data.example import Example
 from colar.evaluation import answer_files
-from colar.evaluation.output_folder import name_sources
+from colar.evaluation.names import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

@@ -84,13 +84,13 @@ def test_a_run_without_controls_shows_no_table_of_them():
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = inspect_page.cost_section(whole).tables
+    (table,) = tables.cost_tables(whole)
     assert table.head == ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
 
 
 def test_the_terminal_has_accuracy_and_cost_first():
-    found = tables.all_tables(WHOLE)
+    found = [*tables.cost_tables(WHOLE), *tables.cause_tables(WHOLE["systems"])]
     assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
     assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
     assert len(found) == 4

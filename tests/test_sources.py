@@ -22,7 +22,7 @@ from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
 from colar.data.sources import found, load
-from colar.evaluation.output_folder import name_sources
+from colar.evaluation.names import name_sources
 from colar.training.grpo.rewards import accuracy
 
 ICOT = [

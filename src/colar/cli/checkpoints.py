@@ -13,7 +13,7 @@ import torch
 
 from colar import files, progress
 from colar.cli.options import LIMITS
-from colar.evaluation.output_folder import split_name
+from colar.evaluation.names import split_name
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint

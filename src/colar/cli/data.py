@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from colar import files
 from colar.cli.options import (
@@ -27,18 +26,11 @@ SOURCE_HELP = (
 
 def add_data(data: Parser) -> None:
     actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
-    _add_list(actions)
-    _add_show(actions)
-    _add_prepare(actions)
 
-
-def _add_list(actions: Any) -> None:
     listed = actions.add_parser("list", help="every source and where it comes from")
     listed.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     listed.set_defaults(run=data_list)
 
-
-def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
     show.add_argument("source", help=f"{SOURCE_HELP}, or owner/name of the Hub")
     judge_option(show)
@@ -51,8 +43,6 @@ def _add_show(actions: Any) -> None:
     data_options(show)
     show.set_defaults(run=data_show)
 
-
-def _add_prepare(actions: Any) -> None:
     prepare = actions.add_parser("prepare", help="write a source as JSONL, checked row by row")
     prepare.add_argument("source", help=SOURCE_HELP)
     prepare.add_argument("--splits", nargs="+", help="splits (default: all that the source has)")

@@ -38,7 +38,8 @@ from colar.cli.options import (
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
-from colar.evaluation.output_folder import claim_evaluation, name_checkpoints, name_sources
+from colar.evaluation.names import name_checkpoints, name_sources
+from colar.evaluation.output_folder import claim_evaluation
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, find_records
 from colar.evaluation.text_table import print_tables

@@ -13,13 +13,11 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from colar.evaluation.text_table import TextTable
 from colar.look import tables
 from colar.look.page.charts import Chart, cost_chart
 
@@ -28,17 +26,6 @@ VIEWER = tuple(FOLDER / "viewer" / name for name in ("frame.css", "viewer.css", 
 """The chain viewer, thoughts as chips of their tokens: the server's page has it too."""
 STYLES = (*VIEWER[:2], FOLDER / "page.css")
 SCRIPTS = (VIEWER[2], FOLDER / "page.js")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; `id` is its fragment. Without tables it is left out."""
-
-    id: str
-    title: str
-    read: str
-    tables: Sequence[TextTable]
-    charts: Sequence[Chart] = ()
 
 
 def render(
@@ -56,8 +43,9 @@ def render(
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
         title=f"Inspection of {whole.get('title') or ', '.join(models)}",
-        cost=cost_section(whole),
-        wrong=cause_section(systems),
+        cost_tables=tables.cost_tables(whole),
+        cost_charts=cost_charts(systems),
+        cause_tables=tables.cause_tables(systems),
         causes=tables.CAUSES,
         made=json.dumps(
             {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
@@ -78,22 +66,15 @@ def framed(page: str, height: int = 800) -> str:
     )
 
 
-def cost_section(whole: Mapping[str, Any]) -> Section:
-    systems = [system for system in whole["systems"] if system.get("cost")]
-    shown = tables.cost_tables(whole)
-    charts = []
-    if shown:
-        charts = [
-            cost_chart(systems, "length", "Accuracy against length", "thoughts a question (#L)", 1),
-            cost_chart(systems, "seconds", "Accuracy against time", "milliseconds a question", 1000),
-        ]
-    read = "Up is better, left is cheaper. A model that reads its thoughts falls when it is given others."
-    return Section("cost", "Does it think, and what does it cost?", read, shown, charts)
-
-
-def cause_section(systems: Sequence[tables.Numbers]) -> Section:
-    read = "Each wrong answer is put down to the first thought that differs from the reference chain."
-    return Section("causes", "What goes wrong", read, tables.cause_tables(systems))
+def cost_charts(systems: Sequence[tables.Numbers]) -> list[Chart]:
+    """The charts of the systems whose cost was measured."""
+    shown = [system for system in systems if system.get("cost")]
+    if not shown:
+        return []
+    return [
+        cost_chart(shown, "length", "Accuracy against length", "thoughts a question (#L)", 1),
+        cost_chart(shown, "seconds", "Accuracy against time", "milliseconds a question", 1000),
+    ]
 
 
 # The parts of the file

@@ -21,10 +21,9 @@ LINES = dict(zip(THOUGHTS, ("solid", "dashed", "dotted", "dashdot"), strict=True
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with one sentence of how to read it, and its numbers; `image` is its address: the SVG itself."""
+    """A figure and its numbers; `image` is its address: the SVG itself."""
 
     title: str
-    read: str
     image: str
     numbers: TextTable
 
@@ -77,9 +76,8 @@ def cost_chart(systems: Sequence[Numbers], key: str, title: str, x: str, scale: 
     if len(names) > 1:
         picture.legend(figure, marks, names, loc="outside lower left", ncols=2, fontsize=8)
     image = base64.b64encode(picture.image(figure, "svg")).decode()
-    read = "Bars are 95% intervals over questions; hollow marks are controls."
     numbers = TextTable("", ["system", x, "accuracy %"], rows)
-    return Chart(title, read, f"data:image/svg+xml;base64,{image}", numbers)
+    return Chart(title, f"data:image/svg+xml;base64,{image}", numbers)
 
 
 def _bar(mean: Mapping[str, Any], scale: float) -> list[list[float]] | None:

@@ -121,9 +121,8 @@ const ColarQuestions = (() => {
 
     function show(question) {
       const { id, question: asked, answer, steps } = data.questions[question];
-      const top = element("div", "top");
-      top.append(element("h3", "", id), tools());
-      const parts = [top, element("p", "asked", asked)];
+      $("id").textContent = id;
+      const parts = [element("p", "asked", asked)];
       if (answer !== null) {
         const line = element("p", "gold");
         line.append(element("span", "label", "Reference"), element("strong", "", answer));
@@ -134,7 +133,7 @@ const ColarQuestions = (() => {
       const all = answers(question);
       for (const [system, each] of all.entries()) cards.append(card(system, each, judged(question)));
       parts.push(ColarViewer.legend(all.flatMap((each) => each.thoughts)), cards);
-      $("question").replaceChildren(...parts);
+      $("chains").replaceChildren(...parts);
       $("question").setAttribute("aria-label", `Question ${id}`);
       steer();
     }
@@ -154,32 +153,13 @@ const ColarQuestions = (() => {
       return made;
     }
 
-    function tools() {
-      const made = element("div", "tools");
-      const button = (id, text, label, action) => {
-        const one = element("button", "", text);
-        one.type = "button";
-        one.id = id;
-        one.setAttribute("aria-label", label);
-        one.addEventListener("click", action);
-        made.append(one);
-      };
-      button("previous", "←", "Previous question", () => step(-1, "previous"));
-      button("next", "→", "Next question", () => step(1, "next"));
-      return made;
-    }
-
-    function step(by, id) {
-      const next = shown[shown.indexOf(open) + by];
-      if (next === undefined) return;
-      choose(next, true);
-      // The button was made anew; at an end of the list it cannot be pressed.
-      const button = $(id);
-      (button.disabled ? $("question") : button).focus();
+    function step(event, by) {
+      choose(shown[shown.indexOf(open) + by], true);
+      // A button that is switched off loses the focus.
+      if (event.target.disabled) $("question").focus();
     }
 
     function steer() {
-      if (!$("previous")) return;
       const place = shown.indexOf(open);
       $("previous").disabled = place <= 0;
       $("next").disabled = place === -1 ? shown.length === 0 : place === shown.length - 1;
@@ -217,6 +197,8 @@ const ColarQuestions = (() => {
     $("words").addEventListener("input", filter);
     for (const id of ["which", "outcome"]) $(id).addEventListener("change", filter);
     $("filters").addEventListener("submit", (event) => event.preventDefault());
+    $("previous").addEventListener("click", (event) => step(event, -1));
+    $("next").addEventListener("click", (event) => step(event, 1));
     rove($("list"), "button.item", STEPS);
     addEventListener("hashchange", follow);
     filter();
