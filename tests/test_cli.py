@@ -193,7 +193,7 @@ def test_argparse_mistakes_exit_with_2(args, words, capsys):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_says_that_it_resumes(number, code, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("colar.cli.train.run", lambda args: os.kill(os.getpid(), number))
+    monkeypatch.setattr("colar.cli.train.run_train", lambda args: os.kill(os.getpid(), number))
     # A shell starts what it puts into the background with SIGINT ignored.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -93,7 +93,7 @@ def add_evaluate(parser: Parser) -> None:
         metavar="SECONDS",
         help="under torchrun: end when one process has waited this long for another",
     )
-    parser.set_defaults(run=run, resumes=True)
+    parser.set_defaults(run=run_evaluate, resumes=True)
 
 
 def add_report(parser: Parser) -> None:
@@ -113,7 +113,7 @@ def add_report(parser: Parser) -> None:
     parser.set_defaults(run=run_report)
 
 
-def run(args: argparse.Namespace) -> None:
+def run_evaluate(args: argparse.Namespace) -> None:
     output = files.require_writable(args.output)
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.

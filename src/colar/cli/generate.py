@@ -64,10 +64,10 @@ def add_generate(generate: Parser) -> None:
     limit_options(generate, max_completion_length=64)
     batching_options(generate)
     model_options(generate)
-    generate.set_defaults(run=run)
+    generate.set_defaults(run=run_generate)
 
 
-def run(args: argparse.Namespace) -> None:
+def run_generate(args: argparse.Namespace) -> None:
     # What is appended to a file is not asked again.
     args.resumes = bool(args.output)
     # Wrong options are found before a model is loaded.

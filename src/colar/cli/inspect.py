@@ -66,10 +66,10 @@ def add_inspect(inspect: Parser) -> None:
         help="FILE.html: the page, and FILE.json with the numbers beside it; FILE.json: the numbers alone",
     )
     model_options(inspect)
-    inspect.set_defaults(run=run)
+    inspect.set_defaults(run=run_inspect)
 
 
-def run(args: argparse.Namespace) -> None:
+def run_inspect(args: argparse.Namespace) -> None:
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)

@@ -50,10 +50,10 @@ def add_serve(serve: Parser) -> None:
         "--drain", type=float, default=60, help="seconds that requests have to finish after SIGTERM"
     )
     model_options(serve)
-    serve.set_defaults(run=run)
+    serve.set_defaults(run=run_serve)
 
 
-def run(args: argparse.Namespace) -> None:
+def run_serve(args: argparse.Namespace) -> None:
     try:
         from colar.engine.async_engine import run_in_temporary_thread
         from colar.model import checkpoint

@@ -64,10 +64,10 @@ def add_train(train: Parser) -> None:
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
     judge_option(own)
-    train.set_defaults(run=run, takes_keys=True, resumes=True)
+    train.set_defaults(run=run_train, takes_keys=True, resumes=True)
 
 
-def run(args: argparse.Namespace) -> None:
+def run_train(args: argparse.Namespace) -> None:
     if args.recipe is None:
         raise ValueError(
             "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from colar.evaluation import stats
-from colar.evaluation.records import Answers, Cells
+from colar.evaluation.records import Cells, Columns
 from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
 
 
@@ -76,7 +76,7 @@ def compare_pairs(
     return found
 
 
-def difference(cell: Cell, members: Answers, other: Cell, others: Answers) -> Difference | None:
+def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Difference | None:
     """The row of two cells of one dataset; None where the two share no question."""
     # Systems may have been asked different parts of a dataset.
     shared = stats.in_both(members["question"], others["question"])
@@ -86,9 +86,9 @@ def difference(cell: Cell, members: Answers, other: Cell, others: Answers) -> Di
     cluster_of = np.zeros(len(shared), dtype=np.int64)
     cluster_of[members["question"]] = members["cluster"]
 
-    def side(answers: Answers) -> tuple[stats.Array, stats.Array]:
-        kept = shared[answers["question"]]
-        return answers["correct"][kept], cluster_of[answers["question"][kept]]
+    def side(columns: Columns) -> tuple[stats.Array, stats.Array]:
+        kept = shared[columns["question"]]
+        return columns["correct"][kept], cluster_of[columns["question"][kept]]
 
     found = stats.paired_difference(*side(members), *side(others))
     return Difference(

@@ -169,7 +169,7 @@ def _write_answers(asked: Sequence[Question], records: Path, limits: Limits) -> 
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, questions in by_model.items():
             # Every n-th one: neighbours in the grid take about as long as each other.
-            mine = answer(model, questions[state.process_index :: n], limits)
+            mine = make_records(model, questions[state.process_index :: n], limits)
             for _ in range(math.ceil(len(questions) / (n * per_round))):
                 for record in gather_object(list(itertools.islice(mine, per_round))):
                     if write is not None:
@@ -197,7 +197,9 @@ def _check_fit(questions: Sequence[Question]) -> Iterator[None]:
         yield None
 
 
-def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits) -> Iterator[dict[str, Any]]:
+def make_records(
+    model: EvaluatedModel, questions: Sequence[Question], limits: Limits
+) -> Iterator[dict[str, Any]]:
     """Yield one record per question, in the order in which they finish.
 
     NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
@@ -222,7 +224,7 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
 def answer_all(
     lm: LatentLM, method: Method, requests: Sequence[Request], batch_size: int = 32, note: str = "think"
 ) -> list[Completion]:
-    """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `answer`."""
+    """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `make_records`."""
     completions = []
     events = Engine(lm, method, batch_size).stream(requests)
     for completion in progress.track(fold(lm, events), note, len(requests)):
@@ -304,7 +306,7 @@ def validate(
         questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
         with PartialState().split_between_processes(questions) as share:
-            mine = [(record["correct"], record["length"]) for record in answer(model, share, limits)]
+            mine = [(record["correct"], record["length"]) for record in make_records(model, share, limits)]
         # Sums of whole numbers: the same however they were divided.
         graded = gather_object(mine)
         suffix = metric_suffix(param, several=len(params) > 1)

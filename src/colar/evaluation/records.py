@@ -31,7 +31,7 @@ Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
 `cluster`, where the question repeats an earlier one of the data set (`Example.cluster`)."""
 
-ANSWER = np.dtype(
+FIELDS = np.dtype(
     [
         # Training runs, questions and answers are numbered: equal numbers stand for equal values.
         ("run", np.int64),
@@ -49,11 +49,11 @@ ANSWER = np.dtype(
 )
 """Fields of a record that a report needs: its cell is known, its texts are compared but not read."""
 
-Answers = npt.NDArray[np.void]
-"""Records as an array of `ANSWER`: each field is a column, `answers["correct"]`."""
+Columns = npt.NDArray[np.void]
+"""Records as an array of `FIELDS`: each field is a column, `columns["correct"]`."""
 
-Cells = Mapping[Cell, Answers]
-"""The answers of each cell."""
+Cells = Mapping[Cell, Columns]
+"""The records of each cell."""
 
 _NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
 
@@ -132,8 +132,8 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
-    """The answers of each cell, in the order of the report: by system first, then by dataset.
+def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
+    """The records of each cell, in the order of the report: by system first, then by dataset.
 
     Raises ValueError where there is no record, and those of `checked`.
     """
@@ -143,7 +143,7 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
     members: defaultdict[Cell, list[tuple[Any, ...]]] = defaultdict(list)
     for cell, record in checked(records):
         parsed = record["parsed"]
-        answer = (
+        fields = (
             runs[record["train_seed"]],
             record["seed"],
             questions[record["id"]],
@@ -156,10 +156,10 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
             record["seconds"],
             record.get("gold_length", math.nan),
         )
-        members[cell].append(answer)
+        members[cell].append(fields)
     if not members:
         raise ValueError("a report needs at least one record")
-    return {cell: np.array(members[cell], dtype=ANSWER) for cell in sorted(members, key=_cell_order)}
+    return {cell: np.array(members[cell], dtype=FIELDS) for cell in sorted(members, key=_cell_order)}
 
 
 def cluster_of(record: Record) -> Any:

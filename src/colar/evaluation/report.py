@@ -35,7 +35,7 @@ from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import Answers, Cells, Record, by_cell
+from colar.evaluation.records import Cells, Columns, Record, by_cell
 from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
 
@@ -142,7 +142,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
 # Rows: one cell's records as numbers, a system's average over datasets, all runs of a system together
 
 
-def summarise(cell: Cell, members: Answers) -> ReportRow:
+def summarise(cell: Cell, members: Columns) -> ReportRow:
     """The row of one cell: means over its records, with standard errors clustered by question."""
     # The answers to one question, under several seeds or from several runs, are one cluster: they are right or wrong
     # together more often than by chance. So are those to a question that the data set repeats.
@@ -188,9 +188,9 @@ def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
     return made
 
 
-def pool(cells: Cells) -> dict[Cell, Answers]:
-    """The answers of all training runs of a system in one cell; {} where every system was trained once."""
-    runs_of: defaultdict[Cell, list[Answers]] = defaultdict(list)
+def pool(cells: Cells) -> dict[Cell, Columns]:
+    """The records of all training runs of a system in one cell; {} where every system was trained once."""
+    runs_of: defaultdict[Cell, list[Columns]] = defaultdict(list)
     for cell, members in cells.items():
         runs_of[_all_runs(cell)].append(members)
     # Equal numbers mean that no two cells were runs of one system.
@@ -210,7 +210,7 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
     return [_with_runs(row, runs_of[row.cell]) for row in made]
 
 
-def accuracy_by_seed(members: Answers) -> list[float]:
+def accuracy_by_seed(members: Columns) -> list[float]:
     """Accuracy of each decoding seed, in the order of seeds; [] unless each of them has every question of every run.
 
     Means of seeds that were asked different questions would differ by their questions, not only by sampling.
@@ -279,7 +279,7 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     )
 
 
-def _reference_length(cell: Cell, members: Answers) -> float | None:
+def _reference_length(cell: Cell, members: Columns) -> float | None:
     """Mean of ceil(L_r / c) over the questions that have a reference chain; None where no question has one."""
     gold_length = members["gold_length"]
     known = gold_length[~np.isnan(gold_length)]
@@ -287,7 +287,7 @@ def _reference_length(cell: Cell, members: Answers) -> float | None:
     return _mean(np.ceil(known / (cell.system.speed or 1))) if len(known) else None
 
 
-def _at_k(members: Answers, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
+def _at_k(members: Columns, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
     """pass@k and maj@k over the `k` samples that each question has; None for fewer than two samples.
 
     Their standard errors are over questions, as that of accuracy.

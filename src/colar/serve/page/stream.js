@@ -1,12 +1,11 @@
 // Talks to the server: the list of models, and one question as a stream of events.
 
-// What the server refused, in its own words; `param` names the field, where there is one.
+// What the server refused, in its own words.
 export class ApiError extends Error {
   constructor(error, status, wait) {
     const message = error?.message || `the server answered with status ${status}`;
     super(wait ? `${message} (try again in ${wait} s)` : message);
     this.status = status;
-    this.param = error?.param || null;
   }
 }
 
