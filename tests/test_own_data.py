@@ -6,19 +6,22 @@ import gzip
 import json
 import random
 import re
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
 import huggingface_hub
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from colar import files
 from colar.cli import main
-from colar.data import layouts, own, sources
+from colar.data import data_files, layouts, own, sources
 from colar.data.example import Example
 
 ROWS = [
@@ -459,3 +462,21 @@ def test_a_file_of_two_rows_is_shown_before_it_is_too_short(
     shown = capsys.readouterr().out
     assert "2 + 2?" in shown
     assert "would not take it: 2 rows are too few to train on" in shown
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_table_is_not_read_into_memory_at_once(tmp_path: Path, ending: str) -> None:
+    n, text = 20_000, "x" * 500
+    path = tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        parquet.write_table(pyarrow.table({"question": [f"{i} {text}" for i in range(n)]}), path)
+    else:
+        lines = [f'{{"question": "{i} {text}"}}' if ending == "jsonl" else f"{i} {text}" for i in range(n)]
+        path.write_text("\n".join([*(["question"] if ending == "csv" else []), *lines]))
+    next(data_files.read(path))  # what is imported and cached at first is no part of it
+    tracemalloc.start()
+    assert sum(1 for _ in data_files.read(path)) == n
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The texts alone take 10 MB.
+    assert peak < 3e6

@@ -6,11 +6,13 @@ where a format has no lines.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ Entries = Iterator[tuple[str, Any]]
 
 ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
 COMPRESSED = (".gz", ".zst")
+START = 200
+"""Bytes by which a web page is told from rows."""
+ROWS_AT_ONCE = 1024
+"""Rows of a Parquet file in memory."""
 BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -35,22 +41,27 @@ def ending(path: Path) -> str:
 
 
 def read(path: Path) -> Entries:
-    """The rows of a file. ValueError names the file, and the line where it has some."""
+    """The rows of a file. ValueError names the file, and the line where it has some.
+
+    A table that is not compressed is read as its rows are used (JSON excepted): it may be larger than the memory.
+    """
     kind = ending(path)
     if kind not in ENDINGS:
         raise ValueError(
             f"{path}: a data file must end in {', '.join(ENDINGS)}, perhaps with .gz or .zst behind it"
         )
-    data = _unpacked(path)
+    stream = _opened(path)
     if kind == ".parquet":
-        return _numbered(path, _parquet(path, data))
-    _check_no_page(path, data)
+        return _numbered(path, _parquet(path, stream))
+    # Not `seek`: the file may be a pipe.
+    start = stream.peek(START)[:START]
+    _check_no_page(path, start)
+    encoding = BYTE_ORDER_MARKS.get(start[:2])
     if kind in (".txt", ".jsonl"):
-        return _lines(path, data)
-    text = _text(path, data)
+        return _lines(path, stream, encoding)
     if kind == ".json":
-        return _numbered(path, _json(path, text))
-    return _separated(path, text, "\t" if kind == ".tsv" else ",")
+        return _numbered(path, _json(path, _text(path, stream, encoding)))
+    return _separated(path, stream, encoding, "\t" if kind == ".tsv" else ",")
 
 
 def is_own_file(name: str | Path) -> bool:
@@ -110,28 +121,33 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
             yield f"{label}[{split}]: row {number}", row
 
 
-def _unpacked(path: Path) -> bytes:
-    """The bytes of a file, decompressed."""
-    data = path.read_bytes()
+def _opened(path: Path) -> io.BufferedReader:
+    """The bytes of a file; of a compressed one, decompressed in memory."""
+    stream = open(path, "rb")  # noqa: SIM115  # closed with the last row
     suffix = path.suffix.lower()
-    try:
-        if suffix == ".gz":
-            return gzip.decompress(data)
-        if suffix == ".zst":
+    if suffix not in COMPRESSED:
+        return stream
+    with stream:
+        try:
+            if suffix == ".gz":
+                return _in_memory(gzip.decompress(stream.read()))
             import zstandard  # type: ignore[import-not-found]
 
-            with zstandard.ZstdDecompressor().stream_reader(data) as stream:
-                return bytes(stream.read())
-    except ModuleNotFoundError:
-        raise ValueError(f"{path}: .zst needs the package zstandard: pip install zstandard") from None
-    except Exception as error:
-        raise ValueError(f"{path}: not a whole {suffix} file: {error}") from error
-    return data
+            with zstandard.ZstdDecompressor().stream_reader(stream) as reader:
+                return _in_memory(bytes(reader.read()))
+        except ModuleNotFoundError:
+            raise ValueError(f"{path}: .zst needs the package zstandard: pip install zstandard") from None
+        except Exception as error:
+            raise ValueError(f"{path}: not a whole {suffix} file: {error}") from error
 
 
-def _check_no_page(path: Path, data: bytes) -> None:
+def _in_memory(data: bytes) -> io.BufferedReader:
+    return io.BufferedReader(io.BytesIO(data))
+
+
+def _check_no_page(path: Path, start: bytes) -> None:
     """Reject what a browser or a hub sends in place of a file."""
-    start = data[:200].lstrip().lower()
+    start = start.lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html")):
         raise ValueError(
             f"{path}: an HTML page, not rows: download the file itself (on the Hub: resolve/, not blob/)"
@@ -140,31 +156,44 @@ def _check_no_page(path: Path, data: bytes) -> None:
         raise ValueError(f"{path}: a Git LFS pointer, not rows: run git lfs pull")
 
 
-def _text(path: Path, data: bytes) -> str:
-    encoding = BYTE_ORDER_MARKS.get(data[:2])
+def _text(path: Path, stream: io.BufferedReader, encoding: str | None) -> str:
+    """All of a file, in UTF-8 unless it has another `encoding`."""
+    with stream:
+        data = stream.read()
     if encoding is None:
         return files.decoded(data, path)
-    try:
+    with _said_encoding(path, encoding):
         return data.decode(encoding)
+
+
+@contextlib.contextmanager
+def _said_encoding(path: Path, encoding: str | None) -> Iterator[None]:
+    """Say which file is not in the encoding that it begins with."""
+    try:
+        yield
     except UnicodeDecodeError as error:
+        if encoding is None:
+            raise ValueError(
+                f"{path}: not UTF-8 text: {error.reason}; save it as UTF-8, not as UTF-16 or ANSI"
+            ) from error
         raise ValueError(
             f"{path}: begins as UTF-16 and does not go on so: {error.reason}; save it as UTF-8"
         ) from error
 
 
-def _lines(path: Path, data: bytes) -> Entries:
-    if data[:2] in BYTE_ORDER_MARKS:
-        lines = [line.encode() for line in _text(path, data).splitlines()]
-    else:
-        lines = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        # Each line by itself: the error names the one in another encoding.
-        text = files.decoded(line, f"{path}:{number}")
-        if text.strip():
-            yield f"{path}:{number}", text.rstrip("\r\n")
+def _lines(path: Path, stream: io.BufferedReader, encoding: str | None) -> Entries:
+    with stream:
+        lines: Iterable[bytes] = stream
+        if encoding is not None:
+            lines = [line.encode() for line in _text(path, stream, encoding).splitlines()]
+        for number, line in enumerate(lines, start=1):
+            # Each line by itself: the error names the one in another encoding.
+            text = files.decoded(line, f"{path}:{number}")
+            if text.strip():
+                yield f"{path}:{number}", text.rstrip("\r\n")
 
 
-def _numbered(path: Path, rows: list[Any]) -> Entries:
+def _numbered(path: Path, rows: Iterable[Any]) -> Entries:
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", row
 
@@ -190,27 +219,37 @@ def _json(path: Path, text: str) -> list[Any]:
     return found
 
 
-def _parquet(path: Path, data: bytes) -> list[Any]:
+def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:
     from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
-    try:
-        rows: list[Any] = parquet.read_table(io.BytesIO(data)).to_pylist()
-    except ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
-    return rows
+    with stream:
+        source = stream if stream.seekable() else _in_memory(stream.read())
+        try:
+            for batch in parquet.ParquetFile(source).iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+        except ArrowException as error:
+            raise ValueError(f"{path}: not a Parquet file: {error}") from error
 
 
-def _separated(path: Path, text: str, comma: str) -> Entries:
+def _separated(path: Path, stream: io.BufferedReader, encoding: str | None, comma: str) -> Entries:
     """The rows of a CSV or TSV file, by the names in its first line."""
     # A chain of thoughts is longer than the 128 KiB that a field may have by default.
     csv.field_size_limit(1 << 30)
-    first = text.partition("\n")[0]
-    if comma == "," and "," not in first and ";" in first:
-        # A spreadsheet writes this where the comma is the decimal point.
-        comma = ";"
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
+    with (
+        _said_encoding(path, encoding),
+        io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="") as text,
+    ):
+        first = text.readline()
+        if comma == "," and "," not in first and ";" in first:
+            # A spreadsheet writes this where the comma is the decimal point.
+            comma = ";"
+        reader = csv.reader(itertools.chain([first], text), delimiter=comma, strict=True)
+        yield from _cells(path, reader)
+
+
+def _cells(path: Path, reader: Any) -> Entries:
     try:
-        head = next(reader, [])
+        head: list[str] = next(reader, [])
         if not head or len(set(head)) < len(head) or not all(name.strip() for name in head):
             raise ValueError(
                 f"{path}:1: the first line must name the columns, each once, got {', '.join(head)[:80]!r}"
