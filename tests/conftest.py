@@ -22,7 +22,7 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "smallest_runs", "training", "grpo", "engine", "device_script", "parallel_evaluation", "methods", "terminal", "shortlist", "released",
+    "ray", "smallest_runs", "training", "grpo", "engine", "device_script", "parallel_evaluation", "methods", "terminal", "shortlist", "released",
     "update", "processes", "real_factors", "equations", "sharded", "parallel_training", "auto", "quickstart", "other_device", "fuzz",
     "serve_page", "graphs", "inspect_page_browser", "cli", "sequential", "generate_files", "lm_eval",
 )  # fmt: skip

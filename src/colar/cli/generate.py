@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ LOW_CONFIDENCE = "?"
 
 def add_generate(generate: Parser) -> None:
     generate.description = (
-        "Answer one question, or the questions of a JSONL file. With --output, the same command resumes."
+        "Answer one question, or the questions of a file. With --output, the same command resumes."
     )
     generate.add_argument("checkpoint", help="folder or Hub id")
     generate.add_argument("question", nargs="?", help="the question; or use --input")
@@ -49,7 +50,22 @@ def add_generate(generate: Parser) -> None:
         "expected one)",
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
-    generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")
+    generate.add_argument(
+        "--output",
+        help="JSONL file to append answers to (with --ray a folder); without it they are printed",
+    )
+    generate.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="answer on a Ray cluster: auto (the one that runs here), local (started for this command) or HOST:PORT; "
+        "--input may then be a folder",
+    )
+    generate.add_argument(
+        "--ray_actors",
+        type=int,
+        help="engines on the cluster (default: one for each GPU, else as many as fit)",
+    )
+    generate.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each of them")
     params_options(generate)
     generate.add_argument(
         "--show_latents",
@@ -78,10 +94,12 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.system is not None and not args.system.strip():
         raise ValueError("--system is empty")
     # Not `is_file`: a pipe can be read, too.
-    if args.input and (not Path(args.input).exists() or Path(args.input).is_dir()):
+    if args.input and args.ray is None and (not Path(args.input).exists() or Path(args.input).is_dir()):
         raise ValueError(f"--input must be a JSONL file, and there is none at {args.input}")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
+    if args.ray is not None and not (args.input and args.output):
+        raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
     if args.neighbours < 1:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     folder = checkpoint.resolve(args.checkpoint)
@@ -92,6 +110,9 @@ def run_generate(args: argparse.Namespace) -> None:
         )
     fill_limits(args, [folder])
     decoding = _decoding(args)
+    if args.ray is not None:
+        _generate_with_ray(args, folder)
+        return
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
         rows = answer_files.read_questions(args.input)
@@ -133,17 +154,68 @@ def _write_answers(
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
             completion.require_finite()
-            row = answer_files.answer_row(completion, asked)
-            if completion.request.id in expected:
-                row["expected"] = expected[completion.request.id]
-            if args.show_latents:
-                row["thoughts"] = _texts(lm, completion, args.neighbours)
-            write(row)
+            write(_row(args, asked, lm, completion, expected.get(completion.request.id)))
             bar.advance()
     there = len(requests) - len(missing)
     # Of questions that were edited, or left out of the file, since they were answered.
     others = f", beside {len(found) - there} to other questions or values" if len(found) > there else ""
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
+
+
+def _row(
+    args: argparse.Namespace,
+    asked: Mapping[str, Any],
+    lm: LatentLM,
+    completion: Completion,
+    expected: str | None,
+) -> dict[str, Any]:
+    """A completion as a row of the output."""
+    row = answer_files.answer_row(completion, asked)
+    if expected is not None:
+        row["expected"] = expected
+    if args.show_latents:
+        row["thoughts"] = _texts(lm, completion, args.neighbours)
+    return row
+
+
+def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
+    """Have the engines of a Ray cluster answer."""
+    # Nothing of Ray is imported without --ray.
+    from colar.integrations import ray_cluster, ray_generate
+
+    check_backbone([folder], args)
+    [grid] = param_grids({args.checkpoint: folder}, args).values()
+    asked = _asked(args)
+    job = ray_generate.Job(
+        checkpoint=_absolute(args.checkpoint),
+        loading={
+            "dtype": args.dtype,
+            "backbone": args.backbone and _absolute(args.backbone),
+            "device": args.device,
+            "weights": args.weights,
+        },
+        engine={
+            "max_batch": args.batch_size,
+            "compile": args.compile,
+            "cuda_graphs": False if args.eager else None,
+        },
+        make_requests=functools.partial(
+            answer_files.make_requests,
+            grid=grid,
+            decoding=_decoding(args),
+            seed=args.seed,
+            keep_latents=args.show_latents,
+            system=args.system,
+        ),
+        make_row=functools.partial(_row, args, asked),
+        asked=asked,
+    )
+    ray_generate.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
+
+
+def _absolute(path_or_id: str) -> str:
+    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
+    return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
 
 
 def _decoding(args: argparse.Namespace) -> Decoding:

@@ -1,7 +1,8 @@
 """A file of questions and the file of its answers (`colar generate`), which the same command resumes.
 
 A row of the output has `id`, `key` and `asked`: the question, a digest of all that its answer depends on, and the
-settings of the run. An output belongs to one checkpoint, seed and decoding; questions and params may be added.
+settings of the run. An output belongs to one checkpoint, seed and decoding; questions and params may be added. It is a
+file, or a folder of parts, each of which is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +26,41 @@ from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
+PART_ROWS = 10_000
+"""Most answers of a part."""
+PART_SECONDS = 30.0
+"""A part is written after this time, full or not: as much work a killed driver loses."""
+
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
 
     The question may have another of the names in `layouts.QUESTION`, or be that of a chat.
     """
-    rows = []
-    for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
-        try:
-            row = named_fields(given)
-            if any(row.get(name) is not None for name in TURNS):
-                row = {**row, **_of_chat(row)}
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
-        id = str(number if row.get("id") is None else row["id"])
-        for name, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
-            check_text(f"{place}: {name}", text)
-        context = _context(place, row.get("context") or [])
-        rows.append({**row, "question": question, "id": id, "context": context})
+    entries = enumerate(data_files.read(Path(path)), start=1)
+    rows = [question_row(place, given, str(number)) for number, (place, given) in entries]
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
         raise ValueError(f"{path}: two rows have one id")
     return rows
+
+
+def question_row(place: str, given: Any, name: str) -> dict[str, Any]:
+    """A row as `read_questions` gives it, from one of a file; `name` is its id if it has none."""
+    try:
+        row = named_fields(given)
+        if any(row.get(name) is not None for name in TURNS):
+            row = {**row, **_of_chat(row)}
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
+    id = str(name if row.get("id") is None else row["id"])
+    for key, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
+        check_text(f"{place}: {key}", text)
+    return {**row, "question": question, "id": id, "context": _context(place, row.get("context") or [])}
 
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +149,45 @@ def answer_row(completion: Completion, asked: Mapping[str, Any]) -> dict[str, An
         "truncated": completion.truncated,
         "seconds": round(completion.seconds, 4),
     }
+
+
+def parts(folder: Path) -> list[Path]:
+    """The files of a folder of answers, the oldest first."""
+    return sorted(folder.glob("part-*.jsonl"))
+
+
+@dataclass
+class PartWriter:
+    """Writes answers into the parts of a folder, behind those that are there."""
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    started: float = 0.0
+
+    def __enter__(self) -> PartWriter:
+        # What a kill left of a part that was being written.
+        for torn in self.folder.glob(".part-*"):
+            torn.unlink()
+        last = parts(self.folder)[-1:]
+        self.number = int(last[0].stem.removeprefix("part-")) if last else 0
+        return self
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        if not self.rows:
+            self.started = time.monotonic()
+        self.rows.append(row)
+        if len(self.rows) >= PART_ROWS or time.monotonic() - self.started >= PART_SECONDS:
+            self._end()
+
+    def _end(self) -> None:
+        if self.rows:
+            self.number += 1
+            files.write_jsonl(self.folder / f"part-{self.number:06d}.jsonl", self.rows)
+            self.rows = []
+
+    def __exit__(self, *error: object) -> None:
+        # Also after Ctrl-C: what was answered is not answered again.
+        self._end()
 
 
 def _check_answer(where: str, record: Any) -> None:

@@ -1,0 +1,119 @@
+"""A Ray cluster that is to answer: joining it, and what is checked before it works."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    import ray as ray  # exported: ray_generate has it from here, behind this message
+    import ray.data
+except ImportError as error:
+    raise ValueError("--ray needs Ray: from your clone of colar, pip install '.[ray]'") from error
+
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import colar
+from colar import files
+from colar.checks import check_number
+from colar.model import checkpoint
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The actors that answer: `actors` of them (None: one for each GPU, else as many as fit), `cpus` CPUs each."""
+
+    address: str
+    actors: int | None
+    cpus: int
+
+    def __post_init__(self) -> None:
+        check_number("--ray_cpus", self.cpus, 1)
+        if self.actors is not None:
+            check_number("--ray_actors", self.actors, 1)
+
+
+def connect(address: str) -> None:
+    """Join the cluster. ValueError where there is none."""
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and "/" not in host:
+            # Ray itself tries for half a minute, and then prints a page.
+            socket.create_connection((host, int(port)), timeout=10).close()
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        hint = "; `ray start --head` starts one here" if address == "auto" else ""
+        raise ValueError(
+            f"--ray {address}: no Ray cluster answers there{hint} ({last_line(error)})"
+        ) from error
+
+
+def check_nodes(weights: str, paths: list[str]) -> None:
+    """Compare what every machine of the cluster has with what is here. ValueError names a machine that differs."""
+    here = installed(weights, paths)
+    answers = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(installed).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+            answers.append((node["NodeManagerAddress"], task.remote(weights, paths)))
+    for name, answer in answers:
+        try:
+            check_same(name, here, ray.get(answer))
+        except ray.exceptions.RayError as error:
+            raise ValueError(f"--ray: {name} cannot work for this command: {last_line(error)}") from error
+
+
+def installed(weights: str, paths: list[str]) -> dict[str, str]:
+    """Code and weights on the machine that runs this, by digests, and the first of the paths that it does not see."""
+    package = Path(colar.__file__).parent
+    code = files.digest(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    try:
+        digest = checkpoint.digest(checkpoint.resolve(weights))
+    except (ValueError, OSError) as error:
+        digest = str(error)
+    return {
+        "colar": f"{colar.__version__} ({code})",
+        "torch": torch.__version__,
+        "weights": digest,
+        "missing input": next((path for path in paths if not Path(path).exists()), "none"),
+    }
+
+
+def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Reject a machine that has something else than this one."""
+    differ = [f"{key} {there[key]}, here {here[key]}" for key in here if there[key] != here[key]]
+    if differ:
+        raise ValueError(f"--ray: {node} would give other answers than this machine: {'; '.join(differ)}")
+
+
+def reserve(pool: Pool, device: str | None) -> tuple[int, dict[str, Any]]:
+    """The number of actors, and what Ray reserves for each. ValueError where they do not fit into the cluster."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus = sum(int(machine.get("CPU", 0)) for machine in machines)
+    gpus = sum(int(machine.get("GPU", 0)) for machine in machines)
+    on_gpu = gpus > 0 if device is None else device.startswith("cuda")
+    fit = 0
+    for machine in machines:
+        by_cpu = int(machine.get("CPU", 0)) // pool.cpus
+        fit += min(by_cpu, int(machine.get("GPU", 0))) if on_gpu else by_cpu
+    n = fit if pool.actors is None else pool.actors
+    if not 1 <= n <= fit:
+        each = f"{pool.cpus} CPUs and a GPU" if on_gpu else f"{pool.cpus} CPUs"
+        raise ValueError(
+            f"--ray {pool.address}: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
+            f"{max(n, 1)} engines"
+        )
+    return n, {"num_cpus": pool.cpus, "num_gpus": int(on_gpu)}
+
+
+def last_line(error: BaseException) -> str:
+    """The end of an error's text: Ray's have the frames of other machines, and then what it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:400] if lines else type(error).__name__

@@ -1,0 +1,226 @@
+"""Bulk answers on a Ray cluster: `colar generate --input FILE_OR_FOLDER --output FOLDER --ray ADDRESS`.
+
+    input files -> chunks (Ray tasks, one a file)  ->  Answerer (Ray actors, an engine each)  ->  parts (this process)
+
+Scheduling, retries and back-pressure are Ray Data's. Its data set has a chunk of requests as one row: that is what an
+actor is given, and is given again if the actor is killed. A chunk comes back as a whole, so that no answer comes twice.
+
+    OUTPUT/part-000001.jsonl    answers, rows as `colar generate` writes them; a part is written whole or not at all
+    OUTPUT/failed.jsonl         rows of the last run without an answer, with the reason; the next run tries them again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colar import files, processes, progress
+from colar.data import data_files
+from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
+from colar.engine.completion import Completion
+from colar.engine.engine import Engine
+from colar.engine.request import Request, answer_key
+from colar.evaluation import answer_files
+from colar.integrations import ray_cluster
+from colar.integrations.ray_cluster import ray
+from colar.methods import pretrained
+from colar.model.latent_lm import LatentLM
+
+Keys = npt.NDArray[np.uint64]
+"""Keys of answers, sorted: ten million take 80 MB, once on each machine."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an actor needs to answer rows."""
+
+    checkpoint: str
+    """A folder that every machine sees, or a Hub id."""
+    loading: Mapping[str, Any]
+    """Arguments of `load_for_inference`."""
+    engine: Mapping[str, Any]
+    """Arguments of `Engine`."""
+    make_requests: Callable[[list[dict[str, Any]]], list[Request]]
+    """The requests of rows of `question_row`."""
+    make_row: Callable[[LatentLM, Completion, str | None], dict[str, Any]]
+    """A row of the output from a completion and the expected answer."""
+    asked: Mapping[str, Any]
+    """Everything that an answer depends on, its request aside."""
+
+
+class Asked(NamedTuple):
+    """A request on its way to an actor; or a row of the input that is none, and the `fault` in it."""
+
+    place: str
+    """File and line."""
+    request: Request | None = None
+    expected: str | None = None
+    fault: str = ""
+
+
+class Done(NamedTuple):
+    """A row of the output, or of failed.jsonl."""
+
+    row: dict[str, Any]
+    failed: bool
+
+
+def run(job: Job, source: str, output: str, pool: ray_cluster.Pool) -> None:
+    """Answer what has no answer in `output` yet.
+
+    ValueError where the input, the output, the cluster or one of its machines is not as it should be, before any work;
+    and at the end, where rows have failed.
+    """
+    paths = input_files(Path(source))
+    folder = files.require_writable(output)
+    if Path(source).resolve() == folder.resolve():
+        raise ValueError(f"--output must be another folder than --input, got {output} for both")
+    with processes.locked(folder):
+        found = _found(folder, job.asked)
+        ray_cluster.connect(pool.address)
+        try:
+            reserved = ray_cluster.reserve(pool, job.loading["device"])
+            ray_cluster.check_nodes(job.checkpoint, list(paths))
+            _answer(job, paths, folder, found, *reserved)
+        except ray.exceptions.RayError as error:
+            raise ValueError(f"--ray {pool.address}: {ray_cluster.last_line(error)}") from error
+        finally:
+            ray.shutdown()
+
+
+def input_files(source: Path) -> dict[str, str]:
+    """The files to read, absolute, and what stands in front of a row's number as its id: in a folder, its file."""
+    if not source.exists():
+        raise ValueError(f"--input must be a file or a folder, and there is none at {source}")
+    named = source.is_dir()
+    paths = sorted(filter(data_files.is_own_file, source.iterdir() if named else [source]))
+    if not paths:
+        raise ValueError(
+            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.ENDINGS)}"
+        )
+    return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
+
+
+def _found(folder: Path, asked: Mapping[str, Any]) -> Keys:
+    """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
+    numbers = (
+        int(key, 16)
+        for part in answer_files.parts(folder)
+        for key in answer_files.find_answers(str(part), asked)
+    )
+    return np.sort(np.fromiter(numbers, dtype=np.uint64))
+
+
+def _answer(
+    job: Job, paths: Mapping[str, str], folder: Path, found: Keys, n: int, reserved: Mapping[str, Any]
+) -> None:
+    """Write an answer of each request that has none, or why it has none."""
+    failures = folder / "failed.jsonl"
+    failures.unlink(missing_ok=True)
+    written: set[str] = set()
+    failed = repeated = 0
+    with (
+        answer_files.PartWriter(folder) as write_answer,
+        files.append_jsonl(failures) as write_failed,
+        progress.bar("generate") as bar,
+    ):
+        for chunk in _answers(job, paths, ray.put(found), n, reserved).iter_rows():
+            for done in pickle.loads(chunk["done"]):
+                bar.advance()
+                if done.failed:
+                    failed += 1
+                    write_failed(done.row)
+                    bar.note(f"{failed} failed")
+                elif done.row["key"] in written:
+                    repeated += 1
+                else:
+                    written.add(done.row["key"])
+                    write_answer(done.row)
+    twice = f", {repeated} rows are there twice" if repeated else ""
+    progress.say(f"wrote {folder} ({len(written)} new answers, {len(found)} were there{twice})")
+    if failed:
+        raise ValueError(
+            f"{failed} rows have no answer: {failures} says why; the same command tries them again"
+        )
+    failures.unlink()
+
+
+def _answers(job: Job, paths: Mapping[str, str], found: Any, n: int, reserved: Mapping[str, Any]) -> Any:
+    """The data set of answered chunks, which are computed as they are read."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
+    context.target_max_block_size = 1
+    entries = [{"path": path, "name": name} for path, name in paths.items()]
+    read = functools.partial(chunks, job=job, found=found)
+    # While the last rows of a chunk end, those of the next one fill the engine's batch; a third one waits.
+    actors = ray.data.ActorPoolStrategy(
+        size=n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3
+    )
+    # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
+    readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
+    asked = ray.data.from_items(entries, override_num_blocks=len(entries)).flat_map(
+        read, compute=readers, num_cpus=0
+    )
+    return asked.map(Answerer, fn_constructor_args=(job,), compute=actors, **reserved)
+
+
+def chunks(entry: Mapping[str, str], job: Job, found: Any) -> Iterator[dict[str, bytes]]:
+    """The requests of a file that have no answer yet, in chunks of an engine's batch."""
+    requests = _requests(entry["path"], entry["name"], job, ray.get(found))
+    while chunk := list(itertools.islice(requests, job.engine["max_batch"])):
+        yield {"asked": pickle.dumps(chunk)}
+
+
+def _requests(path: str, name: str, job: Job, found: Keys) -> Iterator[Asked]:
+    try:
+        for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
+            try:
+                row = answer_files.question_row(place, given, f"{name}{number}")
+            except ValueError as error:
+                yield Asked(place, fault=str(error))
+                continue
+            for request in job.make_requests([row]):
+                key = np.uint64(int(answer_key(request, job.asked), 16))
+                if key not in found[np.searchsorted(found, key) :][:1]:
+                    yield Asked(place, request, row.get("answer"))
+    except (ValueError, OSError) as error:
+        # What stands behind a fault in a file's form cannot be read.
+        yield Asked(path, fault=f"{error}; the rest of this file was not read")
+
+
+class Answerer:
+    """An actor: an engine that answers chunks."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        load = functools.partial(pretrained.load_for_inference, job.checkpoint, **job.loading)
+        lm, method = run_in_temporary_thread(load)
+        self.engine = AsyncEngine(Engine(lm, method, **job.engine))
+
+    async def __call__(self, chunk: Mapping[str, bytes]) -> dict[str, bytes]:
+        done = await asyncio.gather(*(self._answer(asked) for asked in pickle.loads(chunk["asked"])))
+        return {"done": pickle.dumps(done)}
+
+    async def _answer(self, asked: Asked) -> Done:
+        """Answer one request; one that cannot be answered does not stop the others."""
+        if asked.request is None:
+            return Done({"place": asked.place, "reason": asked.fault}, failed=True)
+        try:
+            completion = await self.engine.generate(asked.request)
+            completion.require_finite()
+            make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, asked.expected)
+            # By the engine's thread: thoughts are compared with the model's embeddings.
+            return Done(await self.engine.run(make), failed=False)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            return Done({"place": asked.place, "id": asked.request.id, "reason": reason}, failed=True)
