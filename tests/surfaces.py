@@ -28,7 +28,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.grpo.config import GrpoConfig
 
 SHORT = ["--max_latents", "2", "--max_completion_length", "2"]
-METHODS = ("cot", "no_cot", "colar", "icot", "coconut", "distill", "pause", "tokenskip", "ruplar")
+METHODS = ("cot", "no_cot", "colar", "icot", "coconut", "distill", "pause", "tokenskip", "ruplar", "sim_cot")
 
 
 class Surface(ABC):

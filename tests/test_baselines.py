@@ -28,7 +28,7 @@ from colar.training.sft import TrainingConfig, train
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 LAST = math.inf
-NEW = ("icot", "coconut", "distill", "tokenskip", "pause", "ruplar")
+NEW = ("icot", "coconut", "distill", "tokenskip", "pause", "ruplar", "sim_cot")
 
 
 def build(name, family="llama", lora=None, separator=None, **config):
@@ -209,6 +209,8 @@ def test_layers_end_with_the_hidden_states(family):
 def test_losses_are_finite_and_a_row_alone_has_the_same(family, name, epoch):
     """At the beginning, in the middle and at the end of a curriculum; in one batch, and one by one."""
     lm, method = build(name, family)
+    if name == "sim_cot":
+        lm.double()  # ten latents: a rounding error grows with each
     examples = list(method.prepare(lm, EXAMPLES))
     rows = encode(lm, method, examples, epoch)
     together = row_loss(lm, method, rows)
@@ -229,6 +231,8 @@ def test_a_checkpoint_brings_the_method_back(tmp_path, name):
     assert (loaded.name, loaded.config) == (method.name, method.config)
     rows = encode(lm, method, examples, LAST)
     assert encode(again, loaded, examples, LAST) == rows
+    # A published checkpoint has no loss to compute: what only that needs is made of the weights that came back.
+    again.add_modules(loaded.training_modules(again), training_only=True)
     torch.testing.assert_close(row_loss(again, loaded, rows), row_loss(lm, method, rows))
 
 
@@ -245,7 +249,7 @@ def test_gradients_reach_the_trainable_set_and_nothing_else(name, lora):
     trainable = {n for n, p in lm.named_parameters() if p.requires_grad}
     reached = {n for n, p in lm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert reached == trainable
-    assert any(n.startswith("extra.") for n in trainable) == bool(method.modules(lm))
+    assert any(n.startswith("extra.") for n in trainable) == bool(lm.extra)
     assert any("lora_" in n for n in trainable) == (lora is not None)
 
 
@@ -295,7 +299,7 @@ def test_a_method_says_whether_it_thinks_in_latents(name):
     assert (latents > 0) == method.thinks_in_latents
 
 
-@pytest.mark.parametrize("name", ["coconut", "distill"])
+@pytest.mark.parametrize("name", ["coconut", "distill", "sim_cot"])
 def test_own_thoughts_are_to_be_looked_at_and_not_to_learn_from(name):
     lm, method = build(name)
     assert not method.thoughts(lm, Batch.collate(encode(lm, method, epoch=LAST)))[0].requires_grad
@@ -667,4 +671,4 @@ def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
     lm, method = pretrained.load(result.best)
     (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
     assert done.reason in ("stop", "length")
-    assert name in ("icot", "tokenskip", "ruplar") or done.length == 6
+    assert name in ("icot", "tokenskip", "ruplar") or done.length == getattr(method.config, "n_latents", 6)

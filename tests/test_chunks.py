@@ -44,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "distill": {"name": "distill"},
     "pause": {"name": "pause"},
     "ruplar": {"name": "ruplar"},
+    "sim_cot": {"name": "sim_cot"},
     "colar": {"name": "colar"},
     "colar-sampled-label": {"name": "colar", "chain_label": "sampled"},
     "colar-unsupervised": {"name": "colar", "supervise_chain": False},

@@ -20,7 +20,7 @@ from colar.methods.colar.method import Colar, ColarParams
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 METHODS = tuple(registry.METHODS)
-FEEDBACK = ("coconut", "distill", "ruplar")
+FEEDBACK = ("coconut", "distill", "ruplar", "sim_cot")
 """Fed back through random weights a rounding error grows a thousandfold: these are compared in float64."""
 QUESTIONS = (
     *(example.question for example in EXAMPLES),

@@ -38,14 +38,16 @@ class Supervised(base.Method):
 
     name = "supervised"
     Config = CotConfig
-    training_only = frozenset({"decoder"})
 
-    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+    def training_modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         decoder = nn.Linear(lm.width, lm.config.vocab_size, bias=False)
         decoder.load_state_dict({"weight": lm.causal_lm.get_output_embeddings().weight.detach().clone()})
+        return {"decoder": decoder}
+
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         scale = nn.Linear(1, 1, bias=False)
         nn.init.ones_(scale.weight)
-        return {"decoder": decoder, "scale": scale}
+        return {"scale": scale}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         return base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))

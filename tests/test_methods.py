@@ -669,8 +669,8 @@ LAST_STAGE = math.inf
 """An epoch in which every curriculum has come to its end."""
 
 
-# Coconut and Distill are compared with naive loops (tests/test_baselines.py), and take five times as long.
-@pytest.mark.parametrize("name", sorted({*METHODS} - {"coconut", "distill"}))
+# These are compared with naive loops (tests/test_baselines.py, tests/test_sim_cot.py), and take five times as long.
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"coconut", "distill", "sim_cot"}))
 def test_four_examples_are_learnt_by_heart(name):
     """Learning and thinking meet: what is learnt from the loss comes out of the engine, stops included."""
     lm = tiny_lm("llama", scale=0.1)

@@ -186,7 +186,7 @@ def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
 def test_the_arenas_methods_see_the_same_problems_each_once():
     """70,000 of one source, those of the CoT weights counted in."""
     init = recipe.load(LAB / "arena/cot-init.yaml")
-    assert len(ARENA) == 17
+    assert len(ARENA) == 18
     for name in ARENA:
         made = recipe.load(LAB / f"arena/{name}.yaml")
         same = ("source", "options", "seed", "mixed_in", "validation_size")

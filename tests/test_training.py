@@ -226,7 +226,7 @@ def test_a_packed_run_learns_the_same(draws: int, tmp_path: Path) -> None:
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", ["coconut", "distill"])
+@pytest.mark.parametrize("method", ["coconut", "distill", "sim_cot"])
 def test_packing_is_refused_where_thoughts_come_of_earlier_forwards(method: str, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=f"training.packing cannot train {method} as configured: its loss feeds"

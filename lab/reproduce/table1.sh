@@ -22,7 +22,7 @@ sets=(--data arithmetic arithmetic-hard=arithmetic arithmetic-short=arithmetic a
   arithmetic-worded.wording=run_on --limit "$limit" --max_completion_length 8 --batch_size 250)
 # The slowest first, so that the cores finish together.
 from_nothing=(distill-scratch coconut-scratch no_cot cot-init)
-from_cot=(distill coconut tokenskip colar colar-dl colar-oc colar-mp colar-nll ruplar cot pause icot)
+from_cot=(distill sim_cot coconut tokenskip colar colar-dl colar-oc colar-mp colar-nll ruplar cot pause icot)
 
 train() { # NAME SEED [OVERRIDE...]
   local run=seed$2/$1
@@ -46,10 +46,10 @@ ask() { # SEED FOLDER "NAME..." OPTION...: questions for some of a seed's models
 
 drawn=(--decoding greedy sampled --seeds "${draws[@]}" --max_latents 64)
 for seed in "${seeds[@]}"; do
-  ask "$seed" "methods$seed" "cot no_cot icot coconut coconut-scratch distill distill-scratch tokenskip pause ruplar colar" \
+  ask "$seed" "methods$seed" "cot no_cot icot coconut coconut-scratch sim_cot distill distill-scratch tokenskip pause ruplar colar" \
     "${drawn[@]}" --compression_factor 1 2 3 4 5 --ratio 0.5 0.7
   ask "$seed" "ablations$seed" "colar-dl colar-oc colar-mp colar-nll" "${drawn[@]}" --compression_factor 2 5
-  ask "$seed" "controls$seed" "coconut distill pause ruplar colar" --control zeroed shuffled random --max_latents 64 \
+  ask "$seed" "controls$seed" "coconut sim_cot distill pause ruplar colar" --control zeroed shuffled random --max_latents 64 \
     --compression_factor 2 5
   ask "$seed" "controls-scratch$seed" "coconut-scratch distill-scratch" --control zeroed shuffled random --max_latents 64
   for n in 5 6 11; do # as many thoughts as CoLaR has at c = 5, Coconut and Distill, CoLaR at c = 2
@@ -65,13 +65,14 @@ pair() { # SYSTEM BASELINE...: what is claimed, each by its name in the tables
   for other in "$@"; do pairs+=(--pair "$system" "$other"); done
 }
 pair distill coconut
+pair sim_cot coconut
 pair "distill (from scratch)" "coconut (from scratch)" distill
 pair "coconut (from scratch)" coconut
 pair "colar c=4" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot # 4 to 6 thoughts each
 pair "colar c=5" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot "cot (control-cut-5)"
-for name in distill "distill (from scratch)" coconut "coconut (from scratch)" pause ruplar icot; do pair "$name" no_cot; done
+for name in distill "distill (from scratch)" coconut "coconut (from scratch)" sim_cot pause ruplar icot; do pair "$name" no_cot; done
 for c in 2 5; do pair "colar c=$c" "colar c=$c (MP)" "colar c=$c (OC)" "colar c=$c (DL)" "colar c=$c (NLL)"; done
-for name in coconut distill "colar c=5" "colar c=2"; do pair "$name" "$name (control-shuffled)"; done
+for name in coconut sim_cot distill "colar c=5" "colar c=2"; do pair "$name" "$name (control-shuffled)"; done
 for name in coconut distill; do pair "$name (from scratch)" "$name (from scratch, control-shuffled)"; done
 for name in coconut distill; do pair "$name (control-shuffled)" icot; done # CoT weights and no thoughts at all
 

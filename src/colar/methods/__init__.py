@@ -5,7 +5,7 @@ A group is the reasoning tokens that one latent stands for.
 
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`
-cot, icot, coconut, distill, pause, tokenskip, ruplar   the others
+cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
 soft_tokens    embeddings mixed by probabilities
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement

@@ -7,7 +7,8 @@ A `Row` is one example as ids; a `Batch` the same segments padded one by one on 
 that differs between rows as a column. Trainers, engine, server and evaluation ask no method's name; `recipe/auto_*`
 alone chooses one by name. docs/add_a_method.md adds one.
 
-Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, D width, V vocabulary.
+Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, X tokens of all latent texts, G of these
+texts, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Row:
     seed: int
     n_latents: int = 0
     """Thoughts of the model's own that come before the steps (Coconut, Distill, pause)."""
+    latent_texts: list[list[int]] = field(default_factory=list)
+    """Texts that these thoughts stand for, in order: labels of a decoder that only training has (SIM-CoT)."""
 
     @property
     def chain(self) -> list[int]:
@@ -63,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as tensors: ids (B, Q | T | A) padded on the right, lengths (B,), step sizes (B, S), and columns (B,)."""
+    """Rows as tensors: ids (B, Q | T | A | X) padded on the right, lengths (B,), sizes (B, S | G), and columns (B,)."""
 
     question_ids: Tensor
     question_lengths: Tensor
@@ -74,6 +77,8 @@ class Batch:
     answer_lengths: Tensor
     seeds: Tensor
     n_latents: Tensor
+    text_ids: Tensor
+    text_sizes: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -83,6 +88,8 @@ class Batch:
         chain_ids, chain_lengths = pad([row.chain for row in rows])
         step_sizes, _ = pad([list(map(len, row.steps)) for row in rows])
         answer_ids, answer_lengths = pad([row.answer for row in rows])
+        text_ids, _ = pad([list(itertools.chain.from_iterable(row.latent_texts)) for row in rows])
+        text_sizes, _ = pad([list(map(len, row.latent_texts)) for row in rows])
         return cls(
             question_ids=question_ids,
             question_lengths=question_lengths,
@@ -94,6 +101,8 @@ class Batch:
             # `encode` draws seeds of 62 bits: an int64 holds them without a sign.
             seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64),
             n_latents=torch.tensor([row.n_latents for row in rows], dtype=torch.int64),
+            text_ids=text_ids,
+            text_sizes=text_sizes,
             params=param_columns([row.params for row in rows]),
         )
 
@@ -144,9 +153,6 @@ class Method(ABC):
     """True if `encode` draws params: two rows of one example may differ."""
     thinks_in_latents: ClassVar[bool] = False
     """True if it thinks in embeddings of its own, not in tokens: what a control can replace."""
-    training_only: ClassVar[frozenset[str]] = frozenset()
-    """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
-
     filled_by_prepare: ClassVar[frozenset[str]] = frozenset()
     """Keys of the config that `prepare` fills in where they are null."""
 
@@ -174,6 +180,11 @@ class Method(ABC):
         May read `lm` (its width, a copy of a layer), and must make the same shapes for any backbone of that config:
         a checkpoint's weights are loaded over them.
         """
+        return {}
+
+    def training_modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        """Modules that its loss needs and `think` does not: in a run's own checkpoints, from which it resumes, and left
+        out of a published one, which is loaded without them."""
         return {}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:

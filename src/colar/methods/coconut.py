@@ -96,6 +96,11 @@ class Coconut(base.Method):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the remaining steps and the answer of -log p(next token)."""
+        ce_B, _ = self.ce_and_latents(lm, batch)
+        return {"ce": ce_B}
+
+    def ce_and_latents(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The cross-entropy (B,), and the latents that were fed for it, (B, K, D): a row's first `n_latents`."""
         # After the question: each row's latents, its remaining steps, its answer. The latents' columns are blank
         # here, and filled one by one while the sequence is unrolled.
         K = int(batch.n_latents.max())
@@ -105,14 +110,14 @@ class Coconut(base.Method):
         tail_BND = lm.embed(tail_BN)
         lengths_B = batch.n_latents + batch.chain_lengths + batch.answer_lengths
         real_BN = ragged.length_mask(lengths_B, tail_BN.shape[1])
-        sequence, first_BKD, _ = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
+        sequence, first_BKD, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         rest_BTD = sequence.feed(tail_BND[:, K:], real_BN[:, K:])
 
         # Column i is predicted one position before it.
         hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[:, :-1]
         # A latent is no label: the data do not say what it should be.
         labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
-        return {"ce": losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
+        return losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN), fed_BKD
 
     @torch.no_grad()
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:

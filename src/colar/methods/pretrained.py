@@ -1,8 +1,8 @@
 """A model and its method together: saved as a checkpoint folder, loaded for inference or for more training.
 
 `model/checkpoint.py` writes and reads the files; here a folder's `method` entry becomes a method again, and the
-method's modules are made and filled. Modules in `Method.training_only` are in no published folder: inference does
-without them, and another stage of training makes them afresh.
+method's modules are made and filled. `Method.training_modules` are in no published folder: inference does without
+them, and another stage of training makes them afresh.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from colar import files
@@ -40,8 +40,7 @@ def save(
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
-    saved = _entry(method)
-    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
+    return checkpoint.save(lm, folder, _entry(method), run, card, gathered)
 
 
 def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> None:
@@ -54,7 +53,7 @@ def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> No
     registry.rebuild(saved, Path("colar.json"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.save_rest(lm, folder, saved, run, card, method.training_only)
+        checkpoint.save_rest(lm, folder, saved, run, card)
         _check_same_tokenizer(lm, folder)
     if not lm.has_adapter:
         _check_same_model(lm)
@@ -83,8 +82,7 @@ def load(
     lm, info = checkpoint.load(folder, dtype, backbone)
     method = registry.rebuild(info["method"], folder)
     # Made first, so that their shapes are known, then filled.
-    modules = method.modules(lm)
-    lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
+    lm.add_modules(method.modules(lm))
     weights.load_modules(lm.extra, folder)
     return lm.eval(), method
 
@@ -154,18 +152,19 @@ def load_for_training(
     attach(lm, method, seed)
     # Modules of other names or shapes are an error there, not a fresh start.
     if registry.rebuild(info["method"], folder).name == method.name:
-        weights.load_modules(lm.extra, folder, leave_out=method.training_only, starts=True)
+        weights.load_modules(lm.extra, folder, leave_out=lm.training_only, starts=True)
     return lm
 
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:
     """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
     # A checkpoint of another method may have brought its modules: they are not this one's.
-    lm.extra = nn.ModuleDict()
+    lm.remove_modules()
     # The global generator is left as it was: what is drawn later does not depend on the modules' sizes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm.add_modules(method.modules(lm))
+        lm.add_modules(method.training_modules(lm), training_only=True)
 
 
 def _check_same_tokenizer(lm: LatentLM, folder: Path) -> None:

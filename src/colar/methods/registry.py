@@ -17,11 +17,12 @@ from colar.methods.icot import Icot
 from colar.methods.pause import Pause
 from colar.methods.ruplar import Ruplar
 from colar.methods.sequential import Sequential
+from colar.methods.sim_cot import SimCot
 from colar.methods.tokenskip import TokenSkip
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause, Ruplar)
+    for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause, Ruplar, SimCot)
 }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,29 +58,21 @@ def save(
     method: dict[str, Any],
     run: dict[str, Any],
     card: str,
-    leave_out: Collection[str] = (),
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
 
-    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md. The
-    method's modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share.
+    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md. Modules
+    in `lm.training_only` are not written. `gathered` are the weights where `lm` has only a share.
     """
     folder = Path(folder)
     with _replacing(folder) as partial:
-        weights.save(lm, partial, leave_out, gathered)
-        save_rest(lm, partial, method, run, card, leave_out)
+        weights.save(lm, partial, lm.training_only, gathered)
+        save_rest(lm, partial, method, run, card)
     return folder
 
 
-def save_rest(
-    lm: LatentLM,
-    folder: Path,
-    method: dict[str, Any],
-    run: dict[str, Any],
-    card: str,
-    leave_out: Collection[str],
-) -> None:
+def save_rest(lm: LatentLM, folder: Path, method: dict[str, Any], run: dict[str, Any], card: str) -> None:
     """Write all of a checkpoint but its weights."""
     # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not written.
     written = [Path(path) for path in lm.tokenizer.save_pretrained(folder)]
@@ -92,7 +84,7 @@ def save_rest(
         "backbone": lm.name,
         "fingerprint": lm.fingerprint,
         "weights": "adapter" if lm.has_adapter else "full",
-        "modules": sorted(lm.extra.keys() - set(leave_out)),
+        "modules": sorted(lm.extra.keys() - lm.training_only),
         "tokenizer": sorted(path.name for path in written if path.is_file()),
         "run": run,
     }

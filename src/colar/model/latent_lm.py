@@ -51,7 +51,7 @@ class LatentLM(nn.Module):
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
-        self.extra = nn.ModuleDict()
+        self.remove_modules()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
         self.packs_rows = False
@@ -260,10 +260,20 @@ class LatentLM(nn.Module):
             f"{type(self.causal_lm).__name__} has no list of {count} layers: train with compile false"
         )
 
-    def add_modules(self, modules: Mapping[str, nn.Module]) -> None:
-        """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too."""
+    def remove_modules(self) -> None:
+        """Be without modules of a method."""
+        self.extra = nn.ModuleDict()
+        self.training_only: frozenset[str] = frozenset()
+
+    def add_modules(self, modules: Mapping[str, nn.Module], training_only: bool = False) -> None:
+        """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too.
+
+        The names of `training_only` ones, which a published checkpoint leaves out, are in the attribute of this name.
+        """
         for name, module in modules.items():
             self.extra[name] = module.to(self.device)
+        if training_only:
+            self.training_only |= modules.keys()
 
     def merge(self) -> None:
         """Fold the adapter into the weights that it adapts (rounded to their dtype), for inference.

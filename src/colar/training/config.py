@@ -66,7 +66,7 @@ class TrainingConfig:
     like length. A limit of memory: updates and results are the same. null: none."""
     packing: bool = False
     """Put several rows into one sequence, where each sees itself alone: less padding. Updates and results are the same.
-    Not for methods whose loss feeds the model several times (coconut, distill, sequential with
+    Not for methods whose loss feeds the model several times (coconut, sim_cot, distill, sequential with
     confidence_thresholds)."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""

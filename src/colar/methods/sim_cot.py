@@ -1,0 +1,122 @@
+"""SIM-CoT: Coconut whose latents are supervised step by step (Wei et al. 2025, "SIM-CoT: Supervised Implicit
+Chain-of-Thought"; formulas from the authors' code, InternLM/SIM-CoT at f3ae967, `Coconut/coconut.py`).
+
+    stage 2    question ###   h1 h2 h3 h4   | t6        ###  answer EOS         as Coconut, n_latents_per_step = 2
+    decoder       h1 h2 t1 t2 t3 EOS                                            the first step, from its latents
+                  h3 h4 t4 t5 EOS                                               the second
+
+In training an auxiliary decoder, a copy of the model, reads the latents of each replaced step as a prefix of
+embeddings, and writes the step. Coconut learns from the answer and the remaining steps alone; here the latents of a
+step have to hold that step, so that many latents do not become alike.
+
+    L = L_Coconut + decoder_weight * L_decoder
+    L_decoder = mean over groups g of  mean over (tokens of text g, EOS) of -log q(token | latents of g, tokens before)
+
+q is the decoder. The gradient reaches it and, through the latents, the model. Text g is step g; in the last stage the
+last group's is all remaining steps, and where a row has no step for a group it is the answer. Thinking is Coconut's and
+needs no decoder: a published checkpoint does not hold it.
+
+Departures. Those of `coconut.py`. A step's cross-entropy is a mean over its tokens, as in the code for CODI; the one
+for Coconut has their sum. The decoder starts from the weights that training starts from, CoT-SFT's in the recipes, the
+code's from the pretrained model. It reads the model's embeddings, as in the code, and shares the model's LM head, where
+the code's has one of its own: under LoRA the head is frozen, and the decoder's layers are trained in full. The code
+goes through the curriculum twice, at first without the decoder; here one run has it from the start. SIM-CoT on CODI,
+which the paper has for Llama, is not here.
+
+Shape suffixes: B rows, G groups of latents, P groups of all rows, C latents of a group, K latents, N tokens of a text,
+X tokens of all texts, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from colar import checks
+from colar.data.example import Example
+from colar.methods import grouping, losses
+from colar.methods.base import Batch, Row
+from colar.methods.coconut import Coconut, CoconutConfig
+from colar.model.copied import BackboneCopy
+from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
+from colar.template.template import Template
+
+
+@dataclass(frozen=True)
+class SimCotConfig(CoconutConfig):
+    """Coconut's curriculum and the decoder's weight; defaults are those of the code's GSM8k run (GPT-2)."""
+
+    n_stages: int = 5
+    """Stages in which a step more is replaced, 1 or more; one more follows, in which no steps are left."""
+    decoder_weight: float = 1.0
+    """Weight of the decoder's cross-entropy, 0 or more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.check_number("method.decoder_weight", self.decoder_weight, 0)
+
+
+class SimCot(Coconut):
+    name: ClassVar[str] = "sim_cot"
+    Config: ClassVar[type] = SimCotConfig
+
+    def training_modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return {"step_decoder": BackboneCopy(lm)}
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        row = super().encode(template, example, rng, epoch)
+        steps = template.steps(example.steps)
+        replaced = steps[: len(steps) - len(row.steps)]
+        n_groups = row.n_latents // self.config.n_latents_per_step
+        return replace(row, latent_texts=texts_of(replaced, n_groups, row.answer[1:], template.eos_id))
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """ce: Coconut's; decoder: the cross-entropy of each group's text, given its latents."""
+        ce_B, fed_BKD = self.ce_and_latents(lm, batch)
+        return {"ce": ce_B, "decoder": self.config.decoder_weight * self._decoder_loss(lm, batch, fed_BKD)}
+
+    def _decoder_loss(self, lm: LatentLM, batch: Batch, fed_BKD: Tensor) -> Tensor:
+        """Mean over a row's groups, (B,); 0 where it has no latents."""
+        C = self.config.n_latents_per_step
+        # Some rows of a batch are as wide as the batch, and may have fewer latents.
+        G = fed_BKD.shape[1] // C
+        decoder = lm.extra["step_decoder"]
+        if G == 0:
+            # Plain CoT. Processes that train together need a gradient of all weights in each batch.
+            nothing: Tensor = 0 * decoder(fed_BKD.new_zeros(1, ragged.PAD_TO, lm.width)).sum()
+            return nothing.expand(len(batch.seeds))
+        sizes_BG = batch.text_sizes[:, :G]
+        ids_BGN, real_BGN = grouping.tokens_of_groups(batch.text_ids, sizes_BG)
+        # Behind a row's last group come no latents.
+        there_BG = sizes_BG > 0
+        latents_PCD = ragged.take_masked(fed_BKD.reshape(-1, G, C, lm.width), there_BG)
+        ids_PN, real_PN = (ragged.take_masked(values, there_BG) for values in (ids_BGN, real_BGN))
+
+        # All groups have as many latents: they stand before the texts, and only behind these is padding.
+        N = ids_PN.shape[1]
+        padded_PN = nn.functional.pad(ids_PN, (0, ragged.round_up(C + N) - C - N))
+        hidden_PTD = decoder(torch.cat([latents_PCD, lm.embed(padded_PN)], dim=1))
+        # The last latent predicts the text's first token.
+        hidden_PND = hidden_PTD[:, C - 1 : C - 1 + N]
+        loss_P = losses.token_loss(lm, hidden_PND, ids_PN, real_PN)
+        return ragged.row_mean(ragged.put_masked(loss_P, there_BG), there_BG)
+
+
+def texts_of(replaced: list[list[int]], n_groups: int, answer: list[int], eos_id: int) -> list[list[int]]:
+    """The text that each group of latents stands for, with EOS; `answer` ends with it.
+
+    A step each, and for the last group all that are left; the answer where no step is left.
+    """
+    texts = []
+    for group in range(n_groups):
+        last = group == n_groups - 1
+        steps = replaced[group:] if last else replaced[group : group + 1]
+        text = [*itertools.chain.from_iterable(steps)]
+        texts.append([*text, eos_id] if text else answer)
+    return texts
