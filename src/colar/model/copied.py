@@ -18,7 +18,7 @@ class BackboneCopy(nn.Module):
     """All of a backbone but its embedding and its LM head, in float32: embeddings (P, T, D) -> last hidden states.
 
     It starts from the weights that the backbone has now, those of an adapter added to them, and all of its weights are
-    trained, whatever is trained of the backbone. ValueError for weights of 4 bits.
+    trained, also where the backbone itself is frozen. ValueError for weights of 4 bits.
     """
 
     def __init__(self, lm: LatentLM) -> None:
