@@ -13,6 +13,7 @@ from colar.engine.engine import Engine
 from colar.engine.prompt import TooLong
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
+from colar.methods.cot import CotParams
 from colar.model import backbones
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
@@ -65,7 +66,8 @@ def model_of(name: str, **sizes: int) -> LatentLM:
 def asked(lm: LatentLM, question: str, positions: int) -> Request:
     """A request that needs that many positions in all."""
     n_latents = positions - len(lm.template.question(question)) - 1 - 4
-    return Request(question, question, decoding=Decoding(max_latents=n_latents, max_completion_length=4))
+    decoding = Decoding(max_latents=n_latents, max_completion_length=4)
+    return Request(question, question, CotParams(), decoding)
 
 
 def tokens(completion):

@@ -203,7 +203,7 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
         optimiser.step()
     lm.eval()
     decoding = Decoding(max_latents=30, max_completion_length=6)
-    requests = [Request(e.id, e.question, decoding=decoding) for e in HEART]
+    requests = [Request(e.id, e.question, method.Params(), decoding) for e in HEART]
     chains = [lm.embed(torch.tensor(row.chain)) for row in rows[:: len(HEART)]]
     own = controls.Thoughts(
         torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),

@@ -382,10 +382,12 @@ def test_a_finished_row_does_not_walk_out_of_the_context():
     """GPT-2's positions are a table: a row that is done, but still in the batch, must not count on past its end."""
     lm = tiny_lm("gpt2")  # not livened: the short rows run to their limits
     method = registry.build("cot")
-    long = Request("long", "x " * 61, decoding=Decoding(max_latents=0, max_completion_length=1))
+    long = Request("long", "x " * 61, method.Params(), Decoding(max_latents=0, max_completion_length=1))
     assert CONTEXT - 8 < len(lm.template.question(long.question)) + 2 <= CONTEXT
     short = [
-        Request(f"{i}", "x?", decoding=Decoding(1.0, 1.0, max_latents=50, max_completion_length=50), seed=i)
+        Request(
+            f"{i}", "x?", method.Params(), Decoding(1.0, 1.0, max_latents=50, max_completion_length=50), i
+        )
         for i in range(6)
     ]
     for done in Engine(lm, method, 8).generate([long, *short]):

@@ -100,6 +100,7 @@ THINKERS = {
     "coconut": ("coconut", {}, {}),
     "pause": ("pause", {}, {}),
     "ruplar": ("ruplar", {}, {}),
+    "soft": ("cot", {}, {"soft_temperature": 0.6}),
 }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def thinker(name: str) -> tuple[LatentLM, Method, Any]:
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     # A rounding error grows where probabilities of random weights are fed back.
-    lm = lm.double() if kind == "ruplar" else lm
+    lm = lm.double() if name in ("ruplar", "soft") else lm
     return lm, method, registry.make_params(method, params)
 
 
@@ -365,7 +366,9 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lm, method = liven(tiny_lm("llama")), registry.build("cot")
-    asked = [Request(f"{i}", example.question, decoding=GREEDY) for i, example in enumerate(EXAMPLES[:3])]
+    asked = [
+        Request(f"{i}", example.question, method.Params(), GREEDY) for i, example in enumerate(EXAMPLES[:3])
+    ]
     wanted = Engine(lm, method, 2).generate(asked)
     tried = []
 
@@ -394,13 +397,13 @@ def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.
 
     monkeypatch.setattr(graphs.Graphs, "_record", fails)
     with pytest.raises(torch.OutOfMemoryError):
-        Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2?", decoding=GREEDY)])
+        Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2?", method.Params(), GREEDY)])
 
 
 def test_a_pool_of_memory_goes_with_its_graphs() -> None:
     """The next capture into the pool of graphs that are gone would fail."""
     lm, method = tiny_lm("llama"), registry.build("cot")
-    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", decoding=GREEDY)])
+    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", method.Params(), GREEDY)])
     recorded = lm.idle_graphs
     recorded._pool = "of these graphs"
     recorded.refresh(lm, method)
@@ -461,7 +464,7 @@ def test_training_gets_the_memory_back_that_it_needs(
 ) -> None:
     lm, method = tiny_lm("llama"), registry.build("cot")
     graphs.leave_room(lm)
-    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", decoding=GREEDY)])
+    Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2 and 2?", method.Params(), GREEDY)])
     monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**20)

@@ -140,7 +140,7 @@ def test_a_token_without_a_row_is_named_in_questions_steps_and_answers(separator
         with pytest.raises(ValueError, match=f"^{row.id}: {WORDS}$"):
             TrainingRows(lm, method, [row], seed=0).lengths()
     with pytest.raises(ValueError, match=f"^request x: {WORDS}$"):
-        Engine(lm, method).submit(Request("x", rows[0].question))
+        Engine(lm, method).submit(Request("x", rows[0].question, method.Params()))
     assert TrainingRows(lm, method, [Example("a/4", "Ann has 3?", (), "3")], seed=0).lengths()
 
     # So it is once the checkpoint is loaded with a fresh backbone.
