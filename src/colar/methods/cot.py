@@ -12,8 +12,8 @@ The likeliest token stands for such a thought where a chain is shown, as in the 
     z = sum over v of p(v) e(v) / sum over v of p(v)        p = softmax(logits / soft_temperature)
     v: of the `SOFT_TOKENS` likeliest those up to a mass of `SOFT_TOP_P`, both as in its authors' README
 
-Departures. Thinking is greedy whatever the request's decoding, which is the answer's alone: in the authors' code
-decoding at temperature 0 feeds the likeliest token, and is CoT. There is no "cold stop", which ends the thinking after
+Departures. Thinking is always greedy, and a request's decoding is the answer's alone: in the authors' code decoding at
+temperature 0 feeds the likeliest token, and is CoT. There is no "cold stop", which ends the thinking after
 256 steps and more of low entropy: a trained chain is certain of nearly all of its tokens, and ends with its separator.
 
 `no_cot`: the same row with an empty chain: the answer straight from the question.
