@@ -168,7 +168,7 @@ def _write(path: Path, kind: str) -> Path:
             "\n".join(",".join(f'"{cell}"' for cell in row) for row in cells), encoding="utf-8-sig"
         )
     elif kind == "tsv":
-        path.write_text("\r\n".join("\t".join(row) for row in cells), encoding="utf-16")
+        path.write_text("\r\n".join("\t".join(row) for row in cells))
     else:
         import pyarrow
         from pyarrow import parquet
@@ -263,7 +263,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "a page in place of a file": ("a.json", b"<!DOCTYPE html><html></html>", "an HTML page, not rows: download"),
     "an LFS pointer": ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
     "mixed encodings": ("a.jsonl", LINES.encode() + "{\"question\": \"\xfc\"}".encode("latin-1"), "a.jsonl:31: not UTF-8"),
-    "half of UTF-16": ("a.json", b"\xff\xfe[\x00\xd8", "begins as UTF-16 and does not go on so"),
+    "UTF-16": ("a.json", "[]".encode("utf-16"), "not UTF-8 text: invalid start byte; save it as UTF-8, not as UTF-16"),
     "answers that are lists": ("a.jsonl", b'{"question": "q", "answer": [1, 2]}\n' * 30, "answer must be text, is a list"),
     "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "not of layout solution (a question, an answer, perhaps its reasoning): it has question; empty: answer"),
     "answers that are NaN": ("a.jsonl", b'{"question": "q", "answer": NaN}\n' * 30, "answer must be a finite number"),

@@ -314,7 +314,7 @@ def test_a_source_counts_the_rows_that_it_leaves_out(
     assert rows == sorted(rows, key=lambda row: row.id)
     total = sum(len(rows) for rows in contents.values())
     told = capsys.readouterr().err
-    assert f"{name}/train: {n} of {total} rows have a chain" in told
+    assert f"{name}/train: read {n} of {total} rows" in told
     assert f"left out {total - n}: " in told
     # The same in whatever order, and with a limit.
     assert sources.load(name, "train", data_dir=folder, limit=1) == rows[:1]
@@ -325,7 +325,7 @@ def test_the_command_shows_the_counts(folder: Path, capsys: pytest.CaptureFixtur
     arguments = ["data", "show", "tinygsm", "--data_dir", str(folder), "--limit", "1", "--renumber", "2"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
-    assert "tinygsm/train: 2 of 4 rows have a chain" in shown.err
+    assert "tinygsm/train: read 2 of 4 rows" in shown.err
     assert "left out 2: a statement that is no assignment of arithmetic: For (" in shown.err
     assert "~2 " in shown.out
 

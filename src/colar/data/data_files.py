@@ -1,4 +1,4 @@
-"""Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed and in any editor's encoding; the Hub.
+"""Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed; the Hub.
 
 A reader yields entries: (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7"
 where a format has no lines.
@@ -6,9 +6,7 @@ where a format has no lines.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
 import io
 import itertools
 import json
@@ -24,12 +22,11 @@ Entries = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 
 ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 START = 200
 """Bytes by which a web page is told from rows."""
 ROWS_AT_ONCE = 1024
 """Rows of a Parquet file in memory."""
-BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 def ending(path: Path) -> str:
@@ -56,12 +53,12 @@ def read(path: Path) -> Entries:
     # Not `seek`: the file may be a pipe.
     start = stream.peek(START)[:START]
     _check_no_page(path, start)
-    encoding = BYTE_ORDER_MARKS.get(start[:2])
     if kind in (".txt", ".jsonl"):
-        return _lines(path, stream, encoding)
+        return _lines(path, stream)
     if kind == ".json":
-        return _numbered(path, _json(path, _text(path, stream, encoding)))
-    return _separated(path, stream, encoding, "\t" if kind == ".tsv" else ",")
+        with stream:
+            return _numbered(path, _json(path, files.decoded(stream.read(), path)))
+    return _separated(path, stream, "\t" if kind == ".tsv" else ",")
 
 
 def is_own_file(name: str | Path) -> bool:
@@ -127,18 +124,10 @@ def _opened(path: Path) -> io.BufferedReader:
     suffix = path.suffix.lower()
     if suffix not in COMPRESSED:
         return stream
-    with stream:
-        try:
-            if suffix == ".gz":
-                return _in_memory(gzip.decompress(stream.read()))
-            import zstandard  # type: ignore[import-not-found]
+    import pyarrow  # type: ignore[import-untyped]
 
-            with zstandard.ZstdDecompressor().stream_reader(stream) as reader:
-                return _in_memory(bytes(reader.read()))
-        except ModuleNotFoundError:
-            raise ValueError(f"{path}: .zst needs the package zstandard: pip install zstandard") from None
-        except Exception as error:
-            raise ValueError(f"{path}: not a whole {suffix} file: {error}") from error
+    with stream, in_library(f"{path}: not a whole {suffix} file"):
+        return _in_memory(pyarrow.input_stream(stream, compression=COMPRESSED[suffix]).read())
 
 
 def _in_memory(data: bytes) -> io.BufferedReader:
@@ -156,37 +145,9 @@ def _check_no_page(path: Path, start: bytes) -> None:
         raise ValueError(f"{path}: a Git LFS pointer, not rows: run git lfs pull")
 
 
-def _text(path: Path, stream: io.BufferedReader, encoding: str | None) -> str:
-    """All of a file, in UTF-8 unless it has another `encoding`."""
+def _lines(path: Path, stream: io.BufferedReader) -> Entries:
     with stream:
-        data = stream.read()
-    if encoding is None:
-        return files.decoded(data, path)
-    with _said_encoding(path, encoding):
-        return data.decode(encoding)
-
-
-@contextlib.contextmanager
-def _said_encoding(path: Path, encoding: str | None) -> Iterator[None]:
-    """Say which file is not in the encoding that it begins with."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        if encoding is None:
-            raise ValueError(
-                f"{path}: not UTF-8 text: {error.reason}; save it as UTF-8, not as UTF-16 or ANSI"
-            ) from error
-        raise ValueError(
-            f"{path}: begins as UTF-16 and does not go on so: {error.reason}; save it as UTF-8"
-        ) from error
-
-
-def _lines(path: Path, stream: io.BufferedReader, encoding: str | None) -> Entries:
-    with stream:
-        lines: Iterable[bytes] = stream
-        if encoding is not None:
-            lines = [line.encode() for line in _text(path, stream, encoding).splitlines()]
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(stream, start=1):
             # Each line by itself: the error names the one in another encoding.
             text = files.decoded(line, f"{path}:{number}")
             if text.strip():
@@ -220,31 +181,25 @@ def _json(path: Path, text: str) -> list[Any]:
 
 
 def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:
-    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
-    with stream:
+    with stream, in_library(f"{path}: not a Parquet file"):
         source = stream if stream.seekable() else _in_memory(stream.read())
-        try:
-            for batch in parquet.ParquetFile(source).iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-        except ArrowException as error:
-            raise ValueError(f"{path}: not a Parquet file: {error}") from error
+        for batch in parquet.ParquetFile(source).iter_batches(ROWS_AT_ONCE):
+            yield from batch.to_pylist()
 
 
-def _separated(path: Path, stream: io.BufferedReader, encoding: str | None, comma: str) -> Entries:
+def _separated(path: Path, stream: io.BufferedReader, comma: str) -> Entries:
     """The rows of a CSV or TSV file, by the names in its first line."""
     # A chain of thoughts is longer than the 128 KiB that a field may have by default.
     csv.field_size_limit(1 << 30)
-    with (
-        _said_encoding(path, encoding),
-        io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="") as text,
-    ):
-        first = text.readline()
+    with stream:
+        lines = (files.decoded(line, path) for line in stream)
+        first = next(lines, "")
         if comma == "," and "," not in first and ";" in first:
             # A spreadsheet writes this where the comma is the decimal point.
             comma = ";"
-        reader = csv.reader(itertools.chain([first], text), delimiter=comma, strict=True)
-        yield from _cells(path, reader)
+        yield from _cells(path, csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True))
 
 
 def _cells(path: Path, reader: Any) -> Entries:

@@ -23,6 +23,8 @@ Parser = Callable[[Any], "Fields"]
 """A function of one raw row."""
 EQUATION = re.compile(r"<<[^<>]*>>")
 """A mark of GSM8K's calculator: `<<21/7=3>>`."""
+LONGEST = 100_000
+"""Characters of a text of a row: more is a mistake in the file, and longer than any model's context."""
 _WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
 _EXPECTED = {
     "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
@@ -45,9 +47,21 @@ class Fields:
     def __post_init__(self) -> None:
         if self.answer_type is not None:
             check_choice("answer_type", self.answer_type, ANSWER_TYPES)
+        texts = {
+            "id": self.key or "",
+            "question": self.question,
+            "steps": "".join(self.steps),
+            "answer": self.answer,
+        }
+        for name, text in texts.items():
+            check_text(name, text)
+            if len(text) > LONGEST:
+                raise ValueError(f"{name} has more than {LONGEST:,} characters")
 
     def example(self, name: str, answer_type: AnswerType) -> Example:
         """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
+        if not self.question.strip():
+            raise ValueError("empty question")
         # Every completion would count as wrong.
         if answer_type in _EXPECTED and not answers.understood(self.answer, answer_type):
             raise ValueError(
@@ -115,8 +129,6 @@ def steps_of(value: Any, name: str) -> tuple[str, ...]:
     steps = [value] if isinstance(value, str) else value
     if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
         raise ValueError(f"{name} must be text or a list of texts")
-    for step in steps:
-        check_text(name, step)
     return stripped(steps)
 
 
@@ -126,8 +138,7 @@ def stripped(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def filled(text: str, name: str) -> str:
-    """The text without white space around it. ValueError where nothing is left, or where it cannot be encoded."""
+    """The text without white space around it. ValueError where nothing is left."""
     if not text.strip():
         raise ValueError(f"empty {name}")
-    check_text(name, text)
     return text.strip()

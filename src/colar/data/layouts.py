@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from colar.checks import check_text
 from colar.data import program_rows, programs
 from colar.data.example import ROLES
 from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
@@ -219,10 +218,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _key(row: Mapping[str, Any]) -> str | None:
     value = row.get("id")
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        return None
-    check_text("id", str(value))
-    return str(value)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 # --- steps -------------------------------------------------------------------------------------------------

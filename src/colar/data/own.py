@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colar.checks import check_text, did_you_mean
+from colar.checks import did_you_mean
 from colar.data import data_files, layouts
 from colar.data.example import AnswerType, Example, question_hash
 from colar.data.fields import Fields, named_fields
@@ -31,8 +31,6 @@ ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged so."""
 LATEX = 0.1
 """Share of the answers with LaTeX from which all are judged as formulas."""
-LONGEST = 100_000
-"""Characters of a field: more is a mistake in the file, and longer than any model's context."""
 SHOWN = 3
 """Places that a message names."""
 
@@ -173,15 +171,7 @@ def _fields(
         has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
         raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
     _check_columns(row, columns, ("question", "answer"))
-    fields = layout.parse(row)
-    texts = {"question": fields.question, "answer": fields.answer, "steps": "".join(fields.steps)}
-    for name, text in texts.items():
-        check_text(name, text)
-        if len(text) > LONGEST:
-            raise ValueError(f"{name} has more than {LONGEST:,} characters")
-    if not fields.question.strip():
-        raise ValueError("empty question")
-    return fields
+    return layout.parse(row)
 
 
 def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +40,6 @@ GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = Mappi
 """Generated sources: the dataclass of the options, and the function that makes rows."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
-_NAMED = 3  # malformed rows that a message names, of however many were left out
 
 
 def load(
@@ -77,16 +77,14 @@ def load(
         n = GENERATED[split] if limit is None else limit
         return _generated(source, split, n, seed, options)
     check_known(f"{source} option", options, ())
-    reader = _Reader(f"{source}/{split}", entry, entry.splits[split], skip_malformed)
-    found = reader.examples(*_entries(source, entry, reader.plan, data_dir))
-    # Rows are read no further than `limit`: a malformed row behind it is never met.
-    examples = list(itertools.islice(_arranged(found, entry, reader.plan), limit))
-    _say_left_out(reader.name, reader.left_out)
-    if reader.refused:
-        refused = sum(map(len, reader.refused.values()))
-        progress.say(f"{reader.name}: {len(reader.ids):,} of {len(reader.ids) + refused:,} rows have a chain")
-        for line in own.told(reader.refused):
-            progress.say(f"  {line}")
+    name, plan = f"{source}/{split}", entry.splits[split]
+    entries, parser = _entries(source, entry, plan, data_dir)
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
+    found = _parsed(name, entries, parser, entry, plan, skip_malformed, left_out)
+    # Rows in upstream's order are read no further than `limit`: a malformed row behind it is never met.
+    read = list(itertools.islice(found, limit) if entry.order == "upstream" else found)
+    _say_left_out(name, len(read), left_out)
+    examples = read if entry.order == "upstream" else _part(read, plan)[:limit]
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
@@ -166,69 +164,64 @@ def found(source: Source, data_dir: str | Path | None) -> str:
 # --- rows of the table's sources ---------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out."""
+def _parsed(
+    name: str,
+    entries: Entries,
+    parser: Parser,
+    source: Source,
+    plan: Split,
+    skip: bool,
+    left_out: dict[str, list[str]],
+) -> Iterator[Example]:
+    """The entries as examples; adds the places of rows that are left out to `left_out`, by the reason.
 
-    name: str
-    """Of source and split."""
-    source: Source
-    plan: Split
-    skip: bool
-    left_out: list[str] = dataclasses.field(default_factory=list)
-    """Place and fault of each row that was left out."""
-    ids: set[str] = dataclasses.field(default_factory=set)
-    """Of the rows that were read."""
-    refused: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """Places of rows whose program gives no chain, by the reason: expected, and no fault."""
-
-    def examples(self, entries: Entries, parser: Parser) -> Iterator[Example]:
-        for index, (place, raw) in enumerate(entries):
-            try:
-                fields = parser(raw)
-                if question_hash(fields.question) in self.plan.leave_out:
-                    raise UpstreamFault("the test set asks the same question")
-                answer_type = fields.answer_type or self.source.answer_type
-                example = fields.example(self._id(fields, index), answer_type)
-            except NotStraight as error:
-                self.refused.setdefault(str(error), []).append(place)
-                continue
-            except ValueError as error:
-                # The publisher's own faults are known: they stop no load.
-                if not self.skip and not isinstance(error, UpstreamFault):
-                    raise ValueError(f"{place}: {error}") from error
-                self.left_out.append(f"{place}: {error}")
-                continue
-            # A row that was left out keeps its number, but takes no id.
-            self.ids.add(example.id)
+    A malformed row is left out with `skip`, and else an error.
+    """
+    ids: set[str] = set()
+    for index, (place, raw) in enumerate(entries):
+        try:
+            fields = parser(raw)
+            if question_hash(fields.question) in plan.leave_out:
+                raise UpstreamFault("the test set asks the same question")
+            key = _id(name, fields, index, source, ids)
+            example = fields.example(key, fields.answer_type or source.answer_type)
+        except ValueError as error:
+            # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
+            if not skip and not isinstance(error, NotStraight | UpstreamFault):
+                raise ValueError(f"{place}: {error}") from error
+            left_out[str(error)].append(place)
+        else:
+            # A row that was left out has a number, but takes no id.
+            ids.add(example.id)
             yield example
 
-    def _id(self, fields: Fields, index: int) -> str:
-        """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
-        if fields.key is not None:
-            return f"{self.name}/{fields.key}"
-        if self.source.order == "upstream":
-            return f"{self.name}/{index}"
-        first = f"{self.name}/{question_hash(fields.question)}"
-        # MultiArith asks 20 questions twice.
-        again = (f"{first}-{n}" for n in itertools.count(2))
-        return next(key for key in itertools.chain([first], again) if key not in self.ids)
 
-
-def _say_left_out(name: str, left_out: Sequence[str]) -> None:
-    if left_out:
-        more = "; ..." if len(left_out) > _NAMED else ""
-        progress.say(f"{name}: left out {len(left_out)} row(s): {'; '.join(left_out[:_NAMED])}{more}")
-
-
-def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Iterator[Example]:
-    """Sort a hash-ordered source and take the part that the split is; anything else streams through."""
+def _id(name: str, fields: Fields, index: int, source: Source, taken: set[str]) -> str:
+    """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
+    if fields.key is not None:
+        return f"{name}/{fields.key}"
     if source.order == "upstream":
-        return examples
+        return f"{name}/{index}"
+    first = f"{name}/{question_hash(fields.question)}"
+    # MultiArith asks 20 questions twice.
+    again = (f"{first}-{n}" for n in itertools.count(2))
+    return next(key for key in itertools.chain([first], again) if key not in taken)
+
+
+def _say_left_out(name: str, n_read: int, left_out: Mapping[str, Sequence[str]]) -> None:
+    if left_out:
+        n_rows = n_read + sum(map(len, left_out.values()))
+        progress.say(f"{name}: read {n_read:,} of {n_rows:,} rows")
+    for line in own.told(left_out):
+        progress.say(f"  {line}")
+
+
+def _part(examples: list[Example], plan: Split) -> list[Example]:
+    """The part of a hash-ordered source that the split is, sorted."""
     # These ids end in a hash of the question, or in the publisher's own: sorted, they are in no meaningful order.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
-    return iter({"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[plan.part])
+    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[plan.part]
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
@@ -336,10 +329,10 @@ def _wanted(plan: Split) -> str:
 def _own(path: Path, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
     """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
     rows = own.read(path, columns, split, answer_type="number")
-    left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
-    if left_out and not skip:
-        raise ValueError(left_out[0])
-    _say_left_out(f"{rows.name}/{split}", left_out)
+    if rows.left_out and not skip:
+        reason, places = next(iter(rows.left_out.items()))
+        raise ValueError(f"{places[0]}: {reason}")
+    _say_left_out(f"{rows.name}/{split}", len(rows.examples), rows.left_out)
     return rows.examples
 
 

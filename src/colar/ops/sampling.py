@@ -137,7 +137,12 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
 
     At temperature 0, where there is nothing to draw, those of temperature 1.
     """
-    return _logps(logits_BV, temperature_B, ids_B[:, None])[:, 0]
+    scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
+    total_B = mass(_weights(logits_BV, scale_B))
+    # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
+    mine_B = devices.to_widest(logits_BV.gather(1, ids_B[:, None])[:, 0])
+    behind_B = mine_B - devices.to_widest(logits_BV.amax(-1))
+    return (behind_B / scale_B - total_B.log()).float()
 
 
 def unlikely_logps(
@@ -157,15 +162,6 @@ def unlikely_logps(
         outside_BV = outside_BV | ~allowed_BV
     unlikely_BV = torch.where(outside_BV, weights_BV, 0)
     return (mass(unlikely_BV) / total_B).log().float()
-
-
-def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
-    scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
-    total_B = mass(_weights(logits_BV, scale_B))
-    # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
-    mine_BK = devices.to_widest(logits_BV.gather(1, ids_BK))
-    behind_BK = mine_BK - devices.to_widest(logits_BV.amax(-1, keepdim=True))
-    return (behind_BK / scale_B[:, None] - total_B.log()[:, None]).float()
 
 
 def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,9 +171,6 @@ def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of ids that two rows have in common at their starts."""
-    count = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    return sum(
+        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    )

@@ -4,8 +4,8 @@ Braces are matched: cutting at the last brace of a MATH solution corrupts a tent
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
 so; units and bases that differ make different answers. A list in parentheses or brackets is ordered, a
 bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
-math-verify is asked in a process of its own (`math_process.py`). Replies are cached; what had none means "not the
-same", and is asked once more the next time: the machine may have been busy.
+math-verify is asked in a process of its own (`math_process.py`); its replies are cached. Without one
+the two are not the same, and it is asked again the next time: the machine may have been busy.
 
 A unit is `\text{ cm}`, a word ("5 meters"), `\$` before the number, `^\circ`; a base is the subscript of "4210_7". Two
 answers may have the same, or one of them none: "5" is right where 5 cm is expected. Where both have one and the two
@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from functools import lru_cache
 
 from colar.data.judge import math_process
 from colar.data.judge.numbers import read_number
 
 MAX_CHARACTERS = 1000
-REMEMBERED = 10_000
-"""Comparisons of which the outcome is kept."""
-TRIES = 2
-"""Deadlines after which a comparison is not asked any more: each costs its seconds."""
+CACHED = 10_000
+"""Comparisons of which the outcome is cached."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BARE_BOX = re.compile(r"[^\s$]+")
@@ -169,14 +166,9 @@ def same_maths(gold: str, answer: str) -> bool:
         value = read_number(other)
         if gold_value is not None and value is not None:
             return gold_value == value
-    if _NO_REPLY[gold, answer] >= TRIES:
-        return False
     try:
-        return _asked(gold, answer)
-    except math_process.NoReplyError:
-        if len(_NO_REPLY) >= REMEMBERED:
-            _NO_REPLY.clear()
-        _NO_REPLY[gold, answer] += 1
+        return _equal(gold, answer)
+    except TimeoutError:
         return False
 
 
@@ -263,12 +255,8 @@ def _unit(name: str, power: str) -> str:
     return f"{name}^{raised}" if raised and raised != "1" else name
 
 
-_NO_REPLY: Counter[tuple[str, str]] = Counter()
-"""Number of comparisons without a reply."""
-
-
 # A model repeats its wrong answers, and a group of rollouts has many alike.
-@lru_cache(maxsize=REMEMBERED)
-def _asked(gold: str, answer: str) -> bool:
-    """The worker's reply. math_process.NoReplyError, which is not cached, where there is none."""
+@lru_cache(maxsize=CACHED)
+def _equal(gold: str, answer: str) -> bool:
+    """The worker's reply. TimeoutError, which is not cached, where there is none."""
     return math_process.WORKER.same(gold, answer)

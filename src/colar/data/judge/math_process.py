@@ -2,8 +2,9 @@
 
 Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
 write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
-the worker and has no reply. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`,
-ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify does.
+the worker and has no reply. This file is the worker, too: it reads a `[gold, answer]` a line, writes
+`true` or `false`, ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify
+does.
 
 Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that
 has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and absolutely where the value is above 1.
@@ -27,10 +28,6 @@ DIGITS = 100
 """Digits to which two closed forms with a root or a transcendental must agree."""
 
 
-class NoReplyError(Exception):
-    """The worker took too long, or died. An exception, because no cache keeps one."""
-
-
 class Worker:
     """The process: started at the first question, again where it has ended, and gone with its parent, which holds its
     stdin."""
@@ -40,7 +37,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def same(self, gold: str, answer: str) -> bool:
-        """Ask the process. NoReplyError where it takes too long, or dies of the question."""
+        """The reply of the process. TimeoutError where it takes too long, or dies of the question."""
         # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
             process = self._running()
@@ -60,7 +57,7 @@ class Worker:
                 timer.join()  # no timer may outlive its question and end the next one
             if not reply:
                 self._stop()
-                raise NoReplyError
+                raise TimeoutError
             return reply == "true"
 
     def _running(self) -> subprocess.Popen[str]:
