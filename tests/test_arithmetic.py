@@ -26,7 +26,6 @@ configs = st.builds(
     steps=st.sampled_from([(1, 4), (2, 2), (2, 4), (3, 6)]),
     max_number=st.sampled_from([12, 20, 99]),
     max_value=st.sampled_from([40, 99, 999]),
-    operations=st.sampled_from(["+-*/", "+-", "-+", "+*", "+-/"]),
     wording=st.sampled_from(sorted(JOINERS)),
 )
 
@@ -53,7 +52,6 @@ def test_every_chain_is_right_and_follows_from_its_question(config, split, seed)
         for a, op, b, value in equations(example):
             assert RULES[op](a, b) == value
             assert 2 <= value <= config.max_value
-            assert op in config.operations
             assert a in known
             assert b in known
             known.append(value)
@@ -88,7 +86,7 @@ def test_one_step_problems_fill_all_three_splits_without_overlap() -> None:
 
 @pytest.mark.parametrize("wording", sorted(JOINERS))
 def test_rows_are_pinned_on_every_machine(wording) -> None:
-    rows = generate(ArithmeticConfig((2, 4), 12, 40, "+-*/", wording), "test", 40, seed=3)
+    rows = generate(ArithmeticConfig((2, 4), 12, 40, wording), "test", 40, seed=3)
     text = "\n".join("|".join((row.id, row.question, *row.steps, row.answer)) for row in rows)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == PINNED[wording]
 
@@ -177,11 +175,9 @@ def test_slips_by_hand_and_in_the_train_split_alone() -> None:
 
 
 def test_an_exhausted_space_is_an_error_that_says_so() -> None:
-    tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4, operations="-")
-    with pytest.raises(ValueError, match=r"only \d+ of n = 1000 different train problems"):
-        generate(tight, "train", 1000, seed=0)
-    with pytest.raises(ValueError, match="only 0 of n = 1"):  # 2 * 2 * 2 * 2 * 2 > 4: no such chain
-        generate(ArithmeticConfig(steps=(4, 4), max_value=4, operations="*"), "train", 1, seed=0)
+    tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4)
+    with pytest.raises(ValueError, match=r"only \d+ of n = 10000 different train problems"):
+        generate(tight, "train", 10_000, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +188,6 @@ def test_an_exhausted_space_is_an_error_that_says_so() -> None:
         ({"steps": (2,)}, "steps must be"),
         ({"max_number": 3}, "max_number must be"),
         ({"max_value": 0}, "max_value must be"),
-        ({"operations": ""}, "operations must be"),
-        ({"operations": "+^"}, "operations must be"),
         ({"wording": "verse"}, "wording must be one of"),
         ({"overruns": 1.5}, "overruns must be a share from 0 to 1"),
         ({"slips": -0.1}, "slips must be a share from 0 to 1"),

@@ -125,7 +125,7 @@ def test_a_loss_makes_none(name: str) -> None:
     lm, method = build(CONFIGS[name], LoraSettings(r=4))
     rows = [method.encode(lm.template, example, Random(i), 0.0) for i, example in enumerate(EXAMPLES)]
     flat = Batch.collate(rows).tensors()
-    tensors = {key: devices.fit_dtype(column, torch.device("cpu")) for key, column in flat.items()}
+    tensors = {key: devices.send(column, torch.device("cpu")) for key, column in flat.items()}
     assert all(column.dtype != torch.float64 for column in tensors.values())
     with NoFloat64():
         Objective(lm, method)(**tensors)["loss"].backward()

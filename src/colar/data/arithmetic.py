@@ -31,7 +31,6 @@ MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
 LARGEST_SLIP = 99
 """Largest result of a chain with a slip: the two digits of the default `max_value`."""
-OPERATIONS = "+-*/"
 T = TypeVar("T")
 Equation = tuple[int, str, int, int]
 """a, operation, b, result"""
@@ -88,8 +87,6 @@ class ArithmeticConfig:
     """Largest number in a question (the smallest is 2)."""
     max_value: int = 40
     """Largest result of any step."""
-    operations: str = OPERATIONS
-    """Those of + - * / that may occur."""
     wording: str = "story"
     """`story`, or `run_on`: the same words, every clause joined by "and"."""
     overruns: float = 0.0
@@ -106,9 +103,6 @@ class ArithmeticConfig:
         for key in ("max_number", "max_value"):
             value = getattr(self, key)
             check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
-        some = isinstance(self.operations, str) and self.operations != ""
-        known = some and set(self.operations) <= set(OPERATIONS)
-        check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
         check_choice("wording", self.wording, tuple(JOINERS))
         for key in ("overruns", "slips"):
             share = getattr(self, key)
@@ -139,7 +133,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
             if misses > MAX_MISSES:
                 raise ValueError(
                     f"only {len(examples)} of n = {n} different {split} problems found for {config}: "
-                    "ask for fewer, or widen steps, max_number, max_value or operations"
+                    "ask for fewer, or widen steps, max_number or max_value"
                 )
             continue
         misses = 0
@@ -211,7 +205,7 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move] | 
     total = 0
     # A chain of n steps is made of moves that take one or two each.
     while steps_left or not moves:
-        kinds = _possible_kinds(config, first=not moves, steps_left=steps_left)
+        kinds = _possible_kinds(first=not moves, steps_left=steps_left)
         # Kinds are tried in a random order until one has numbers that fit.
         move = None
         while kinds and move is None:
@@ -225,8 +219,8 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move] | 
     return moves
 
 
-def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> list[str]:
-    """The kinds that may stand here: their steps fit, and the config allow their operations."""
+def _possible_kinds(first: bool, steps_left: int) -> list[str]:
+    """The kinds that may stand here: their steps fit."""
     if first:
         candidates = list(STARTS)
     elif steps_left == 2:
@@ -234,9 +228,8 @@ def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> l
         candidates = [*MOVES, *ENDINGS]
     else:
         candidates = list(MOVES)
-    allowed = set(config.operations)
     # A kind is spelled by its operations: the length of that text is the number of its steps.
-    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left and set(KINDS[kind]) <= allowed]
+    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
 
 
 def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:

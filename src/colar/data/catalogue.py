@@ -33,8 +33,6 @@ _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _CLOSING = ".!?,;:"
 _LETTERS = "ABCD"
-# Two of the 7,500 training rows end in an empty box.
-_MATH_UNANSWERED = frozenset({"79595ba3b4cfcfe2", "81a7fe8e017d681c"})
 
 
 class UpstreamFault(ValueError):
@@ -102,10 +100,8 @@ def hendrycks_math(raw: Any) -> Fields:
     solution = text_of(row, "solution")
     answer = extract_boxed(solution)
     if answer is None:
-        # A fault of the publisher's is left out and told; anyone else's stops the load.
-        known = question_hash(problem) in _MATH_UNANSWERED
-        fault = UpstreamFault if known else ValueError
-        raise fault("no answer: the solution has no filled, closed \\boxed{}")
+        # Two of the 7,500 training rows end in an empty box.
+        raise UpstreamFault("no answer: the solution has no filled, closed \\boxed{}")
     return Fields(problem, stripped(_PARAGRAPH.split(solution)), answer)
 
 

@@ -42,23 +42,23 @@ def read(path: Path) -> Entries:
 
     A table that is not compressed is read as its rows are used (JSON excepted): it may be larger than the memory.
     """
-    kind = ending(path)
-    if kind not in ENDINGS:
+    suffix = ending(path)
+    if suffix not in ENDINGS:
         raise ValueError(
             f"{path}: a data file must end in {', '.join(ENDINGS)}, perhaps with .gz or .zst behind it"
         )
     stream = _opened(path)
-    if kind == ".parquet":
+    if suffix == ".parquet":
         return _numbered(path, _parquet(path, stream))
     # Not `seek`: the file may be a pipe.
     start = stream.peek(START)[:START]
     _check_no_page(path, start)
-    if kind in (".txt", ".jsonl"):
+    if suffix in (".txt", ".jsonl"):
         return _lines(path, stream)
-    if kind == ".json":
+    if suffix == ".json":
         with stream:
             return _numbered(path, _json(path, files.decoded(stream.read(), path)))
-    return _separated(path, stream, "\t" if kind == ".tsv" else ",")
+    return _separated(path, stream, "\t" if suffix == ".tsv" else ",")
 
 
 def is_own_file(name: str | Path) -> bool:

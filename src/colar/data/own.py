@@ -217,15 +217,15 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
 
 
 def _answer_type(rows: Sequence[Fields]) -> AnswerType:
-    """The kind that rows name, if it is one; else numbers or letters where nearly all answers are, LaTeX or text."""
+    """The type that rows name, if it is one; else numbers or letters where nearly all answers are, LaTeX or text."""
     given = {fields.answer_type for fields in rows if fields.answer_type is not None}
     if len(given) == 1:
         return given.pop()
     golds = [fields.answer for fields in rows if fields.answer_type is None]
-    kinds: tuple[AnswerType, ...] = ("number", "choice")
-    for kind in kinds:
-        if sum(answers.understood(gold, kind) for gold in golds) >= ENOUGH * len(golds):
-            return kind
+    strict: tuple[AnswerType, ...] = ("number", "choice")
+    for answer_type in strict:
+        if sum(answers.understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
+            return answer_type
     formulas = sum("\\" in gold or "$" in gold or "^" in gold for gold in golds)
     return "latex" if formulas >= LATEX * len(golds) else "text"
 

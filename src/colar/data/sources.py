@@ -19,9 +19,8 @@ import dataclasses
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from colar import files, progress
@@ -34,12 +33,8 @@ from colar.data.fields import Fields, Parser
 from colar.data.programs import NotStraight
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
-GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
-    {"arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate)}
-)
-"""Generated sources: the dataclass of the options, and the function that makes rows."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
-"""Rows of a generated split where no `limit` is given."""
+"""Rows of a split of `arithmetic` where no `limit` is given."""
 
 
 def load(
@@ -56,8 +51,8 @@ def load(
     """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, or a folder of
-    `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` matters to
-    generated sources only. `options`: the fields of a generated source's config. `columns`: those of a user's file,
+    `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` and
+    `options`, the fields of its config, are for `arithmetic`. `columns`: those of a user's file,
     `{"question": "problem"}`, where they have other names.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
@@ -68,27 +63,20 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        return _with_clusters(_own(Path(source), split, skip_malformed, columns)[:limit])
+        return _with_clusters(_own(source, split, skip_malformed, columns)[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     entry = SOURCES[source]
     check_known(f"{source} split", [split], entry.splits)
-    if source in GENERATORS:  # made, not read
+    if source == "arithmetic":  # made, not read
+        # Checked here, for a dataclass answers an unknown name with a TypeError.
+        names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
+        check_known("arithmetic option", options, names)
         n = GENERATED[split] if limit is None else limit
-        return _generated(source, split, n, seed, options)
+        return arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed)
     check_known(f"{source} option", options, ())
-    name, plan = f"{source}/{split}", entry.splits[split]
-    entries, parser = _entries(source, entry, plan, data_dir)
-    left_out: defaultdict[str, list[str]] = defaultdict(list)
-    found = _parsed(name, entries, parser, entry, plan, skip_malformed, left_out)
-    # Rows in upstream's order are read no further than `limit`: a malformed row behind it is never met.
-    read = list(itertools.islice(found, limit) if entry.order == "upstream" else found)
-    _say_left_out(name, len(read), left_out)
-    examples = read if entry.order == "upstream" else _part(read, plan)[:limit]
-    if not examples:
-        raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
-    return _with_clusters(examples)
+    return _with_clusters(_published(source, split, data_dir, limit, skip_malformed))
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
@@ -161,7 +149,37 @@ def found(source: Source, data_dir: str | Path | None) -> str:
     return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})" if plans else "built in"
 
 
-# --- rows of the table's sources ---------------------------------------------------------------------------
+# --- rows of a user's file, and of the table's sources -----------------------------------------------------
+
+
+def _own(source: str, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
+    """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
+    rows = own.read(source, columns, split, answer_type="number")
+    if rows.left_out and not skip:
+        reason, places = next(iter(rows.left_out.items()))
+        raise ValueError(f"{places[0]}: {reason}")
+    _say_left_out(f"{rows.name}/{split}", len(rows.examples), rows.left_out)
+    return rows.examples
+
+
+def _published(
+    source: str, split: str, data_dir: str | Path | None, limit: int | None, skip: bool
+) -> list[Example]:
+    """The first `limit` rows of a source of the table."""
+    name, entry, plan = f"{source}/{split}", SOURCES[source], SOURCES[source].splits[split]
+    entries, parser = _entries(source, entry, plan, data_dir)
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
+    found = _parsed(name, entries, parser, entry, plan, skip, left_out)
+    if entry.order == "upstream":
+        # No further than `limit`: a malformed row behind it is never met.
+        examples = read = list(itertools.islice(found, limit))
+    else:
+        read = list(found)
+        examples = _part(read, plan)[:limit]
+    _say_left_out(name, len(read), left_out)
+    if not examples:
+        raise ValueError(f"{source}, split {split}: no rows")
+    return examples
 
 
 def _parsed(
@@ -236,14 +254,6 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
             first_id[question] = example.id
         marked.append(example)
     return marked
-
-
-def _generated(source: str, split: str, n: int, seed: int, options: Mapping[str, Any]) -> list[Example]:
-    """The first `n` rows of a generated source. ValueError for a wrong option, or where there are too few problems."""
-    config, generate = GENERATORS[source]
-    # Checked here, for a dataclass answers an unknown name with a TypeError.
-    check_known(f"{source} option", options, [field.name for field in dataclasses.fields(config)])
-    return generate(config(**options), split, n, seed)
 
 
 # --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
@@ -321,19 +331,6 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
 def _wanted(plan: Split) -> str:
     """The split's files as an error names them: "a or b + c" has two alternatives."""
     return " or ".join(" + ".join(names) for names in plan.files)
-
-
-# --- a user's own file, or folder of files ------------------------------------------------------------------
-
-
-def _own(path: Path, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
-    """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = own.read(path, columns, split, answer_type="number")
-    if rows.left_out and not skip:
-        reason, places = next(iter(rows.left_out.items()))
-        raise ValueError(f"{places[0]}: {reason}")
-    _say_left_out(f"{rows.name}/{split}", len(rows.examples), rows.left_out)
-    return rows.examples
 
 
 def _check_source(source: str) -> None:

@@ -124,11 +124,13 @@ class ColarLM(LM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
         """Refused: ValueError names the tasks that ask."""
-        raise no_likelihood(requests)
+        tasks = sorted({str(instance.task_name) for instance in requests})
+        raise ValueError(
+            f"model colar cannot answer {', '.join(tasks)}: they ask for the likelihood of a text (loglikelihood), and "
+            "a chain of latents leaves no such number; choose tasks with output_type generate_until"
+        )
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
-        """Refused: ValueError names the tasks that ask."""
-        raise no_likelihood(requests)
+    loglikelihood_rolling = loglikelihood
 
     def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
         """The turns as one text, from which `generate_until` has them again: the engine applies the chat template.
@@ -231,15 +233,6 @@ def cut(text: str, until: Sequence[str]) -> str:
     """The text before the first of the stop texts that occurs in it."""
     ends = [text.find(stop) for stop in until if stop in text]
     return text[: min(ends)] if ends else text
-
-
-def no_likelihood(requests: Sequence[Instance]) -> ValueError:
-    """The refusal of what needs likelihoods."""
-    tasks = sorted({str(instance.task_name) for instance in requests})
-    return ValueError(
-        f"model colar cannot answer {', '.join(tasks)}: they ask for the likelihood of a text (loglikelihood), and a "
-        f"chain of latents leaves no such number; choose tasks with output_type generate_until"
-    )
 
 
 def register() -> None:

@@ -55,14 +55,10 @@ def to_float64(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
 
 
-def fit_dtype(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor as it can be moved to the device: float64 as what that has instead."""
-    return tensor.to(widest_dtype(device)) if tensor.dtype == torch.float64 else tensor
-
-
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
-    tensor = fit_dtype(tensor, device)
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(widest_dtype(device))
     # Memory of a GPU cannot be pinned.
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
