@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.arithmetic import JOINERS, OPERATIONS, ArithmeticConfig, generate
+from colar.data.arithmetic import JOINERS, ArithmeticConfig, generate
 from colar.data.example import SPLITS
 
 STEP = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
@@ -110,7 +110,7 @@ def test_all_lengths_operations_and_two_partial_results_occur() -> None:
     rows = generate(ArithmeticConfig(steps=(1, 4)), "train", 2000, seed=0)
     lengths = [len(row.steps) for row in rows]
     assert all(0.2 < lengths.count(k) / 2000 < 0.3 for k in (1, 2, 3, 4))
-    assert {op for row in rows for _, op, _, _ in equations(row)} == set(OPERATIONS)
+    assert {op for row in rows for _, op, _, _ in equations(row)} == set(RULES)
     asked = [{Fraction(number) for number in re.findall(r"\d+", row.question)} for row in rows]
     combined = sum(
         any(not {a, b} & numbers for a, _, b, _ in equations(row))

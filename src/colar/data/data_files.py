@@ -91,11 +91,10 @@ def file_of(path: Path, split: str) -> Path:
 
 
 def existing(path: Path, split: str) -> Path:
-    """As `file_of`. ValueError where it is not there."""
+    """As `file_of`, of a folder. ValueError where it is not there."""
     file = file_of(path, split)
-    if path.is_dir() and not file.exists():
-        check_known(f"{path} split", [split], splits_in(path))
     if not file.is_file():
+        check_known(f"{path} split", [split], splits_in(path))
         raise ValueError(f"no file {file}")
     return file
 
