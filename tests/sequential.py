@@ -17,6 +17,11 @@ from colar.methods.sequential.choice import Groups
 from colar.model.latent_lm import LatentLM
 
 
+def matrices(maps: Any) -> torch.Tensor:
+    """The matrices of maps of places behind the first, (P - 1, D, D): I + U V each."""
+    return torch.eye(maps.up.shape[1]) + maps.up @ maps.down
+
+
 def made(
     family: str = "llama", live: bool = False, digits: bool = False, **config: Any
 ) -> tuple[LatentLM, Sequential]:
@@ -50,9 +55,9 @@ def latent(lm: LatentLM, ids: list[int]) -> torch.Tensor:
         for worth, token in enumerate(reversed(tokens)):
             embed = lm.embed(torch.tensor(token))
             if worth > 0:
-                embed = lm.extra["digit_maps"].matrices()[worth - 1] @ embed
+                embed = matrices(lm.extra["digit_maps"])[worth - 1] @ embed
             if unit > 0 and "place_maps" in lm.extra:
-                embed = lm.extra["place_maps"].matrices()[unit - 1] @ embed
+                embed = matrices(lm.extra["place_maps"])[unit - 1] @ embed
             total = total + embed
     return total / len(ids) ** 0.5
 

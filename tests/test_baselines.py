@@ -16,10 +16,10 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry, unroll
 from colar.methods import tokenskip as importance
-from colar.methods.base import Batch
+from colar.methods.base import Batch, keep_tokens
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.distill import alignment
-from colar.methods.icot import Icot, IcotConfig, offset, without_first
+from colar.methods.icot import Icot, IcotConfig, offset
 from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -426,11 +426,11 @@ def test_icot_removes_the_front_of_the_chain():
     assert all(before.encode(lm.template, CHAIN, Random(i), 1.0).chain == chain for i in range(20))
 
 
-def test_without_first():
-    assert without_first([[1, 2], [3], [4, 5]], 0) == [[1, 2], [3], [4, 5]]
-    assert without_first([[1, 2], [3], [4, 5]], 1) == [[2], [3], [4, 5]]
-    assert without_first([[1, 2], [3], [4, 5]], 4) == [[5]]
-    assert without_first([[1, 2], [3], [4, 5]], 9) == []
+def test_a_step_that_has_lost_all_its_tokens_is_gone():
+    assert keep_tokens([[1, 2], [3], [4, 5]], range(5)) == [[1, 2], [3], [4, 5]]
+    assert keep_tokens([[1, 2], [3], [4, 5]], range(1, 5)) == [[2], [3], [4, 5]]
+    assert keep_tokens([[1, 2], [3], [4, 5]], range(4, 5)) == [[5]]
+    assert keep_tokens([[1, 2], [3], [4, 5]], range(9, 5)) == []
 
 
 def test_removal_smoothing_is_exponential():

@@ -12,7 +12,7 @@ import torch
 from families import EXAMPLES, FAMILIES
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sequential import check_shares, encoded, latent, made
+from sequential import check_shares, encoded, latent, made, matrices
 from test_real_factors import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
 from torch import Tensor
 
@@ -102,7 +102,7 @@ def found_sizes(chain: list[int], c: float, phase: float) -> list[int]:
         torch.tensor([len(chain)]),
         torch.tensor([c], dtype=torch.float64),  # as a batch has it: float32 would move groups of 1.54
         torch.tensor([phase], dtype=torch.float64),
-        BY_HAND.bounds(ids, torch.tensor([c >= 2])),
+        BY_HAND.most_tokens(ids, torch.tensor([c >= 2])),
         BY_HAND.lengths(ids, torch.tensor([c >= 2])),
     )
     return sizes_of(found, 0)
@@ -150,7 +150,7 @@ def test_groups_are_those_of_a_naive_loop(chain: list[int], c: float, phase: flo
     for k, size in enumerate(sizes):
         grouped[k, :size] = ids[0, start : start + size]
         start += size
-    unit, digit = BY_HAND.places(grouped)
+    unit, digit = BY_HAND.units_and_digits(grouped)
     digits = Naive.of(BY_HAND, 2)
     for k, size in enumerate(sizes):
         at, places = 0, []
@@ -174,7 +174,7 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
         torch.tensor([len(chain) for chain in chains]),
         torch.tensor([2.0] * 4),
         torch.zeros(4).double(),
-        BY_HAND.bounds(ids, torch.ones(4).bool()),
+        BY_HAND.most_tokens(ids, torch.ones(4).bool()),
         BY_HAND.lengths(ids, torch.ones(4).bool()),
     )
     for row, chain in enumerate(chains):
@@ -346,7 +346,7 @@ def lively(
 def test_places_say_what_a_digit_is_worth() -> None:
     # 4 8 + 1 2 3 4 5: the last number has two units.
     group = torch.tensor([4, 8, OTHER, 1, 2, 3, 4, 5, -1])
-    unit, digit = BY_HAND.places(group)
+    unit, digit = BY_HAND.units_and_digits(group)
     assert unit[:8].tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
     assert digit[:8].tolist() == [1, 0, 0, 2, 1, 0, 1, 0]
 
@@ -539,5 +539,5 @@ def test_a_checkpoint_thinks_as_before(tmp_path: Path) -> None:
     pretrained.save(lm, method, tmp_path / "model", {}, "")
     again, method_again = pretrained.load(tmp_path / "model")
     assert method_again.config == method.config
-    ours: Tensor = lm.extra["digit_maps"].matrices()
-    torch.testing.assert_close(again.extra["digit_maps"].matrices(), ours)
+    ours: Tensor = matrices(lm.extra["digit_maps"])
+    torch.testing.assert_close(matrices(again.extra["digit_maps"]), ours)

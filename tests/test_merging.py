@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, tiny_lm
-from sequential import encoded, latent, made
+from sequential import encoded, latent, made, matrices
 
 from colar import files
 from colar.engine import reference
@@ -73,7 +73,7 @@ def test_a_checkpoint_keeps_its_maps(tmp_path: Path) -> None:
     pretrained.save(lm, method, tmp_path / "model", {}, "")
     again, method_again = pretrained.load(tmp_path / "model")
     assert method_again.config.merge == "ordered"
-    torch.testing.assert_close(again.extra["place_maps"].matrices(), lm.extra["place_maps"].matrices())
+    torch.testing.assert_close(matrices(again.extra["place_maps"]), matrices(lm.extra["place_maps"]))
     decoding = Decoding(max_latents=5, max_completion_length=4)
     request = Request("a", EXAMPLES[0].question, SequentialParams(3), decoding, 0, keep_latents=True)
     ours, theirs = reference.complete(lm, method, request), reference.complete(again, method_again, request)
@@ -129,7 +129,7 @@ def test_mapping_each_token_once_is_mapping_each_place(grouping: str) -> None:
     embeds = lm.embed(torch.where(real, ids, 0))
     unit = torch.arange(3).expand(ids.shape)
     if equations is not None:
-        unit, digit = equations.places(torch.where(real, ids, -1))
+        unit, digit = equations.units_and_digits(torch.where(real, ids, -1))
         embeds = lm.extra["digit_maps"](embeds, digit)
     embeds = lm.extra["place_maps"](embeds, unit)
     expected = (embeds * real[..., None]).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1).sqrt()
@@ -158,7 +158,7 @@ def test_a_map_is_what_its_matrix_says() -> None:
     for row in range(5):
         for g in range(3):
             place = int(places[row, g])
-            matrix = torch.eye(8) if place == 0 else maps.matrices()[place - 1]
+            matrix = torch.eye(8) if place == 0 else matrices(maps)[place - 1]
             by_matrix[row, g] = matrix @ embeds[row, g]
     torch.testing.assert_close(maps(embeds, places), by_matrix, rtol=1e-4, atol=1e-5)
     table = maps.of_each_place(embeds.flatten(end_dim=1))
@@ -172,9 +172,9 @@ def test_maps_start_from_those_of_a_checkpoint() -> None:
     more, fewer = PlaceMaps(8, 5), PlaceMaps(8, 2)
     more.start_from(before.state_dict())
     fewer.start_from(before.state_dict())
-    torch.testing.assert_close(more.matrices()[:2], before.matrices())
-    torch.testing.assert_close(more.matrices()[2:], torch.eye(8).repeat(2, 1, 1))
-    torch.testing.assert_close(fewer.matrices(), before.matrices()[:1])
+    torch.testing.assert_close(matrices(more)[:2], matrices(before))
+    torch.testing.assert_close(matrices(more)[2:], torch.eye(8).repeat(2, 1, 1))
+    torch.testing.assert_close(matrices(fewer), matrices(before)[:1])
 
 
 @pytest.mark.parametrize("merge", ["ordered", "sqrt"])
@@ -187,7 +187,7 @@ def test_maps_that_a_checkpoint_lacks_start_as_the_identity(tmp_path: Path, merg
     again = pretrained.load_for_training(folder, wider, None, "float32", seed=0)
     maps = again.extra["place_maps"]
     assert isinstance(maps, PlaceMaps)
-    torch.testing.assert_close(maps.matrices(), torch.eye(lm.width).repeat(2, 1, 1))
+    torch.testing.assert_close(matrices(maps), torch.eye(lm.width).repeat(2, 1, 1))
     decoders = (again.extra["group_decoder"].state_dict(), lm.extra["group_decoder"].state_dict())
     torch.testing.assert_close(*decoders)
     # What is asked, and not trained further, must have all of its modules.
@@ -207,8 +207,8 @@ def test_training_goes_on_from_other_maps_and_thinking_does_not(tmp_path: Path) 
     pretrained.save(lm, method, folder, {}, "")
     other = registry.build("sequential", {"compression_factors": [4], "merge": "ordered"})
     again = pretrained.load_for_training(folder, other, None, "float32", seed=0)
-    started = again.extra["place_maps"].matrices()
-    torch.testing.assert_close(started[0], lm.extra["place_maps"].matrices()[0])
+    started = matrices(again.extra["place_maps"])
+    torch.testing.assert_close(started[0], matrices(lm.extra["place_maps"])[0])
     assert len(started) == 3
     for name, weight in lm.extra["group_decoder"].state_dict().items():
         torch.testing.assert_close(again.extra["group_decoder"].state_dict()[name], weight)

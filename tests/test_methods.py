@@ -16,9 +16,10 @@ from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar.latent_head import LOG_STD_RANGE, latent_loss
 from colar.methods.colar.method import ColarParams
-from colar.methods.thinking import ThinkState
+from colar.methods.thinking import Branches, ThinkState
 from colar.model.latent_lm import LoraSettings
 from colar.ops import noise, trees
+from colar.ops.sampling import Ways
 from colar.template.template import Template
 
 METHODS = tuple(registry.METHODS)
@@ -317,7 +318,12 @@ def state_of(lm, hidden, **params):
     columns |= {name: torch.full((n,), float(value)) for name, value in params.items()}
     zeros = torch.zeros(n, dtype=torch.float64)
     whole = torch.arange(n)
-    return ThinkState(hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits)
+    greedy = Ways.of([(0.0, 1.0)])
+    most = tuple((name, math.ceil(column.max())) for name, column in columns.items())
+    branches = Branches(greedy, greedy, True, most, frozenset(columns))
+    return ThinkState(
+        hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits, branches
+    )
 
 
 def test_greedy_thinking_stops_when_that_is_more_likely_than_not():

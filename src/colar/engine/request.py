@@ -106,7 +106,10 @@ def check_runnable(method: Method, request: Request) -> None:
             checks.check_choice("context", role, ROLES)
             checks.check_text("context", text)
         for name in ("seed", "sample"):
-            _check_int64(name, getattr(request, name))
+            value = getattr(request, name)
+            # Draws are computed in int64 columns.
+            fits = isinstance(value, int) and not isinstance(value, bool) and INT64_MIN <= value <= INT64_MAX
+            checks.check_holds(name, fits, value, "a whole number from -2^63 to 2^63 - 1")
         if not isinstance(request.decoding, Decoding):
             raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
         if not isinstance(request.params, method.Params):
@@ -117,9 +120,3 @@ def check_runnable(method: Method, request: Request) -> None:
         method.check_params(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
-
-
-def _check_int64(name: str, value: object) -> None:
-    """Draws are computed in int64 columns."""
-    if not isinstance(value, int) or isinstance(value, bool) or not INT64_MIN <= value <= INT64_MAX:
-        raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}")

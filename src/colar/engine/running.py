@@ -175,7 +175,7 @@ class RunningRows:
     def branches(self) -> Branches:
         """The branches of a step of these rows."""
         if self._branches is None:
-            self._branches = Branches.of_requests(entry.request for entry in self.entries)
+            self._branches = Branches.of_requests([entry.request for entry in self.entries])
         return self._branches
 
     def fed(self, hidden_ND: Tensor) -> None:
@@ -209,8 +209,8 @@ class RunningRows:
             seed=self.seed_N[rows_B],
             sample=self.sample_N[rows_B],
             make_logits=logits,
+            branches=self.branches,
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_partial_head=partial_head,
-            known_branches=self.branches,
         )

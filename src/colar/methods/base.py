@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,28 @@ class Row:
         return len(self.question) + self.n_latents + n_chain + len(self.answer)
 
 
+class Columns:
+    """A dataclass of tensors with a row each, and a dict of them, `params`."""
+
+    params: dict[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A flat dict, as data loaders and Trainer move it between devices: `params.compression_factor` is one key."""
+        flat = dict(vars(self))
+        params = flat.pop("params")
+        return flat | {f"params.{name}": column for name, column in params.items()}
+
+    @classmethod
+    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Self:
+        """The inverse of `tensors`; keys of neither kind are ignored."""
+        names = [f.name for f in dataclasses.fields(cls) if f.name != "params"]  # type: ignore[arg-type]
+        params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
+        columns: dict[str, Any] = {name: flat[name] for name in names} | {"params": params}
+        return cls(**columns)
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(Columns):
     """Rows as tensors: ids (B, Q | T | A | X) padded on the right, lengths (B,), sizes (B, S | G), and columns (B,)."""
 
     question_ids: Tensor
@@ -127,15 +147,6 @@ class Batch:
     def rows(self, at: Tensor) -> Batch:
         """Some of the rows, by their indices (X,); as wide as the batch."""
         return Batch.from_tensors({name: column[at] for name, column in self.tensors().items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """A flat dict, as data loaders and Trainer move it between devices."""
-        return flat_tensors(self)
-
-    @classmethod
-    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
-        """The inverse of `tensors`."""
-        return cls(**from_flat_tensors(cls, flat))
 
 
 class Method(ABC):
@@ -317,21 +328,6 @@ def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]
     number = itertools.count()
     found = [[token for token in step if next(number) in kept] for step in steps]
     return [step for step in found if step]
-
-
-def flat_tensors(columns: Any) -> dict[str, Tensor]:
-    """The tensors of a dataclass by field, its `params` one by one: `params.compression_factor`."""
-    flat = {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns) if f.name != "params"}
-    for name, column in columns.params.items():
-        flat[f"params.{name}"] = column
-    return flat
-
-
-def from_flat_tensors(cls: Any, flat: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The inverse of `flat_tensors`: the fields of the dataclass; other keys are ignored."""
-    own: dict[str, Any] = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
-    params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
-    return {**own, "params": params}
 
 
 EFFORTS = ("xhigh", "high", "medium", "low", "minimal")

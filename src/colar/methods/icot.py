@@ -89,7 +89,7 @@ class Icot(Cot):
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
         if self.config.unit == "steps":
             return replace(row, steps=row.steps[removed:])
-        return replace(row, steps=without_first(row.steps, removed))
+        return replace(row, steps=base.keep_tokens(row.steps, range(removed, len(row.chain))))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         return thinking.no_thought(state)
@@ -101,8 +101,3 @@ def offset(uniform: float, smoothing_lambda: float | None) -> int:
         return 0
     # log(1 - u), not log(u): u may be 0, and is never 1.
     return math.floor(-math.log1p(-uniform) / smoothing_lambda)
-
-
-def without_first(steps: list[list[int]], n: int) -> list[list[int]]:
-    """The steps without the first n tokens of the chain; a step that has lost all its tokens is gone."""
-    return base.keep_tokens(steps, range(n, sum(map(len, steps))))

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from colar.methods import losses
-from colar.methods.base import flat_tensors, from_flat_tensors
+from colar.methods.base import Columns
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
@@ -38,7 +38,7 @@ LatentLogprob = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class Rollouts(Columns):
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
     Columns on the CPU make no one wait for a GPU: lengths, and where rows have what, are known there. `question_ids`
@@ -62,15 +62,6 @@ class Rollouts:
     temperature: Tensor
     latent_temperature: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """A flat dict, as Trainer moves it between devices."""
-        return flat_tensors(self)
-
-    @classmethod
-    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Rollouts:
-        """The inverse of `tensors`; other keys of the dict are ignored."""
-        return cls(**from_flat_tensors(cls, flat))
 
     def positions(self) -> Tensor:
         """(B,) positions that an action may stand at: thoughts, one stop, tokens."""

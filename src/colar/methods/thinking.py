@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -65,32 +64,23 @@ class Branches:
     """The params whose values are all whole numbers."""
 
     @classmethod
-    def of(cls, decoding: Sequence[Sequence[float]], params: Mapping[str, Collection[float]]) -> Branches:
-        """Those of rows with these temperatures, latent temperatures and top-ps, and these params."""
-        temperatures, latent_temperatures, top_ps = decoding
-        return cls(
-            Ways.of(zip(temperatures, top_ps, strict=True)),
-            Ways.of(zip(latent_temperatures, top_ps, strict=True)),
-            all(map(operator.eq, temperatures, latent_temperatures)),
-            tuple((name, math.ceil(max(values, default=0))) for name, values in params.items()),
-            frozenset(
-                name for name, values in params.items() if all(value == int(value) for value in values)
-            ),
-        )
-
-    @classmethod
-    def of_requests(cls, requests: Iterable[RequestView]) -> Branches:
+    def of_requests(cls, requests: Sequence[RequestView]) -> Branches:
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
-        requests = list(requests)
         decodings = {request.decoding for request in requests}
-        columns = [
-            [getattr(decoding, name) for decoding in decodings]
-            for name in ("temperature", "latent_temperature", "top_p")
-        ]
-        distinct = {request.params for request in requests}
-        names = [f.name for f in dataclasses.fields(next(iter(distinct)))] if distinct else []
-        return cls.of(columns, {name: [float(getattr(each, name)) for each in distinct] for name in names})
+        settings = [vars(params) for params in {request.params for request in requests}]
+        values = {
+            name: [float(each[name]) for each in settings] for name in (settings[0] if settings else ())
+        }
+        return cls(
+            Ways.of([(each.temperature, each.top_p) for each in decodings]),
+            Ways.of([(each.latent_temperature, each.top_p) for each in decodings]),
+            all(each.temperature == each.latent_temperature for each in decodings),
+            tuple((name, math.ceil(max(column))) for name, column in values.items()),
+            frozenset(
+                name for name, column in values.items() if all(value == int(value) for value in column)
+            ),
+        )
 
     def largest(self, name: str) -> int:
         """The largest value of one of the params, rounded up."""
@@ -115,23 +105,14 @@ class ThinkState:
     seed: Tensor
     sample: Tensor
     make_logits: Callable[[Tensor], Tensor]
+    branches: Branches
+    """Those of these rows or more."""
     begun: dict[str, Tensor] = field(default_factory=dict)
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
     """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
-    known_branches: Branches | None = None
-    """Those of these rows or more, from an engine; without them the columns are read, which synchronises."""
-
-    @cached_property
-    def branches(self) -> Branches:
-        """The facts by which `think` may branch in Python."""
-        if self.known_branches is not None:
-            return self.known_branches
-        columns = (self.temperature, self.latent_temperature, self.top_p)
-        params = {name: column.tolist() for name, column in self.params.items()}
-        return Branches.of([column.tolist() for column in columns], params)
 
     @classmethod
     def of(
@@ -144,14 +125,8 @@ class ThinkState:
     ) -> ThinkState:
         """The state of these requests, a row each, at these steps."""
         columns = request_columns(requests, hidden.device)
-        return cls(
-            hidden,
-            step,
-            **columns,
-            make_logits=make_logits,
-            begun=begun,
-            known_branches=Branches.of_requests(requests),
-        )
+        branches = Branches.of_requests(requests)
+        return cls(hidden, step, **columns, make_logits=make_logits, branches=branches, begun=begun)
 
     @cached_property
     def _logits(self) -> Tensor:

@@ -41,8 +41,9 @@ def text(
         shown.update(validation["params"][-1])
 
     kind = ADAPTER if lm.has_adapter else "all weights trained"
+    label = f" ({run['label']})" if run.get("label") else ""
     introduction = (
-        f"# {_short(lm.name)}, {name}{_labelled(run)}\n\n"
+        f"# {_short(lm.name)}, {name}{label}\n\n"
         f"A causal language model fine-tuned with colar to reason by the method `{name}`. "
         f"Backbone: `{_short(lm.name)}` ({kind})."
     )
@@ -132,7 +133,3 @@ def _public(data: Mapping[str, Any] | None) -> dict[str, Any]:
 def _short(name: str) -> str:
     """A folder's own name, a Hub id as it is."""
     return Path(name).name if Path(name).exists() or name.startswith(("/", ".", "~")) else name
-
-
-def _labelled(run: Mapping[str, Any]) -> str:
-    return f" ({run['label']})" if run.get("label") else ""

@@ -202,17 +202,20 @@ class LatentLM(nn.Module):
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
         head = self.causal_lm.get_output_embeddings()
         size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
-        own_XN = None if narrow else vocabulary.own_logits(head, hidden_XD)
-        if own_XN is None or len(hidden_XD) <= size:
+        trained_XN = None if narrow else vocabulary.trained_logits(head, hidden_XD)
+        if trained_XN is None or len(hidden_XD) <= size:
             return chunks.in_chunks(
-                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, part), *own), hidden_XD, columns, size
+                lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
+                hidden_XD,
+                columns,
+                size,
             )
 
         # Logits of tokens in an adapter are a column of their own: what is left of the head is not trained.
-        def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
-            return reduce(head_logits(self.causal_lm, hidden_CD, part, own_CN), *own)
+        def values_of(hidden_CD: Tensor, trained_CN: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
+            return reduce(head_logits(self.causal_lm, hidden_CD, part, trained_CN), *chunk)
 
-        return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
+        return chunks.in_chunks(values_of, hidden_XD, (trained_XN, *columns), size)
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""

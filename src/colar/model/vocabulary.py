@@ -137,20 +137,20 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     return torch.where(is_added[..., None], own, base)
 
 
-def unscaled_logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
-    """The LM head's output, (..., D) -> (..., V). `own` is what `own_logits` gave, where it was called already."""
+def unscaled_logits(head: nn.Module, hidden: Tensor, trained: Tensor | None = None) -> Tensor:
+    """The LM head's output, (..., D) -> (..., V). `trained`: of `trained_logits`, where that was called already."""
     added = trained_tokens(head)
     if added is None:
         result: Tensor = head(hidden)
         return result
     base: Tensor = added.base(hidden)
-    if own is None:
-        own = added.logits(hidden)
+    if trained is None:
+        trained = added.logits(hidden)
     # In place: the table of logits is the largest tensor of a step.
-    return base.index_copy_(-1, added.ids_N, own.to(base.dtype))
+    return base.index_copy_(-1, added.ids_N, trained.to(base.dtype))
 
 
-def own_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
+def trained_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
     """The logits of the tokens that an adapter trains in the LM head, (..., N); None where there are none."""
     added = trained_tokens(head)
     return None if added is None else added.logits(hidden)
@@ -203,18 +203,18 @@ def is_linear(head: nn.Module) -> bool:
 
 
 def head_logits(
-    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, own: Tensor | None = None
+    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, trained: Tensor | None = None
 ) -> Tensor:
     """The LM head, or a part of it, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps. `own` are the logits that `own_logits` gave, where it was called already.
+    Cohere and Granite scale, Gemma 2 caps. `trained`: of `trained_logits`, where that was called already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
     if part is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own).float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, trained).float()
     elif part.weight_SD is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own)[..., part.ids_S].float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, trained)[..., part.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, part.weight_SD, part.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:

@@ -53,7 +53,7 @@ class Rules:
     """Bools: in which rows numbers are units. Of equations."""
 
     @property
-    def places(self) -> int:
+    def most_tokens(self) -> int:
         """The most tokens that a group may have."""
         # A number that begins a group is one unit; behind it a unit is one token.
         return self.most_units if self.equations is None else self.most_units + LONGEST - 1
@@ -152,7 +152,7 @@ def choose(
     place.
     """
     compact = not devices.is_asynchronous(first_B.device)
-    found = Groups.begun(first_B, rules.places)
+    found = Groups.begun(first_B, rules.most_tokens)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #
@@ -166,7 +166,7 @@ def choose(
     numbers_B = torch.zeros_like(first_B, dtype=torch.bool) if rules.numbers is None else rules.numbers
     extents = Extents(first_B, rules.units, rules.equations, numbers_B)
     going_X = (token_X != lm.template.closing_id) & extents.open(rows_X)
-    for place in range(1, rules.places):
+    for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
             rows_X, state_XD, token_X, going_X = rows_X[at], state_XD[at], token_X[at], going_X[at]

@@ -77,7 +77,7 @@ class Equations:
 
     # Of groups that are given
 
-    def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def units_and_digits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
         and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
 
@@ -102,7 +102,7 @@ class Equations:
     def lengths(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
         """(B, T): the tokens of the unit that starts at each token. What stands in a row's padding means nothing.
 
-        Of numbers that begin no group a unit is one digit: `bounds` says so.
+        Of numbers that begin no group a unit is one digit: `most_tokens` says so.
         """
         digit_BT = self.is_digit(chain_ids)
         length_BT = torch.ones_like(chain_ids)
@@ -114,7 +114,7 @@ class Equations:
             length_BT = length_BT + run_BT.long()
         return torch.where(numbers_B[:, None], length_BT, 1)
 
-    def bounds(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
+    def most_tokens(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
         """(B, T): the most tokens of a group that starts at each token, for any c: it ends before a token that may not
         join it."""
         T = chain_ids.shape[1]

@@ -43,15 +43,10 @@ class PlaceMaps(nn.Module):
         self.up = nn.Parameter(torch.zeros(places - 1, width, RANK))
         self.down = nn.Parameter(torch.randn(places - 1, RANK, width) / width**0.5)
 
-    def matrices(self) -> Tensor:
-        """W_2 to W_n, (P - 1, D, D) float32."""
-        up, down = self.up.float(), self.down.float()
-        with torch.autocast(up.device.type, enabled=False):
-            return torch.eye(up.shape[1], device=up.device) + up @ down
-
     def of_each_place(self, embeds_UD: Tensor) -> Tensor:
         """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
         embeds_UD = embeds_UD.float()
+        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
         with torch.autocast(embeds_UD.device.type, enabled=False):
             low_PUR = embeds_UD @ self.down.float().transpose(1, 2)
             mapped_PUD = embeds_UD + low_PUR @ self.up.float().transpose(1, 2)
@@ -73,13 +68,11 @@ class PlaceMaps(nn.Module):
             mine[:n] = theirs[:n]
 
     def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
-        mapped = embeds.float()
-        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
-        with torch.autocast(embeds.device.type, enabled=False):
-            for place, weight in enumerate(self.matrices(), start=1):
-                at = (places == place)[..., None]
-                mapped = torch.where(at, mapped @ weight.T, mapped)
-        return mapped
+        mapped_PND = self.of_each_place(embeds.flatten(end_dim=-2))
+        # Behind a group's end places go on. What is there is not summed.
+        places_N = places.flatten().clamp(max=len(mapped_PND) - 1)
+        rows_N = torch.arange(len(places_N), device=places.device)
+        return mapped_PND[places_N, rows_N].view(embeds.shape)
 
 
 def maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
@@ -133,7 +126,7 @@ def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
     """The place of each token for each of the maps; ids (..., G) are -1 behind a group."""
     if equations is None:
         return {"place_maps": torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)}
-    unit, digit = equations.places(ids)
+    unit, digit = equations.units_and_digits(ids)
     return {"digit_maps": digit, "place_maps": unit}
 
 

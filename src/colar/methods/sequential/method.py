@@ -143,15 +143,15 @@ class Sequential(GroupMethod):
         gated = bool((batch.params["confidence_threshold"] > 0).any())
         if equations is None and not gated:
             return grouping.sizes(batch.chain_lengths, c_B, phase_B)
-        bounds_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
+        most_tokens_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
         unit_BT = None
         if equations is not None:
-            bounds_BT = equations.bounds(batch.chain_ids, c_B >= NUMBERS_FROM)
+            most_tokens_BT = equations.most_tokens(batch.chain_ids, c_B >= NUMBERS_FROM)
             unit_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
         if gated:
             # A first pass says how far the model is confident; the loss feeds groups that end there.
-            bounds_BT = torch.minimum(bounds_BT, self.bounds(lm, batch))
-        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, bounds_BT, unit_BT)
+            most_tokens_BT = torch.minimum(most_tokens_BT, self.confident_tokens(lm, batch))
+        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, most_tokens_BT, unit_BT)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
@@ -172,17 +172,17 @@ class Sequential(GroupMethod):
         most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
         starts_BK = grouping.starts(fed.sizes_BK)
         # Up to the token that a group ended before: at inference nothing behind that is asked for.
-        own_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
+        n_labels_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = decoder.tokens_from(
             batch.chain_ids,
             batch.chain_lengths,
             starts_BK,
-            torch.maximum(own_BK, self._ahead(lm, batch, starts_BK)) if ahead else own_BK,
+            torch.maximum(n_labels_BK, self._ahead(lm, batch, starts_BK)) if ahead else n_labels_BK,
             lm.template.closing_id,
         )
-        place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
-        weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
+        place_G = torch.arange(ids_BKG.shape[-1], device=n_labels_BK.device)
+        weights_BKG = torch.where(place_G < n_labels_BK[..., None], 1.0, ahead) * real_BKG
         return grouping.followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
 
     def _label_counts(
@@ -209,15 +209,15 @@ class Sequential(GroupMethod):
             return most_BK
         largest = self.config.factors.high
         numbers_B = torch.full_like(batch.chain_lengths, largest >= NUMBERS_FROM, dtype=torch.bool)
-        sizes_BK = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
+        sizes_BK = grouping.tokens_of_units(equations.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
         # Behind a row's last group the starts are the chain's length.
         at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
-        sizes_BK = torch.minimum(sizes_BK, equations.bounds(batch.chain_ids, numbers_B).gather(1, at_BK))
+        sizes_BK = torch.minimum(sizes_BK, equations.most_tokens(batch.chain_ids, numbers_B).gather(1, at_BK))
         sizes_BK = torch.minimum(sizes_BK, batch.chain_lengths[:, None] - starts_BK)
         return self._label_counts(lm, batch, starts_BK, sizes_BK, most_BK, numbers_B)
 
     @torch.no_grad()
-    def bounds(self, lm: LatentLM, batch: Batch) -> Tensor:
+    def confident_tokens(self, lm: LatentLM, batch: Batch) -> Tensor:
         """(B, T): how many tokens a group has that starts at a reasoning token, where only the threshold ends it.
 
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
@@ -256,7 +256,7 @@ class Sequential(GroupMethod):
         equations = self.equations(lm)
         if equations is not None:
             lengths_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
-            most_BT = grouping.reach(lengths_BT, starts_BT, most_BT)
+            most_BT = grouping.tokens_of_units(lengths_BT, starts_BT, most_BT)
         closing_id = lm.template.closing_id
         return decoder.tokens_from(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
 
