@@ -295,19 +295,6 @@ def test_formats_from_the_future_are_refused(copy):
             pretrained.load(folder)
 
 
-def test_options_of_other_versions_are_refused_by_name(copy):
-    folder = copy("full")
-    info, template = files.read_json(folder / "colar.json"), files.read_json(folder / "template.json")
-    changed = {**info["method"], "config": {**info["method"]["config"], "numbers_from": 2}}
-    files.write_json(folder / "colar.json", {**info, "method": changed})
-    with pytest.raises(ValueError, match=f"{folder.name}: .*unknown key 'method.numbers_from'"):
-        pretrained.load(folder)
-    files.write_json(folder / "colar.json", info)
-    files.write_json(folder / "template.json", {**template, "number_tokens": 99})
-    with pytest.raises(ValueError, match="trained with model.number_tokens 99, an option that this version"):
-        pretrained.load(folder)
-
-
 def test_modules_that_do_not_fit_are_named(saved, copy):
     folder = copy("full")
     shutil.copy(folder / "model.safetensors", folder / "modules.safetensors")

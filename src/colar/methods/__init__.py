@@ -9,5 +9,5 @@ cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
 soft_tokens    embeddings mixed by probabilities
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement
-pretrained     a model and its method: saved, loaded
+pretrained     a model and its method: saved, loaded;  converted reads earlier versions
 """

@@ -293,6 +293,11 @@ class Template:
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
                 f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
             )
+        if saved.get("number_tokens") is not None:
+            raise ValueError(
+                f"trained with model.number_tokens {saved['number_tokens']!r}, an option that this version no longer "
+                "has; load it with the version that trained it, or train again without"
+            )
         # Ids that moved would be read without an error and mean other tokens.
         for key in ("separator_id", "bos_id", "eos_id"):
             if getattr(template, key) != saved.get(key):
