@@ -166,7 +166,7 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
             (0.80, 0.79, 0.70),
             0.04,
             1,
-            "too few to choose a speed by (± 8 points), so c = 1 is the default; c = 2 answers 1.0 ± 7.8 points less, with 50% of",
+            "too few to choose a speed by (± 8 points), so c = 1 is the default; c = 2 answers 1 ± 8 points less, with 50% of",
         ),
         # CoT may be behind: a speed is compared with c = 1 as well.
         (
@@ -193,7 +193,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     made = Report({}, "cot", [cot, bare, *own], differences)
     default, sentence = auto_speeds.choose(made)
     assert default == {"compression_factor": chosen}
-    assert sentence.startswith("CoT answers 80.0% of 100 held-out questions")
+    assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
 
 
@@ -204,7 +204,7 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     assert default == {"compression_factor": 1}
     assert (
         sentence
-        == "CoT answers 3.0% of 100 held-out questions: it has hardly learnt, and no speed can be chosen by it."
+        == "CoT answers 3% of 100 held-out questions: it has hardly learnt, and no speed can be chosen by it."
     )
 
 
@@ -259,7 +259,7 @@ def test_from_a_file_to_a_model(
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)
     assert [row[0].removesuffix(" (default)") for row in run.speeds.rows] == [
-        "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2 with threshold 0.8",
+        "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2, threshold 0.8",
     ]  # fmt: skip
     assert run.picture.exists()
     assert "accuracy %" in run.table

@@ -24,8 +24,7 @@ from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles
 from colar.evaluation.report_rows import Difference, Given, Report, ReportRow, System
 from colar.evaluation.stats import Z95
-from colar.evaluation.tables import PAIRED, accuracy_of, points
-from colar.evaluation.text_table import number, percent
+from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
 
@@ -41,6 +40,8 @@ WITHIN = 0.01
 """Accuracy that the default speed may lose to CoT: a point."""
 LEARNT = 0.05
 """Accuracy of CoT below which other speeds are not compared with it."""
+NARROW = 2.0
+"""Points of half an interval below which a decimal is shown."""
 TOO_WIDE = 0.05
 """Half of a 95% interval from which rows are too few to choose by."""
 
@@ -175,7 +176,8 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
     cot, _, own, differences = _parts(made)
-    accuracy = f"CoT answers {percent(cot.accuracy)}% of {cot.n} held-out questions"
+    percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
+    accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
     [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
     if cot.accuracy < LEARNT:
         return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
@@ -184,20 +186,23 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
     half = Z95 * (difference.se or 0.0)
-    name, beside = speed_name(best.system.params), _beside(best, cot, difference)
-    # With however few rows, c = 1 may be far enough behind to be sure.
-    if not within and (half <= TOO_WIDE or difference.difference + half < 0):
-        verdict = f"no speed is within a point of CoT: {name} answers {beside}"
+    verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
+    # Far enough behind to be sure, with however few rows.
+    if best is slowest and difference.difference + half < 0:
         return dict(SPEEDS[0]), f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
-        return dict(SPEEDS[0]), f"{accuracy}. {few}; {name} answers {beside}."
-    return dict(best.system.params), f"{accuracy}; {name} answers as well as CoT, {beside}."
+        it = _beside(best, cot, difference, name="it") if best is slowest else _beside(best, cot, difference)
+        return dict(SPEEDS[0]), f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
+    if within:
+        verdict = _beside(best, cot, difference, verb="answers as well as CoT,")
+    return dict(best.system.params), f"{accuracy}; {verdict}."
 
 
-def _beside(row: ReportRow, cot: ReportRow, difference: Difference) -> str:
-    """`0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
-    gap = percent(abs(difference.difference), Z95 * (difference.se or 0.0))
+def _beside(
+    row: ReportRow, cot: ReportRow, difference: Difference, name: str | None = None, verb: str = "answers"
+) -> str:
+    """`c = 2 answers 0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
     side = "less" if difference.difference < 0 else "more"
     cost = (
         f"{row.length / cot.length:.0%} of the thoughts and "
@@ -205,7 +210,8 @@ def _beside(row: ReportRow, cot: ReportRow, difference: Difference) -> str:
         if cot.length
         else f"{row.length:.1f} thoughts"
     )
-    return f"{gap} points {side}, with {cost}"
+    gap = f"{_points(abs(difference.difference), difference.se or 0.0)} points {side}"
+    return f"{name or speed_name(row.system.params)} {verb} {gap}, with {cost}"
 
 
 def _parts(made: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
@@ -260,16 +266,16 @@ def speeds_table(
     cot, bare, own, differences = _parts(made)
     rows = []
     for row in [cot, bare, *own]:
-        alone = seconds.get(_key(row.system))
+        difference = differences.get(row.system)
         mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
         rows.append(
             [
                 _name(row) + mark,
-                accuracy_of(row),
-                points(differences.get(row.system)),
-                number(row.length),
-                text_table.BLANK if alone is None else f"{1000 * alone:.3g}",
-                f"{1000 * row.seconds_per_question:.3g}",
+                _points(row.accuracy, row.accuracy_se),
+                _signed_points(difference),
+                f"{row.length:.2g}",
+                _milliseconds(seconds.get(_key(row.system))),
+                _milliseconds(row.seconds_per_question),
             ]
         )
     head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch"]
@@ -281,7 +287,31 @@ def speeds_table(
     return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
 
 
+def _points(share: float, se: float | None) -> str:
+    """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
+    digits = _decimals(se)
+    return f"{100 * share:.{digits}f} ± {100 * Z95 * (se or 0.0):.{digits}f}"
+
+
+def _decimals(se: float | None) -> int:
+    return 0 if 100 * Z95 * (se or 0.0) >= NARROW else 1
+
+
+def _signed_points(row: Difference | None) -> str:
+    """A difference in points with its sign, and a star where its interval leaves out 0."""
+    if row is None:
+        return text_table.BLANK
+    star = " *" if row.interval is not None and (row.interval[0] > 0 or row.interval[1] < 0) else ""
+    return f"{'-' if row.difference < 0 else '+'}{_points(abs(row.difference), row.se)}{star}"
+
+
 def _name(row: ReportRow) -> str:
     if row.system.method == "cot":
         return row.system.label or "CoT"
-    return speed_name(row.system.params)
+    return speed_name(row.system.params).replace(" with", ",")
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return text_table.BLANK
+    return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
