@@ -14,10 +14,10 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import answer_all
-from colar.look import answers, cost
+from colar.look import cost, diagnosis
 from colar.look import inspect as inspection
+from colar.look.inspect_tables import CAUSES
 from colar.look.reference_chain import Token, reference_groups, reference_rows
-from colar.look.tables import CAUSES
 from colar.look.thought import NEIGHBOURS
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
@@ -52,8 +52,8 @@ def params_of(method):
 
 def opened(lm, method, examples, params):
     """Let the model answer, and read its answers."""
-    completions = answer_all(lm, method, answers.requests_of(examples, params, LIMITS))
-    return answers.read_answers(lm, method, examples, params, completions)
+    completions = answer_all(lm, method, diagnosis.requests_of(examples, params, LIMITS))
+    return diagnosis.read_answers(lm, method, examples, params, completions)
 
 
 def tokens(*ids):
@@ -77,7 +77,7 @@ def tokens(*ids):
     ],
 )
 def test_marks_by_hand(groups, read_as, marks):
-    assert answers.marks_of(groups, read_as) == marks
+    assert diagnosis.marks_of(groups, read_as) == marks
 
 
 def completion(text, length, seconds):
@@ -117,9 +117,9 @@ def test_a_difference_is_paired():
 def test_chains_are_what_the_engine_says(model):
     lm, method = model
     params = params_of(method)
-    requests = answers.requests_of(EXAMPLES, params, LIMITS)
+    requests = diagnosis.requests_of(EXAMPLES, params, LIMITS)
     completions = Engine(lm, method, 3).generate(requests)
-    found = answers.read_answers(lm, method, EXAMPLES, params, completions)
+    found = diagnosis.read_answers(lm, method, EXAMPLES, params, completions)
     for example, one, chain in zip(EXAMPLES, completions, found, strict=True):
         assert (chain["id"], chain["answer"], chain["length"]) == (example.id, one.text, one.length)
         assert len(chain["thoughts"]) == one.length
@@ -174,7 +174,7 @@ def test_latents_show_their_nearest_tokens():
 
 def test_controls_of_a_system(model):
     lm, method = model
-    requests = answers.requests_of(EXAMPLES, params_of(method), LIMITS)
+    requests = diagnosis.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
     found = cost.control_results(lm, method, EXAMPLES, requests, completions)
     outcomes = found["outcomes"]
@@ -201,9 +201,9 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     pretrained.attach(lm, method, seed=0)
     key = inspection.key_of("coconut", method.Params())
     system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
-    assert system.numbers["diagnosis"] is None
-    assert system.numbers["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
-    assert {chain["cause"] for chain in system.answers} <= set(PLAIN_CAUSES)
+    assert system["diagnosis"] is None
+    assert system["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
+    assert {chain["cause"] for chain in system["answers"]} <= set(PLAIN_CAUSES)
     assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()
 
 
@@ -240,7 +240,7 @@ def test_a_notebook_asks_in_its_own_words():
         lm, method, ["What is 2 + 3?", EXAMPLES[0]], compression_factors=(2, 5), decoding=LIMITS
     )
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [2, 5]
+    assert [system["params"]["compression_factor"] for system in shown.systems] == [2, 5]
     html = shown._repr_html_()
     assert html.startswith("<iframe srcdoc=")
     page = shown.page()
@@ -249,7 +249,7 @@ def test_a_notebook_asks_in_its_own_words():
     assert data["questions"][0]["question"] == "What is 2 + 3?"
     # Nothing is said of an answer that nobody knows; the other question's is judged.
     for system in shown.systems:
-        unknown, known = system.numbers["answers"]
+        unknown, known = system["answers"]
         assert (unknown["right"], unknown["cause"]) == (None, None)
         assert known["cause"] in CAUSES
     shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(2,))
@@ -265,11 +265,11 @@ def test_a_notebook_is_asked_at_the_speeds_that_a_sequential_head_has():
     """It was taught no group of five: c = 5 is left out, and is an error where it is asked for."""
     lm, method = made(live=True, compression_factors=[1, 2, 3])
     shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS)
-    assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [1, 2]
+    assert [system["params"]["compression_factor"] for system in shown.systems] == [1, 2]
     with pytest.raises(ValueError, match="compression_factor 5 is above what was trained"):
         colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(5,))
     shown = colar.inspect(*gaussian(), ["What is 2 + 3?"], decoding=LIMITS)
-    assert [system.numbers["params"]["compression_factor"] for system in shown.systems] == [1, 2, 5]
+    assert [system["params"]["compression_factor"] for system in shown.systems] == [1, 2, 5]
 
 
 def test_the_notebooks_page_is_saved(tmp_path):

@@ -21,7 +21,7 @@ from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check_runnable
 from colar.evaluation.evaluate import make_request
-from colar.look import answers
+from colar.look import diagnosis
 from colar.look.reference_chain import reference_rows
 from colar.methods import registry
 from colar.methods.pretrained import attach, load, save
@@ -386,7 +386,7 @@ def test_every_maker_of_requests_passes_the_turns_on():
     assert [request.context for request in made] == [
         each for context in wanted for each in (context, context)
     ]
-    made = answers.requests_of(examples, method.Params(), GREEDY)
+    made = diagnosis.requests_of(examples, method.Params(), GREEDY)
     assert [request.context for request in made] == wanted
     point = SimpleNamespace(decoding="greedy", seed=0, params=method.Params())
     limits = SimpleNamespace(max_latents=4, max_completion_length=4)

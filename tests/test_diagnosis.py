@@ -13,8 +13,9 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
-from colar.look import answers, thought
-from colar.look.answers import classify, missing
+from colar.look import diagnosis, thought
+from colar.look.diagnosis import classify, missing
+from colar.look.inspect_tables import CAUSES
 from colar.look.reference_chain import (
     Token,
     can_be_compared,
@@ -26,7 +27,6 @@ from colar.look.reference_chain import (
     reference_thoughts,
     reference_tokens,
 )
-from colar.look.tables import CAUSES
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar.method import ColarParams
@@ -135,10 +135,10 @@ def test_writing_is_judged_position_by_position():
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     head.bias.data[said] = 1e4
     passes = list(reference_passes(lm, method, [CHAIN], method.Params()))
-    assert answers.groups_written(passes[0], method.Params(), thought.vocabulary_of(lm)) == row.chain.count(
+    assert diagnosis.groups_written(passes[0], method.Params(), thought.vocabulary_of(lm)) == row.chain.count(
         said
     )
-    found = answers.diagnose(lm, method, passes, method.Params(), LIMITS)
+    found = diagnosis.diagnose(lm, method, passes, method.Params(), LIMITS)
     assert found["write"] == row.chain.count(said) / len(row.chain)
     assert found["whole_chain"] == found["stop"] == 0
 
@@ -165,9 +165,9 @@ def all_right(lm, method, examples, params, limits):
     """It reads, writes, stops and answers all of them right, in groups of the reference's sizes."""
     passes = list(reference_passes(lm, method, examples, params))
     shares = {"n": len(examples), "read": 1.0, "write": 1.0, "whole_chain": 1.0, "stop": 1.0}
-    assert answers.diagnose(lm, method, passes, params, limits) == shares
-    completions = answer_all(lm, method, answers.requests_of(examples, params, limits))
-    for answer in answers.read_answers(lm, method, examples, params, completions):
+    assert diagnosis.diagnose(lm, method, passes, params, limits) == shares
+    completions = answer_all(lm, method, diagnosis.requests_of(examples, params, limits))
+    for answer in diagnosis.read_answers(lm, method, examples, params, completions):
         assert answer["cause"] == "right"
         assert {thought["mark"] for thought in answer["thoughts"]} == {"right"}
         assert (answer["length"], answer["missing"]) == (answer["reference_length"], [])
@@ -215,7 +215,7 @@ def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one
     assert sum(longest) > lm.context_length
     limits = Decoding(max_latents=20, max_completion_length=4)
     passes = list(reference_passes(lm, method, asked, method.Params()))
-    assert len(answers.read(lm, method, passes, method.Params(), limits)) == 2
+    assert len(diagnosis.read(lm, method, passes, method.Params(), limits)) == 2
 
 
 def sizes_of(lm, example):

@@ -24,7 +24,7 @@ from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose
 from colar.methods.sequential.decoder import EndedBy
-from colar.methods.sequential.equations import LONGEST, Equations
+from colar.methods.sequential.equation_groups import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Ways
 from colar.training.grpo import rollout

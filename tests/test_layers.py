@@ -114,7 +114,7 @@ def test_every_module_keeps_to_the_house():
         ("colar.template.template", "import colar.utils.misc", "utils is in no layer"),
         ("colar.utils", "", "utils is in no layer"),
         ("colar.utils.misc", "", "utils is in no layer"),
-        ("colar.evaluation.picture", "from colar.look import answers", "look is not below evaluation"),
+        ("colar.evaluation.picture", "from colar.look import diagnosis", "look is not below evaluation"),
         ("colar.checks", "from colar import files", "files is not below checks"),
         ("colar.data.example", "def f():\n    import torch.nn", "data does without"),
         ("colar.files", "from torch import Tensor", "files does without"),

@@ -35,7 +35,7 @@ from colar.cli.options import (
 from colar.engine.request import Decoding
 from colar.evaluation.text_table import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
-from colar.look.tables import cause_tables, cost_tables
+from colar.look.inspect_tables import cause_tables, cost_tables
 from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")

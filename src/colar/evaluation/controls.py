@@ -14,7 +14,7 @@ second half works out is missing. `Decoding.max_latents` cuts all questions at t
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`GivenThoughts` feeds any thoughts: `look/answers.py` feeds those of the reference chain.
+`GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """

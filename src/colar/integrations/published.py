@@ -17,7 +17,15 @@ from torch import Tensor
 from transformers import AddedToken
 
 from colar import progress
-from colar.integrations.published_formats import File, Layout, Options, Settings, read, recognise, some
+from colar.integrations.published_formats import (
+    CheckpointLayout,
+    File,
+    Options,
+    Settings,
+    read,
+    recognise,
+    some,
+)
 from colar.methods import pretrained, registry
 from colar.model import backbones, card, checkpoint
 from colar.model.backbones import Backbone
@@ -68,7 +76,7 @@ class Parts:
     left_out: list[str]
 
     @classmethod
-    def of(cls, file: File, layout: Layout) -> Parts:
+    def of(cls, file: File, layout: CheckpointLayout) -> Parts:
         """ValueError names the tensors of the method's modules that the file lacks."""
         model, modules, names, others = {}, {}, {}, []
         for name, value in file.tensors.items():
@@ -93,7 +101,7 @@ class Parts:
         return cls(model, modules, names, _left_out(others, layout))
 
 
-def _left_out(names: list[str], layout: Layout) -> list[str]:
+def _left_out(names: list[str], layout: CheckpointLayout) -> list[str]:
     """A line for each group of tensors that is not imported."""
     lines = []
     for prefix, what in layout.left_out.items():
@@ -106,7 +114,9 @@ def _left_out(names: list[str], layout: Layout) -> list[str]:
     return lines
 
 
-def build_model(file: File, layout: Layout, parts: Parts, settings: Settings, backbone: str) -> LatentLM:
+def build_model(
+    file: File, layout: CheckpointLayout, parts: Parts, settings: Settings, backbone: str
+) -> LatentLM:
     """The backbone with the file's weights, its adapter not merged yet. ValueError names what does not fit."""
     lora = _lora(parts.model, settings.lora_alpha)
     if lora is None and not layout.markers:
@@ -137,7 +147,7 @@ def build_model(file: File, layout: Layout, parts: Parts, settings: Settings, ba
     return lm
 
 
-def _warn_of_prompt(lm: LatentLM, layout: Layout) -> None:
+def _warn_of_prompt(lm: LatentLM, layout: CheckpointLayout) -> None:
     """CoLaR's evaluation encodes the question and its separator as one text; its training and our template do not."""
     texts = layout.template
     text = texts.question.format(question="How many?", speed="(Thinking speed: 5)") + texts.separator
@@ -158,7 +168,7 @@ def _lora(model: Mapping[str, Tensor], alpha: int) -> LoraSettings | None:
     return LoraSettings(r=len(next(iter(inner.values()))), lora_alpha=alpha, target_modules=tuple(targets))
 
 
-def _add_markers(made: Backbone, file: File, layout: Layout, parts: Parts, adapted: bool) -> None:
+def _add_markers(made: Backbone, file: File, layout: CheckpointLayout, parts: Parts, adapted: bool) -> None:
     """Grow the backbone's vocabulary by the tokens that the file's embedding has."""
     embedding = made.lm.get_input_embeddings().weight
     name = next(name for name, weight in made.lm.named_parameters() if weight is embedding)

@@ -139,7 +139,7 @@ def codi_settings(file: File, options: Options, backbone: str) -> Settings:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """A format: the names of its tensors, and the sequence that its model was trained on."""
 
     repository: str
@@ -163,7 +163,7 @@ class Layout:
 
 SAME_EMBEDDING = {"embedding.": "the model's embedding once more"}
 LAYOUTS = {
-    "colar": Layout(
+    "colar": CheckpointLayout(
         repository="xiaomi-research/colar",
         method="colar",
         settings=colar_settings,
@@ -183,7 +183,7 @@ LAYOUTS = {
         optional=("latent_policy.log_std",),
         left_out=SAME_EMBEDDING,
     ),
-    "coconut": Layout(
+    "coconut": CheckpointLayout(
         repository="facebookresearch/coconut",
         method="coconut",
         settings=coconut_settings,
@@ -195,7 +195,7 @@ LAYOUTS = {
         markers=("<|start-latent|>", "<|end-latent|>", "<|latent|>"),
         left_out={**SAME_EMBEDDING, "expainable_llm.": "SIM-CoT's decoder, for training only"},
     ),
-    "codi": Layout(
+    "codi": CheckpointLayout(
         repository="zhenyi4/codi",
         method="distill",
         settings=codi_settings,
@@ -212,7 +212,7 @@ LAYOUTS = {
 FORMATS = (*LAYOUTS, SIMCOT)
 
 
-def recognise(file: File, options: Options) -> tuple[str, str, Layout]:
+def recognise(file: File, options: Options) -> tuple[str, str, CheckpointLayout]:
     """The name, the repository and the layout of a file's format, by the names of its tensors."""
     found = []
     for name, layout in LAYOUTS.items():

@@ -26,8 +26,8 @@ from colar.engine.request import GREEDY, Decoding
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
-from colar.look.answers import diagnose, read_answers, requests_of
 from colar.look.cost import control_results, difference
+from colar.look.diagnosis import diagnose, read_answers, requests_of
 from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.methods import registry
 from colar.methods.base import Method

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from colar import files, yaml_settings
 from colar.checks import check_choice
 from colar.data.example import Example
-from colar.methods.sequential.equations import DIGITS, Equations
+from colar.methods.sequential.equation_groups import DIGITS, Equations
 from colar.model import backbones, tiny
 from colar.ops import devices
 from colar.template.template import Format, Template, TemplateConfig

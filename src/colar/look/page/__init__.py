@@ -1,8 +1,8 @@
 """The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the answers.
 
-The questions are for page.js and the viewer; the other sections are tables (look/tables.py) and charts (charts.py).
-Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can
-fetch nothing. Templates escape all text; what scripts show they set as text.
+The questions are for page.js and the viewer; the other sections are tables (look/inspect_tables.py) and charts
+(charts.py). Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the
+page can fetch nothing. Templates escape all text; what scripts show they set as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from colar.look import tables
+from colar.look import inspect_tables
 from colar.look.page.charts import Chart, cost_chart
 
 FOLDER = Path(__file__).parent
@@ -38,15 +38,15 @@ def render(
     models = dict.fromkeys(system["model"] for system in systems)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
-    data = {"questions": questions, "systems": tables.names_of(systems), "answers": answers}
+    data = {"questions": questions, "systems": inspect_tables.names_of(systems), "answers": answers}
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
         title=f"Inspection of {whole.get('title') or ', '.join(models)}",
-        cost_tables=tables.cost_tables(whole),
+        cost_tables=inspect_tables.cost_tables(whole),
         cost_charts=cost_charts(systems),
-        cause_tables=tables.cause_tables(systems),
-        causes=tables.CAUSES,
+        cause_tables=inspect_tables.cause_tables(systems),
+        causes=inspect_tables.CAUSES,
         made=json.dumps(
             {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
         ),
@@ -66,7 +66,7 @@ def framed(page: str, height: int = 800) -> str:
     )
 
 
-def cost_charts(systems: Sequence[tables.Numbers]) -> list[Chart]:
+def cost_charts(systems: Sequence[inspect_tables.Numbers]) -> list[Chart]:
     """The charts of the systems whose cost was measured."""
     shown = [system for system in systems if system.get("cost")]
     if not shown:

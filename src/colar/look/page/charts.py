@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from colar.evaluation import picture
 from colar.evaluation.text_table import TextTable, percent
-from colar.look.tables import THOUGHTS, Numbers, names_of
+from colar.look.inspect_tables import THOUGHTS, Numbers, names_of
 
 WIDTH, HEIGHT = 4.8, 3.2
 """Of a figure, in inches."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, EndedBy, without
-from colar.methods.sequential.equations import LONGEST, Equations, Extents
+from colar.methods.sequential.equation_groups import LONGEST, Equations, Extents
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead

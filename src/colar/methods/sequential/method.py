@@ -52,7 +52,7 @@ from colar.methods.sequential.config import (
     warn_of_others,
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
-from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
+from colar.methods.sequential.equation_groups import LONGEST, NUMBERS_FROM, Equations
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
