@@ -11,6 +11,7 @@ a larger limit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from colar import progress
@@ -50,8 +51,13 @@ class Curriculum:
 
     def stage_epochs(self) -> list[float]:
         """The epochs at which stages begin: all of them, or `MOST_STAGES`, the first and the last among them."""
-        changes = [step for step in range(1, self.max_steps) if self.stage(step) != self.stage(step + 1)]
-        begins = [0, *changes]
+        updates = range(1, self.max_steps + 1)
+        begins: list[int] = []
+        update = 0
+        while update < self.max_steps:
+            begins.append(update)
+            # Stages only grow, and a run by hours may have a billion updates: the last one of a stage is bisected.
+            update = bisect_right(updates, self.stage(update + 1), key=self.stage)
         if len(begins) > MOST_STAGES:
             spread = [round(i * (len(begins) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)]
             begins = [begins[i] for i in spread]
