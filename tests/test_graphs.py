@@ -141,8 +141,8 @@ def thinker(name: str) -> tuple[LatentLM, Method, Any]:
     method = registry.build(kind, config)
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
-    # A rounding error grows where probabilities of random weights are fed back.
-    lm = lm.double() if name in ("ruplar", "soft") else lm
+    # A rounding error grows where hidden states or probabilities of random weights are fed back.
+    lm = lm.double() if name in ("coconut", "ruplar", "soft") else lm
     return lm, method, registry.make_params(method, params)
 
 
