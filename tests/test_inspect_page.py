@@ -8,8 +8,8 @@ import re
 import pytest
 from inspect_data import HOSTILE, data_of, inspected
 
-from colar.look import page as inspect_page
 from colar.look import inspect_tables
+from colar.look import page as inspect_page
 
 WHOLE, QUESTIONS, CHAINS = inspected()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
