@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from transformers import (
 )
 
 from colar.data.example import Example
+from colar.methods import pretrained, registry
+from colar.model import backbones
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
 
@@ -286,3 +289,12 @@ def publishable(lm: LatentLM) -> LatentLM:
     model.__class__ = LIVELY[type(model)]
     model.config.__class__ = type(model).config_class
     return lm
+
+
+def save_untrained(path: Path) -> Path:
+    """A checkpoint of a model that has learnt nothing: what it answers is noise, which shows every change."""
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    return pretrained.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")

@@ -582,6 +582,17 @@ def test_pauses_loss_is_the_answers_after_them(family):
         ("tokenskip", {"ratios": 0.5}, "method.ratios must be a list (a number each), got 0.5"),
         ("pause", {"n_pauses": 0}, "method.n_pauses must be a whole number, 1 or more, got 0"),
         ("pause", {"sigma_e": -1}, "method.sigma_e must be above 0 or null, got -1"),
+        ("ruplar", {"result_share": 1.5}, "method.result_share must be a number, from 0 to 1, got 1.5"),
+        ("ruplar", {"kl_weight": -1}, "method.kl_weight must be a number, 0 or more, got -1"),
+        ("ruplar", {"align_weight": "1"}, "method.align_weight must be a number"),
+        ("ruplar", {"kl_wight": 1}, "unknown key 'method.kl_wight', did you mean 'method.kl_weight'?"),
+        ("sim_cot", {"decoder_weight": -1}, "method.decoder_weight must be a number, 0 or more, got -1"),
+        ("sim_cot", {"n_stages": 0}, "method.n_stages must be a whole number, 1 or more, got 0"),
+        (
+            "sim_cot",
+            {"decoder_wight": 1},
+            "unknown key 'method.decoder_wight', did you mean 'method.decoder_weight'?",
+        ),
     ],
     ids=str,
 )

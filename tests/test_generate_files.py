@@ -8,6 +8,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from families import save_untrained
 
 from colar import files
 from colar.cli import main
@@ -17,8 +18,6 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import answer_files
 from colar.methods import pretrained, registry
-from colar.model import backbones
-from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
 QUESTIONS = [
@@ -30,14 +29,7 @@ SEED = 3
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """An untrained model: what it answers is noise, which shows every change."""
-    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
-    method = registry.build("colar")
-    pretrained.attach(lm, method, 0)
-    method.prepare(lm, [])
-    path = tmp_path_factory.mktemp("checkpoints") / "colar"
-    pretrained.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
-    return path
+    return save_untrained(tmp_path_factory.mktemp("checkpoints") / "colar")
 
 
 @pytest.fixture

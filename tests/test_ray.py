@@ -13,15 +13,13 @@ from pathlib import Path
 import psutil
 import pyarrow
 import pytest
+from families import save_untrained
 from pyarrow import parquet
 
 import colar
 from colar import files
 from colar.cli import main
 from colar.evaluation import answer_files
-from colar.methods import pretrained, registry
-from colar.model import backbones
-from colar.model.latent_lm import LatentLM
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
 
@@ -38,14 +36,7 @@ SECONDS = 180
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """An untrained model: what it answers is noise, which shows every change."""
-    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
-    method = registry.build("colar")
-    pretrained.attach(lm, method, 0)
-    method.prepare(lm, [])
-    path = tmp_path_factory.mktemp("checkpoints") / "colar"
-    pretrained.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
-    return path
+    return save_untrained(tmp_path_factory.mktemp("checkpoints") / "colar")
 
 
 @pytest.fixture(scope="module")

@@ -112,11 +112,8 @@ def input_files(source: Path) -> dict[str, str]:
 
 def _found(folder: Path, asked: Mapping[str, Any]) -> Keys:
     """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
-    numbers = (
-        int(key, 16)
-        for part in answer_files.parts(folder)
-        for key in answer_files.find_answers(str(part), asked)
-    )
+    found = (answer_files.find_answers(str(part), asked) for part in answer_files.parts(folder))
+    numbers = (int(key, 16) for key in itertools.chain.from_iterable(found))
     return np.sort(np.fromiter(numbers, dtype=np.uint64))
 
 

@@ -68,18 +68,18 @@ class Branches:
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
         decodings = {request.decoding for request in requests}
-        settings = [vars(params) for params in {request.params for request in requests}]
-        values = {
-            name: [float(each[name]) for each in settings] for name in (settings[0] if settings else ())
-        }
+        distinct = {request.params for request in requests}
+        settings = [vars(params) for params in distinct]
+        values: dict[str, list[float]] = {}
+        for name in settings[0] if settings else ():
+            values[name] = [float(each[name]) for each in settings]
+        whole = [name for name, column in values.items() if all(map(float.is_integer, column))]
         return cls(
             Ways.of([(each.temperature, each.top_p) for each in decodings]),
             Ways.of([(each.latent_temperature, each.top_p) for each in decodings]),
             all(each.temperature == each.latent_temperature for each in decodings),
             tuple((name, math.ceil(max(column))) for name, column in values.items()),
-            frozenset(
-                name for name, column in values.items() if all(value == int(value) for value in column)
-            ),
+            frozenset(whole),
         )
 
     def largest(self, name: str) -> int:

@@ -128,7 +128,9 @@ class RunFolder:
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write history.json; numbers that are not finite become null."""
         # JSON has no NaN.
-        clean = [{key: _finite(value) for key, value in row.items()} for row in history]
+        clean = []
+        for row in history:
+            clean.append({key: _finite(value) for key, value in row.items()})
         files.write_json(self.history, clean)
 
     def newest_first(self) -> list[Path]:
