@@ -214,6 +214,8 @@ def test_a_machine_with_other_code_is_rejected_and_a_lost_one_is_done_without(
     assert main(given) == 0
     thread.join()
     cluster.remove_node(node)
+    # The next test counts the machines that are left.
+    cluster.wait_for_nodes()
     assert answers(folder) == alone
 
 
