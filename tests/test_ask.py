@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from families import liven, tiny_lm
 
+import colar
 from colar import Decoding, Engine, Request
 from colar.ask import Model, load
+from colar.checks import NonFiniteError
 from colar.methods import pretrained, registry
 
 QUESTIONS = ["Tom has 5 toys. How many?", "Max has 10 shells. How many?", "Ann has 3 pens."]
@@ -45,6 +48,19 @@ def test_a_stream_is_the_answer_in_pieces(name: str) -> None:
     assert "".join(piece.text for piece in pieces if piece.kind == "answer") == whole.answer
 
 
+@torch.no_grad()
+def test_numbers_that_are_not_finite_are_an_error() -> None:
+    model = _model("cot")
+    for weight in model.lm.parameters():
+        weight.fill_(torch.nan)
+    for answer in (
+        lambda: model.ask(QUESTIONS[0], **ASKED),
+        lambda: list(model.stream(QUESTIONS[0], **ASKED)),
+    ):
+        with pytest.raises(NonFiniteError, match="question 1 are not finite"):
+            answer()
+
+
 def test_draws_are_those_of_the_seed() -> None:
     model = _model("colar")
     drawn = [model.ask(QUESTIONS[0], decoding="sampled", seed=seed, **ASKED).thoughts for seed in (1, 1, 2)]
@@ -62,6 +78,9 @@ def test_a_checkpoint_has_a_speed_and_limits_of_its_own(tmp_path: Path) -> None:
         assert (request.decoding.max_latents, request.decoding.max_completion_length) == (2, 3)
         asked = load(folder).ask(QUESTIONS[0], compression_factor=1, max_latents=4).completion.request
         assert (asked.params.compression_factor, asked.decoding.max_latents) == (1, 4)
+    lm, method = pretrained.load_for_inference(tmp_path / "best")
+    inspection = colar.inspect(lm, method, QUESTIONS[:1], compression_factors=[1])
+    assert inspection.to_json()["systems"][0]["answers"][0]["length"] == 2
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,17 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     assert part in sentence
 
 
+def test_speeds_are_those_that_the_method_was_trained_for() -> None:
+    """A factor that it cannot work with would end the run at its table, after all of the training."""
+    two = registry.build("sequential", {"compression_factors": [1, 2]})
+    assert [(each.compression_factor, each.confidence_threshold) for each in auto_speeds.speeds_of(two)] == [
+        (1, 0), (2, 0), (2, 0.8),
+    ]  # fmt: skip
+    five = registry.build("sequential", {"compression_factors": [5]})
+    assert [each.compression_factor for each in auto_speeds.speeds_of(five)] == [1, 2, 3, 5, 2]
+    assert len(auto_speeds.speeds_of(registry.build("cot"))) == 1
+
+
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]

@@ -1,9 +1,13 @@
 """Which stage an update is made in, and what a run that is cut may publish."""
 
+from types import SimpleNamespace
+
 import pytest
+from transformers import TrainerState
 
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig
+from colar.training.callbacks import Epochs
 from colar.training.curriculum import Curriculum, UnfinishedCurriculumError
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.objective import Objective
@@ -31,6 +35,23 @@ def test_a_cut_names_stage_epoch_and_hours():
         run.require_end(50, hours=None)
 
 
+def steps_that_forget(run: Curriculum) -> list[int]:
+    """The updates before which the optimiser's moments are forgotten."""
+    found = []
+    for step in range(run.max_steps):
+        optimiser = SimpleNamespace(state={"moments": 1})
+        Epochs(SimpleNamespace(), run).on_step_begin(
+            None, TrainerState(global_step=step), None, optimizer=optimiser
+        )
+        if not optimiser.state:
+            found.append(step + 1)
+    return found
+
+
+def test_moments_are_forgotten_where_a_stage_begins():
+    assert steps_that_forget(Curriculum(COCONUT, steps_per_epoch=10, max_steps=25)) == [11, 21]
+
+
 def test_reinforcement_has_no_curriculum(capsys):
     """It samples as the last stage thinks: any of its weights may be published."""
     icot = Icot(IcotConfig(removed_per_epoch=4, remove_all_at=39))
@@ -39,6 +60,7 @@ def test_reinforcement_has_no_curriculum(capsys):
     run.warn()
     run.require_end(5, hours=12)
     assert run.ends_with(0)
+    assert not steps_that_forget(run)
     assert capsys.readouterr().err == ""
     sft = Curriculum(icot, 10, 50)
     sft.warn()

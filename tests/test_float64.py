@@ -142,7 +142,7 @@ def test_a_run_trains(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match=r"training.device must be one of cuda, mps, cpu, null, got 'tpu'"):
+    with pytest.raises(ValueError, match=r"training.device must be one of cuda, mps, cpu, got 'tpu'"):
         TrainingConfig(device="tpu")
     if not torch.backends.mps.is_available():
         with pytest.raises(ValueError, match="training.device mps is not there"):

@@ -250,7 +250,7 @@ def test_a_documents_draws_do_not_depend_on_other_documents_of_its_name(model):
     ],
 )  # fmt: skip
 def test_how_a_task_is_drawn(given, expected):
-    assert lm_eval.decoding_of(given, Decoding()) == expected
+    assert lm_eval.decoding_of_task(given, Decoding()) == expected
 
 
 def test_a_cache_is_refused(model, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import itertools
 import json
 import os
@@ -484,7 +485,9 @@ def test_the_splits_of_a_source_a_folder_and_a_file(tmp_path: Path) -> None:
     assert sources.splits_of(str(tmp_path)) == ["train", "test", "extra"]
     assert sources.splits_of(str(tmp_path / "extra.jsonl")) == ["train"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no SPLIT\.jsonl or SPLIT\.json file"):
+    with pytest.raises(
+        ValueError, match=r"empty holds no SPLIT\.jsonl, nor another data file called train, "
+    ):
         sources.splits_of(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="unknown source 'swamp', did you mean 'svamp'"):
         sources.splits_of("swamp")
@@ -519,9 +522,11 @@ def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
     put(tmp_path, "test.jsonl", [row, row]).rename(tmp_path / "test.JSONL")
     put(tmp_path, "dev.JSON", [row])
     put(tmp_path, "settings.json", {"a": 1})
+    with gzip.open(tmp_path / "validation.jsonl.gz", "wt") as packed:
+        packed.write(json.dumps(row))
     source = str(tmp_path)
-    assert sources.splits_of(source) == ["train", "test"]
-    assert [len(load(source, split)) for split in ("train", "test", "dev")] == [1, 2, 1]
+    assert sources.splits_of(source) == ["train", "validation", "test"]
+    assert [len(load(source, split)) for split in ("train", "test", "validation", "dev")] == [1, 2, 1, 1]
     assert sources.user_file(source, "train") == (tmp_path / "train.json").resolve()
     assert [path.name for path in sources.prepare(source, ["train"], tmp_path / "out")] == ["train.jsonl"]
     put(tmp_path, "train.jsonl", [row])

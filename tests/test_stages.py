@@ -67,6 +67,8 @@ WRONG: list[tuple[str, list[str], list[str] | None, str]] = [
     ("  cot: [1]\n", [], None, "stages.cot must hold keys and values, got \\[1\\]"),
     ("  cot: {output: there}\n", [], None, "stages.cot.output: a stage has no output of its own"),
     ("  a/b: {method: {name: cot}}\n", [], None, "stages.a/b: a stage's name is letters"),
+    # The command line would take --stages.a-b for --stages.a_b.
+    ("  a-b: {method: {name: cot}}\n", [], None, "stages.a-b: a stage's name is letters"),
     ("  cot: {training: {learning_rate: }}\n", [], None, "stage cot: training.learning_rate is blank"),
     ("  cot: {method: {name: colar, alpah: 1}}\n", [], None, "stage cot: .*alpah.*alpha"),
     (" []\n", [], None, "stages must name each stage with its keys, got \\[\\]"),
@@ -137,3 +139,15 @@ def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
     shown = capsys.readouterr()
     assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())
     assert "not in these times: fast, faster; --check measures them once" in shown.err
+
+
+@pytest.mark.parametrize("start", ["null", "someone/on-the-hub"])
+def test_a_stage_with_a_start_of_its_own_is_checked(
+    start: str, staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("colar.recipe.dry_run.check", lambda made: Table("x" * 60, title="measured"))
+    words = [str(staged), "--check", "--stages", "cot", "fast", "--stages.fast.model.init_from", start]
+    assert main(["train", *words]) == 0
+    shown = capsys.readouterr()
+    assert "stage 2 of 2, fast: measured" in " ".join(shown.out.split())
+    assert "not in these times" not in shown.err

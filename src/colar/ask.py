@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from colar.checks import check_choice, check_holds
-from colar.engine.completion import Completion
+from colar.checks import check_holds
+from colar.engine.completion import Completion, not_finite
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Request
+from colar.engine.request import Request, decoding_of
 from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -89,7 +89,7 @@ class Model:
         requests = [self._request(text, number, **asked) for number, text in enumerate(questions)]
         answers = []
         for completion in self.engine.generate(requests):
-            completion.require_finite()
+            completion.require_answer()
             answers.append(self._answer(completion))
         return answers[0] if isinstance(question, str) else answers
 
@@ -109,6 +109,8 @@ class Model:
                 text = answer.add(event.token_id)
                 if text:
                     yield Piece("answer", text)
+            elif event.reason == "error":
+                raise not_finite(request)
         rest = answer.end()
         if rest:
             yield Piece("answer", rest)
@@ -125,15 +127,13 @@ class Model:
         context: Sequence[tuple[str, str]] = (),
         **params: Any,
     ) -> Request:
-        check_choice("decoding", decoding, list(DECODINGS))
         check_holds("question", isinstance(question, str) and bool(question.strip()), question, "a text")
-        given = {"max_latents": max_latents, "max_completion_length": max_completion_length}
-        limits = {**self.method.default_limits, **{name: n for name, n in given.items() if n is not None}}
+        limits = {"max_latents": max_latents, "max_completion_length": max_completion_length}
         return Request(
             id=f"question {number + 1}",
             question=question,
             params=registry.make_params(self.method, params),
-            decoding=replace(DECODINGS[decoding], **limits),
+            decoding=decoding_of(self.method, decoding, **limits),
             seed=seed_from(seed, f"question {number + 1}"),
             keep_latents=True,
             context=tuple((role, text) for role, text in context),

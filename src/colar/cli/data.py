@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from colar import files
 from colar.cli.options import (
@@ -74,7 +75,8 @@ def data_show(args: argparse.Namespace) -> None:
 
 def _show_own(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
-    rows = own.read(args.source, columns_of(args.columns), args.split or "train", args.judge)
+    first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
+    rows = own.read(args.source, columns_of(args.columns), args.split or first, args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -99,11 +101,11 @@ def _show_own(args: argparse.Namespace) -> None:
         )
     try:
         rows.require_chains()
-        split = own.split(rows.examples)
+        divided = own.split(rows.examples)
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return
-    sizes = (len(split.train), len(split.validation), len(split.test))
+    sizes = (len(divided.train), len(divided.validation), len(divided.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
 
 

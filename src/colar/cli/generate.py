@@ -46,8 +46,8 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument(
         "--input",
-        help='JSONL file: "question" or a chat ("messages"), and optionally "id", "context" and "answer" (the '
-        "expected one)",
+        help='file of questions (JSONL, JSON, CSV, TSV, Parquet): "question" or a chat ("messages"), and '
+        'optionally "id", "context" and "answer" (the expected one)',
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument(
@@ -88,14 +88,14 @@ def run_generate(args: argparse.Namespace) -> None:
     args.resumes = bool(args.output)
     # Wrong options are found before a model is loaded.
     if (args.question is None) == (args.input is None):
-        raise ValueError("give a question, or --input with a JSONL file, one of the two")
+        raise ValueError("give a question, or --input with a file of questions, one of the two")
     if args.question is not None and not args.question.strip():
         raise ValueError("the question is empty")
     if args.system is not None and not args.system.strip():
         raise ValueError("--system is empty")
     # Not `is_file`: a pipe can be read, too.
     if args.input and args.ray is None and (not Path(args.input).exists() or Path(args.input).is_dir()):
-        raise ValueError(f"--input must be a JSONL file, and there is none at {args.input}")
+        raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
     if args.ray is not None and not (args.input and args.output):
@@ -132,7 +132,7 @@ def run_generate(args: argparse.Namespace) -> None:
         _write_answers(lm, engine, requests, expected, args)
     else:
         for completion in engine.generate(requests):
-            completion.require_finite()
+            completion.require_answer()
             # Several answers to one question: each under the values that it was asked with.
             if not args.input and len(requests) > 1:
                 print(_asked_with(completion.request.params).strip())
@@ -153,7 +153,7 @@ def _write_answers(
     missing = [request for request in requests if answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
-            completion.require_finite()
+            completion.require_answer()
             write(_row(args, asked, lm, completion, expected.get(completion.request.id)))
             bar.advance()
     there = len(requests) - len(missing)

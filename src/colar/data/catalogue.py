@@ -1,9 +1,9 @@
 """The published data sets: a table of where the rows of each lie, and a parser for each way of publishing them.
 
-One entry a source, and nothing about sources anywhere else. `files` are paths under `data_dir`, named as upstream
-names them; several alternatives are tried in order, and one that lists several files is their concatenation. A "*"
-stands for any part of a name.
-Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads them.
+One entry a source (arithmetic, which is generated, has its own file). `files` are paths under `data_dir`, named as
+upstream names them; several alternatives are tried in order, and one that lists several files is their concatenation. A
+"*" stands for any part of a name. Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads
+them.
 """
 
 from __future__ import annotations

@@ -66,14 +66,19 @@ def is_own_file(name: str | Path) -> bool:
     return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
 
 
+def split_of(path: Path) -> str:
+    """`train` of `train.jsonl` and of `train.jsonl.gz`."""
+    uncompressed = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return uncompressed.stem
+
+
 def splits_in(own_folder: Path) -> list[str]:
-    """The splits that a user's folder of `<split>.jsonl` and `<split>.json` files has, by name."""
-    splits = set()
-    for path in own_folder.iterdir():
-        # Other JSON files beside the rows are common: settings, descriptions.
-        if path.suffix.lower() == ".jsonl" or (is_own_file(path) and path.stem in SPLITS):
-            splits.add(path.stem)
-    return sorted(splits)
+    """The splits that a user's folder has, by name: of `<split>.jsonl` any, of other data files those of `SPLITS`."""
+    # Other JSON files beside the rows are common: settings, descriptions.
+    own_files = filter(is_own_file, own_folder.iterdir())
+    return sorted(
+        {split_of(path) for path in own_files if ending(path) == ".jsonl" or split_of(path) in SPLITS}
+    )
 
 
 def file_of(path: Path, split: str) -> Path:
@@ -83,7 +88,7 @@ def file_of(path: Path, split: str) -> Path:
     """
     if not path.is_dir():
         return path
-    found = sorted(each for each in path.iterdir() if is_own_file(each) and each.stem == split)
+    found = sorted(each for each in path.iterdir() if is_own_file(each) and split_of(each) == split)
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")

@@ -102,7 +102,7 @@ def splits_of(source: str) -> list[str]:
         return ["train"]
     splits = data_files.splits_in(Path(source))
     if not splits:
-        raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
+        raise ValueError(f"{source} holds no SPLIT.jsonl, nor another data file called {', '.join(SPLITS)}")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
     known = [split for split in SPLITS if split in splits]
     return known + [split for split in splits if split not in SPLITS]

@@ -139,7 +139,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, lm: PreTrainedModel) -> None:
         self.config = lm.config.get_text_config()
         self.size = EMPTY
-        """Columns that every layer has at least."""
+        """The size that every layer has at least."""
         self.zeros: Callable[..., Tensor] = torch.zeros
         """Allocates: all of the cache's memory comes from here."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])

@@ -82,11 +82,18 @@ class Completion:
         """#L: the number of embeddings emitted between the two separators."""
         return len(self.thought_ids)
 
-    def require_finite(self, where: str = "") -> None:
-        """Raise NonFiniteError if the engine ended the request with an error: there is no answer to judge."""
+    def require_answer(self, where: str = "") -> None:
+        """Raise the error that ended the request, if one did: that of its step, or NonFiniteError."""
+        if self.error is not None:
+            raise self.error
         if self.reason == "error":
-            where = where and f"{where}: "
-            raise NonFiniteError(f"{where}the model's numbers for {self.request.id} are not finite")
+            raise not_finite(self.request, where)
+
+
+def not_finite(request: Request, where: str = "") -> NonFiniteError:
+    """The error of a request that ended because the model's numbers were not finite."""
+    where = where and f"{where}: "
+    return NonFiniteError(f"{where}the model's numbers for {request.id} are not finite")
 
 
 def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:

@@ -257,8 +257,9 @@ class Engine:
     #                a b                      it raises once more
     #                a                        raises alone: it ends with its error, and the others start anew
     #
-    # A step that raises has changed nothing, and draws are a function of a request's seed and its step. So requests
-    # that start anew come to the same answers, and what they have reported already they do not report again.
+    # The part of a step that raises (feeding, prefill, choosing) has changed nothing: rows that stay go on from it.
+    # Those that are preempted start anew from their question. Draws are a function of a request's seed and its step, so
+    # they come to the same answers, and what they have reported already they do not report again.
 
     def _recover(self, error: Exception) -> None:
         """Go on with fewer requests, or without the one that raised alone."""

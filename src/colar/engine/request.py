@@ -59,6 +59,13 @@ SAMPLED = Decoding(temperature=1.0, top_p=0.9, latent_temperature=1.0)
 DECODINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
+def decoding_of(method: Method, name: str = "greedy", **limits: int | None) -> Decoding:
+    """The decoding of that name. `limits` that are None or left out are the method's own, those of its checkpoint."""
+    checks.check_choice("decoding", name, list(DECODINGS))
+    given = {key: limit for key, limit in limits.items() if limit is not None}
+    return dataclasses.replace(DECODINGS[name], **{**method.default_limits, **given})
+
+
 @dataclass(frozen=True)
 class Request:
     """One question to be answered once. `seed` and `sample` fix every draw, in any batch."""

@@ -58,7 +58,8 @@ class Thoughts:
 class GivenThoughts(Method):
     """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
 
-    Everything but the thinking is the inner method's. `begin` raises ValueError for a request that is none of these.
+    Name, params, their checks and text, rows and losses are the inner method's. `begin` raises ValueError for a request
+    that is none of these.
     """
 
     def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: Thoughts) -> None:

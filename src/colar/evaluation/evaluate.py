@@ -217,7 +217,7 @@ def make_records(
     events = engine.stream([question.request for question in questions])
     for completion in fold(model.lm, events):
         question = questions[completion.number]
-        completion.require_finite(f"{model.name} on {question.point.dataset}, {dtype}")
+        completion.require_answer(f"{model.name} on {question.point.dataset}, {dtype}")
         yield make_record(question, completion)
 
 
@@ -228,7 +228,7 @@ def answer_all(
     completions = []
     events = Engine(lm, method, batch_size).stream(requests)
     for completion in progress.track(fold(lm, events), note, len(requests)):
-        completion.require_finite()
+        completion.require_answer()
         completions.append(completion)
     # They finish in any order.
     return sorted(completions, key=lambda completion: completion.number)

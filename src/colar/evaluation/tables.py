@@ -332,7 +332,7 @@ def _listed(values: Iterable[int]) -> str:
 def _flat(value: Any) -> str:
     """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
     if isinstance(value, Mapping):
-        # The version of a library that is not installed is null.
+        # Older reports have null for a library that was not installed.
         known = {key: inner for key, inner in value.items() if inner is not None}
         return ", ".join(f"{key} {_flat(inner)}" for key, inner in known.items())
     if isinstance(value, (list, tuple)):

@@ -37,7 +37,7 @@ except ImportError as error:
 from colar.checks import check_known
 from colar.data import sources
 from colar.data.judge.answers import judge
-from colar.engine.request import DECODINGS, Decoding, Request
+from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.methods import pretrained as checkpoints
 from colar.methods import registry
@@ -62,7 +62,8 @@ COMMANDS = ("run", "ls", "validate")
 class ColarLM(LM):  # type: ignore[misc]
     """A checkpoint as lm-eval's model.
 
-    `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none.
+    `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none;
+    by default the checkpoint's own.
     `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4
     quantises linear layers. All other arguments are the method's per-request values (`compression_factor`, ...).
     ValueError names what is wrong.
@@ -76,8 +77,8 @@ class ColarLM(LM):  # type: ignore[misc]
         device: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        max_latents: int = 128,
-        max_gen_toks: int = 64,
+        max_latents: int | None = None,
+        max_gen_toks: int | None = None,
         seed: int = 0,
         weights: str | None = None,
         **params: Any,
@@ -88,7 +89,7 @@ class ColarLM(LM):  # type: ignore[misc]
             str(pretrained), dtype, backbone, place(device), weights
         )
         self.params = registry.make_params(self.method, params)
-        self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
+        self.limits = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
 
@@ -111,7 +112,7 @@ class ColarLM(LM):  # type: ignore[misc]
             document = (instance.task_name, instance.doc_id)
             sample = repeats[document]
             repeats[document] += 1
-            decoding = decoding_of(given, self.limits)
+            decoding = decoding_of_task(given, self.limits)
             seed = seed_from(self.seed, name)
             question, turns = turns_of(context, instance.doc)
             asked.append(Request(name, question, self.params, decoding, seed, sample, context=turns))
@@ -195,7 +196,7 @@ def document_id(instance: Instance) -> str:
     return str(own) if own else f"{instance.task_name}/{instance.doc_id}"
 
 
-def decoding_of(given: Mapping[str, Any], limits: Decoding) -> Decoding:
+def decoding_of_task(given: Mapping[str, Any], limits: Decoding) -> Decoding:
     """Decoding and limits from a task's `generation_kwargs`. ValueError names an unknown key.
 
     Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from

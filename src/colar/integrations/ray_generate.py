@@ -105,7 +105,7 @@ def input_files(source: Path) -> dict[str, str]:
     paths = sorted(filter(data_files.is_own_file, source.iterdir() if named else [source]))
     if not paths:
         raise ValueError(
-            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.ENDINGS)}"
+            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.ENDINGS[:-1])}"
         )
     return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
 
@@ -214,7 +214,7 @@ class Answerer:
             return Done({"place": asked.place, "reason": asked.fault}, failed=True)
         try:
             completion = await self.engine.generate(asked.request)
-            completion.require_finite()
+            completion.require_answer()
             make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, asked.expected)
             # By the engine's thread: thoughts are compared with the model's embeddings.
             return Done(await self.engine.run(make), failed=False)

@@ -97,9 +97,9 @@ def _read_answer(
 ) -> dict[str, Any]:
     """An answer as the page has it.
 
-    `cause` is one of `tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with. `thoughts`
-    are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them.
-    `missing` are groups without a thought.
+    `cause` is one of `inspect_tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
+    `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it
+    says them. `missing` are groups without a thought.
     """
     read_as = said_by(completion, group_size(params), vocabulary)
     found = verdict(completion.text, example)
@@ -164,7 +164,7 @@ def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
 
 
 def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
-    """Put an answer down to the first thing that went wrong, as `tables.CAUSES` has it."""
+    """Put an answer down to the first thing that went wrong, as `inspect_tables.CAUSES` has it."""
     if correct:
         return "right"
     if not parsed:

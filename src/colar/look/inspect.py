@@ -15,14 +15,14 @@ its tokens. The thoughts themselves are for the page alone: they are longer than
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
-from colar.engine.request import GREEDY, Decoding
+from colar.engine.request import GREEDY, Decoding, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import given
@@ -67,7 +67,7 @@ def inspect_system(
     found: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
     if compared and numbers:
         with_steps = [example for example in examples if example.steps]
-        passes = progress.track(reference_passes(lm, method, with_steps, params), "read", len(with_steps))
+        passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
         found |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
         found["cost"] = control_results(lm, method, examples, requests, completions, controls)
@@ -161,15 +161,16 @@ def inspect(
     questions: Sequence[str | Example],
     *,
     compression_factors: Sequence[float] | None = None,
-    decoding: Decoding = GREEDY,
+    decoding: Decoding | None = None,
     numbers: bool = False,
     name: str = "model",
 ) -> Inspection:
     """Let a model think about questions, and show its chains.
 
     Questions are texts, or examples with a reference chain to compare with. A method without a speed is asked once;
-    `compression_factors` are by default those of `FACTORS` that it can work with. `numbers` measures what `colar
-    inspect` does, which takes longer. ValueError without any question.
+    `compression_factors` are by default those of `FACTORS` that it can work with. `decoding` is greedy by default,
+    within the checkpoint's own limits. `numbers` measures what `colar inspect` does, which takes longer. ValueError
+    without any question.
     """
     for what, values in (("questions", questions), ("compression_factors", compression_factors or [])):
         check_holds(what, isinstance(values, list | tuple), values, "a list")
@@ -186,12 +187,15 @@ def inspect(
         raise ValueError("questions must hold at least one question, got none")
     # The engine switches dropout off by itself, the reference passes do not.
     lm.eval()
-    asked = [registry.make_params(method, {})]
-    if any(each.name == "compression_factor" for each in fields(method.Params)):
-        factors = _possible(method) if compression_factors is None else compression_factors
-        asked = [registry.make_params(method, {"compression_factor": c}) for c in factors]
+    if "compression_factor" not in registry.param_names(method):
+        all_params = [registry.make_params(method, {})]
+    elif compression_factors is None:
+        all_params = registry.possible_params(method, [{"compression_factor": c} for c in FACTORS])
+    else:
+        all_params = [registry.make_params(method, {"compression_factor": c}) for c in compression_factors]
+    decoding = decoding or decoding_of(method)
     systems = []
-    for params in asked:
+    for params in all_params:
         key = key_of(name, params)
         system = inspect_system(key, lm, method, examples, params, decoding, numbers=numbers)
         for answer in system["answers"]:
@@ -202,15 +206,3 @@ def inspect(
             system["cost"] = None
         systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
-
-
-def _possible(method: Method) -> list[float]:
-    """Those of `FACTORS` that the method can work with: `sequential` chooses no more tokens than it was trained for."""
-    found: list[float] = []
-    for c in FACTORS:
-        try:
-            method.check_params(registry.make_params(method, {"compression_factor": c}))
-        except ValueError:
-            continue
-        found.append(c)
-    return found

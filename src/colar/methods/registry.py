@@ -1,9 +1,9 @@
-"""Names to methods, and values to their configs and params, and back to text. A new method is one line here."""
+"""Names to methods, and values to their configs and params. A new method is one line here."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from colar import yaml_settings
@@ -62,6 +62,20 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
             raise ValueError(f"method {method.name} has no {key}; it {takes}")
     return yaml_settings.built(method.Params, values)
+
+
+def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Those of some per-request values that the method can work with: `sequential` chooses no more tokens of a thought
+    than it was trained for."""
+    found = []
+    for values in candidates:
+        params = make_params(method, values)
+        try:
+            method.check_params(params)
+        except ValueError:
+            continue
+        found.append(params)
+    return found
 
 
 def param_names(*methods: Method) -> list[str]:

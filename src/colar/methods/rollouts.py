@@ -13,7 +13,8 @@ temperature T that the row was sampled at:
 A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
 masked. Latents are inputs, and no gradient flows through them, unless a method makes them anew of what it chose.
 
-Nothing here knows a method: a method that can be trained by reinforcement is a `Scorable`, too.
+A method that can be trained by reinforcement is a `Scorable`, too. What else it needs of a thought to score it, such as
+the tokens of a group, is a column here.
 
 Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
 M positions of all rows, L thoughts of all rows.

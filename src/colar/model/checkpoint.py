@@ -62,8 +62,8 @@ def save(
 ) -> Path:
     """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
 
-    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md. Modules
-    in `lm.training_only` are not written. `gathered` are the weights where `lm` has only a share.
+    `method` is the entry that `registry.rebuild` takes; `run` says how it was trained (JSON); `card` is README.md.
+    Modules in `lm.training_only` are not written. `gathered` are the weights where `lm` has only a share.
     """
     folder = Path(folder)
     with _replacing(folder) as partial:

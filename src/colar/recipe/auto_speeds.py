@@ -26,6 +26,7 @@ from colar.evaluation.report_rows import Difference, Given, Report, ReportRow, S
 from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
+from colar.methods.base import Method
 from colar.model import checkpoint
 
 SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
@@ -88,25 +89,31 @@ def conclude(
     """
     results = output / "results"
     datasets = {DATASET: list(examples)}
-    records = []
+    records: list[Path] = []
     seconds: dict[str, float] = {}
-    for name, folder, grids in (("cot", cot, [{}]), ("latents", last, None)):
-        lm, method = pretrained.load_for_inference(folder, dtype)
-        asked = [registry.make_params(method, values) for values in (grids or speeds_of(method))]
-        model = evaluate.EvaluatedModel(method.name, lm, method)
-        grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
-        records.append(results / f"records-{name}.jsonl")
-        processes.from_main(partial(_drop_stale_records, records[-1], folder))
+
+    def answer(
+        name: str,
+        folder: Path,
+        model: evaluate.EvaluatedModel,
+        params: Sequence[Any],
+        limits: evaluate.Limits,
+    ) -> None:
+        path = results / f"records-{name}.jsonl"
+        records.append(path)
+        processes.from_main(partial(_drop_stale_records, path, folder))
         # One after another: batches that several speeds share would share their time.
-        for point in grid:
-            evaluate.evaluate([point], datasets, records[-1], limits)
-        seconds |= _time_singly(model, asked, examples[:TIMED_SINGLY], limits, records[-1])
-        if name == "cot":
-            plain = replace(model, label=NO_CHAIN)
-            grid = evaluate.make_grid(plain, [DATASET], asked, ["greedy"], [0])
-            records.append(results / "records-no-chain.jsonl")
-            processes.from_main(partial(_drop_stale_records, records[-1], folder))
-            evaluate.evaluate(grid, datasets, records[-1], replace(limits, max_latents=0))
+        for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
+            evaluate.evaluate([point], datasets, path, limits)
+
+    for name, folder in (("cot", cot), ("latents", last)):
+        lm, method = pretrained.load_for_inference(folder, dtype)
+        params = speeds_of(method)
+        model = evaluate.EvaluatedModel(method.name, lm, method)
+        answer(name, folder, model, params, limits)
+        seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], limits, records[-1])
+        if folder == cot:
+            answer("no-chain", folder, replace(model, label=NO_CHAIN), params, replace(limits, max_latents=0))
 
     def write() -> tuple[Report, dict[str, Any], str]:
         made = report.write(results, RecordFiles(records), title=f"{output.name}: held-out questions")
@@ -118,10 +125,14 @@ def conclude(
     return Outcome(output, made, default, sentence, speeds_table(made, seconds, default))
 
 
-def speeds_of(method: Any) -> list[dict[str, Any]]:
-    """The per-request values of the table: the speeds, and a gated one where the method has a threshold."""
-    names = method.Params.__dataclass_fields__
-    return [*SPEEDS, WITH_THRESHOLD] if "confidence_threshold" in names else list(SPEEDS)
+def speeds_of(method: Method) -> list[Any]:
+    """The per-request values of the table: the speeds that the method can work with, and two with a threshold where it
+    has one. A method without a speed is asked once."""
+    names = registry.param_names(method)
+    if "compression_factor" not in names:
+        return [registry.make_params(method, {})]
+    with_threshold = [WITH_THRESHOLD] if "confidence_threshold" in names else []
+    return registry.possible_params(method, [*SPEEDS, *with_threshold])
 
 
 def _drop_stale_records(records: Path, folder: Path) -> None:

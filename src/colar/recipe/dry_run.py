@@ -120,6 +120,8 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{found.rows} rows, {found.positions:,} positions at once{memory}"
             table.add_row("longest batch", duration(found.seconds), size)
+            # What it has sampled for that batch stays in the time of an update of reinforcement.
+            started += found.seconds
         update = _speed(table, trainer, config, started)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")

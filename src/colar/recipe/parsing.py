@@ -33,8 +33,8 @@ from colar.training.grpo import rewards
 
 Override = tuple[str, str]
 """A dotted key and its value, as the command line has them."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""A stage's name is also that of its folder."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
+"""A stage's name is also that of its folder. No hyphen: the command line takes `-` for `_` in options."""
 START = ("model.backbone", "model.init_from", "template")
 """Keys of the command line for the first stage alone: the others start from the stage before them."""
 
@@ -134,7 +134,7 @@ def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: stages must name each stage with its keys, got {stages!r}")
     for name, own in stages.items():
         if not NAME.fullmatch(name):
-            raise ValueError(f"{path}: stages.{name}: a stage's name is letters, digits, - and _")
+            raise ValueError(f"{path}: stages.{name}: a stage's name is letters, digits and _")
         if not isinstance(own, dict):
             raise ValueError(f"{path}: stages.{name} must hold keys and values, got {own!r}")
         for key in ("output", "stages", "base"):

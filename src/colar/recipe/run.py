@@ -186,8 +186,7 @@ def _write_page(
 ) -> None:
     """Write what the published weights think of a few validation questions: a page and its numbers.
 
-    They are those of `colar inspect` without what takes long, controls and changed thoughts. A failure is reported and
-    harmless.
+    They are those of `colar inspect` without controls, which take long. A failure is reported and harmless.
     """
     examples = list(held_out[: settings.page_size])
     if not examples:

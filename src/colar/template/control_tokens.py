@@ -34,7 +34,7 @@ class ControlTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
         self._tokenizer: Any = tokenizer
         self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
-        """Texts that colar itself reads and writes: no text may contain it, even if it cannot be written otherwise."""
+        """Ids that colar itself writes: no text may contain them, even one that cannot be spelled otherwise."""
         named = {
             token_id
             for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)

@@ -1,8 +1,4 @@
-"""Tokens as text, as they come: a character may be several tokens.
-
-tokens    ' 3'   '6'   '\\xe2\\x82'   '\\xac'   ' '   '.'
-pieces    '3'    '6'   ''           '€'      ''    ' .'      what is kept back comes with a later piece, or never
-"""
+"""Tokens as text, as they come: a character may be several tokens."""
 
 from __future__ import annotations
 
@@ -52,6 +48,9 @@ class TokenText:
 
 class AnswerText:
     """The text of an answer: `add` its tokens one by one until `stopped`, then `end` it.
+
+    tokens    ' 3'   '6'   '\\xe2\\x82'   '\\xac'   ' '   '.'
+    pieces    '3'    '6'   ''           '€'      ''    ' .'      what is held back comes with a later piece, or never
 
     Without a stop string its pieces are, end to end, `Template.decode` of all tokens.
     """

@@ -46,20 +46,19 @@ from colar.training.run_folder import PREFIX, RunFolder, write_digests
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Sets the schedule's epoch, and forgets the optimiser's moments where the method's stage changes."""
+    """Sets the schedule's epoch, and forgets the optimiser's moments where the curriculum's stage changes."""
 
-    def __init__(self, schedule: Schedule, method: Method, steps_per_epoch: int) -> None:
+    def __init__(self, schedule: Schedule, curriculum: Curriculum) -> None:
         self.schedule = schedule
-        self.method = method
-        self.steps_per_epoch = steps_per_epoch
+        self.curriculum = curriculum
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # From the step, not by counting calls: a resumed run begins in the middle of an epoch.
-        self.schedule.epoch = state.global_step // self.steps_per_epoch
+        self.schedule.epoch = state.global_step // self.curriculum.steps_per_epoch
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step, n = state.global_step, self.steps_per_epoch
-        if step > 0 and self.method.stage(step / n) != self.method.stage((step - 1) / n):
+        step = state.global_step
+        if self.curriculum.stage(step) != self.curriculum.stage(step + 1):
             # AdamW's moments belong to the gradients of the stage before (iCoT and Coconut forget them, too).
             kwargs["optimizer"].state.clear()
 

@@ -127,7 +127,7 @@ class TrainingConfig:
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
         checks.check_choice("training.optim", self.optim, list(OPTIMISERS))
         if self.device is not None:
-            checks.check_choice("training.device", self.device, [*DEVICES, "null"])
+            checks.check_choice("training.device", self.device, DEVICES)
         for name, low in WHOLE_FROM.items():
             most = MOST.get(name, math.inf)
             checks.check_number(f"training.{name}", getattr(self, name), low, most, whole=True)

@@ -11,8 +11,8 @@ Order of an epoch:
     updates         neighbours in a pool: the rows of one update, of like length
     shuffle         the updates, and the rows within each
 
-Neither the first update nor the last has the longest rows.
-A pool of all rows would make one update of all the longest: they would be learnt together, in every epoch.
+The longest rows come at no fixed place of an epoch. A pool of all rows would make one update of all the longest: they
+would be learnt together, in every epoch.
 
 A batch of rows goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
 
@@ -102,7 +102,8 @@ class TrainingRows(Dataset[Row]):
         return rows
 
     def lengths(self, epochs: Sequence[float] = (0.0,), name: str = "training") -> list[list[int]]:
-        """Tokens of each row at each of `epochs`, which are those at which the curriculum's stages begin.
+        """Positions that each example feeds, latents included, at each of `epochs`, at which the curriculum's stages
+        begin: of the longest of its draws.
 
         ValueError names a row that cannot be encoded. Processes divide the rows, and call it together.
         """

@@ -235,10 +235,11 @@ def _ready_to_train(
     # Trainer's own two write to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    steps_per_epoch, bar = curriculum.steps_per_epoch, ProgressBar()
-    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
+    bar = ProgressBar()
+    callbacks = [Epochs(trainer.schedule, curriculum)]
     if trainer.validate is not None:
-        callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
+        every = curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
+        callbacks.append(Evaluations(every))
     keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
     callbacks += [publisher.clock, keep_best, bar]
     if config.report_to == "tensorboard":

@@ -86,7 +86,10 @@ def check(key: str, versions: object, source: str, split: str) -> None:
 def renumbered(
     rows: Sequence[Example], versions: int, seed: int, held_out: Collection[str] = ()
 ) -> Renumbered:
-    """Up to `versions` new rows for each row. `held_out`: questions of validation and test, none of which comes out."""
+    """Up to `versions` new rows for each row. `held_out`: questions of validation and test.
+
+    A new question that one of these or of `rows` asks already is dropped.
+    """
     forbidden = {collapsed(question) for question in held_out}
     taken = {collapsed(row.question) for row in rows}
     alone: Counter[str] = Counter()

@@ -51,7 +51,7 @@ def latent_loss(
     alpha: float = 0.0,
     nll_beta: float = 0.0,
 ) -> Tensor:
-    """Elementwise loss of a prediction, in units of sigma_e squared; `mse` does not use the spread.
+    """Elementwise loss of a prediction whose values are in units of sigma_e; `mse` does not use the spread.
 
     `nll_beta` weighs the NLL by sigma^(2 beta) without a gradient (beta-NLL, Seitzer et al. 2022, equation 5). At 0 the
     mean learns with (mean - target) / sigma^2, at 1 as by half of the squared error.

@@ -11,22 +11,24 @@ the next latent is learnt at the position before it. Two heads are trained at th
     L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
                or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
 
-At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator). Otherwise the latent
-head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back. As an action, with p the LM
-head's softmax at the row's temperature, a thought has the log-prob
+At inference the LM head decides BEFORE each latent whether to stop: greedy thinking where the separator is more likely
+than not, sampled thinking where it is drawn. Otherwise the latent head's mean, plus `latent_temperature` times sigma
+times noise, times sigma_e, is fed back. As an action, with p the LM head's softmax at the row's temperature, a thought
+has the log-prob
 
     log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
 
 Its density is a mean over the D dimensions (`latent_logprob: mean`, of the size of a token's log-prob) or their sum
 (the true one). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
 
-Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is
-the expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none
-of its noise, and far fewer rows to learn from (lab/LOG.md). The expectation in soft-MSE has a closed form too,
-(mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula
-misses, the last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached
-and divided by sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen:
-they are the targets. c need not be whole.
+Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is the
+expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none of its
+noise, and far fewer rows to learn from (lab/LOG.md). Greedy thinking ends in the paper where no token is likelier than
+the separator (`stop: argmax`): early, where c tokens share the rest. The expectation in soft-MSE has a closed form too,
+(mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula misses, the
+last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached and divided by
+sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen: they are the targets. c
+need not be whole.
 
 Shape suffixes: B rows, T reasoning tokens, K latents (of a row, or of one request), G tokens of a group, N labelled
 positions of a row, L thoughts of all rows, D width, V vocabulary.

@@ -248,7 +248,7 @@ class RolloutSampler:
         outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
-            output.completion.require_finite(f"generation {number}")
+            output.completion.require_answer(f"generation {number}")
         rewards_RF = rewards.apply(self.reward_funcs, outputs)
         total_R = rewards_RF.nansum(1)
         groups = []

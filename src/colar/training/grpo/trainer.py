@@ -88,7 +88,7 @@ class GrpoTrainer(LatentTrainer):
         return [self._rows(batch) for batch in keys], count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
+        """At least the positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.positions()
 
