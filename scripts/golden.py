@@ -131,13 +131,15 @@ def answers(lm: LatentLM, method: Any) -> list[dict[str, Any]]:
     return found
 
 
-def runs() -> dict[str, Any]:
-    """Logged losses of a small SFT run and of GRPO from it, through recipes."""
+def runs(variants: Sequence[str]) -> dict[str, Any]:
+    """Logged losses of a small SFT run and of GRPO from it, through recipes: of the methods that are among these."""
     from colar import recipe
 
     made = {}
     with tempfile.TemporaryDirectory() as folder:
         for method, ending in (("colar", ""), ("sequential", "-sequential")):
+            if method not in variants:
+                continue
             for name, text in (("sft", SFT), ("grpo", GRPO)):
                 path = Path(folder) / f"{name}-{method}.yaml"
                 path.write_text(text.format(folder=folder, method=method))
@@ -164,7 +166,7 @@ def measure(families: Sequence[str], variants: Sequence[str]) -> dict[str, Any]:
             attach(lm, method, 1)
             method.prepare(lm, EXAMPLES)
             found["answers"][f"{family}/{variant}"] = answers(lm, method)
-    return found | {"runs": runs()}
+    return found | {"runs": runs(variants)}
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:

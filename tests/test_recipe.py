@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
@@ -29,7 +29,7 @@ def tiny(tmp_path):
         f"output: {tmp_path}/run\nmethod: {{name: colar, alpha: 2e-2}}\n"
         "data: {train_size: 6, validation_size: 2, options: {steps: [2, 2]}}\n"
         "training: {per_device_train_batch_size: 3, learning_rate: 3e-4, report_to: none}\n"
-        "validation: {params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+        "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
     )
     return path
 
@@ -292,9 +292,16 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 
 @given(
     st.dictionaries(
-        TEXTS, st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+        TEXTS,
+        st.recursive(
+            VALUES,
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+            max_leaves=6,
+        ),
+        max_size=3,
     )
 )
+@example({text: [text, {text: text}] for text in UNQUOTED})
 @settings(deadline=None, derandomize=True)
 def test_written_yaml_is_read_as_the_same_values(values):
     """Also texts that YAML 1.1, or 1.2 alone, would read as a number."""

@@ -339,16 +339,18 @@ def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, ca
     assert capsys.readouterr().out == "2500\n"
 
 
-def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch, capsys):
+def benchmark(name, words, folder, monkeypatch, capsys):
+    """(report, what was printed) of a benchmark that is run whole, in this process."""
     monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
-    rollout = importlib.import_module("rollout")
-    options = "--backbone tiny --source arithmetic --questions 2 --num-generations 2 --batch 2 --rounds 1"
-    monkeypatch.setattr(
-        sys, "argv", ["rollout.py", *options.split(), "--threads", str(torch.get_num_threads())]
-    )
-    args = rollout._arguments()
-    runs = [rollout.measure(system, args) for system in rollout.SYSTEMS]
-    report = rollout.summarise(runs, args)
+    words = [*words, "--here", "--rounds", "1", "--threads", "1", "--output", str(folder / "out")]
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    importlib.import_module(name).main()
+    return files.read_json(folder / "out" / "report.json"), capsys.readouterr().out
+
+
+def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(tmp_path, monkeypatch, capsys):
+    words = "--backbone tiny --source arithmetic --questions 2 --num-generations 2 --batch 2"
+    report, printed = benchmark("rollout", words.split(), tmp_path, monkeypatch, capsys)
     cells = report["cells"]
     assert set(cells) == {"ours", "merged", "rescored", "published"}
     for key, system in (
@@ -365,29 +367,20 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
         cell = cells[system]["c=5"]
         assert cell["completions_per_second"] == pytest.approx(4 / cell["seconds"])
         assert cell["rollout_share"] == pytest.approx(cell["seconds"] / (cell["seconds"] + update))
-    rollout.show(report)
-    assert "published" in capsys.readouterr().out
+    assert "published" in printed
 
 
 def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
-    gates = importlib.import_module("gates")
-    folders = {}
+    # Untrained weights would think to the end of any limit.
+    words = (
+        "--limit 3 --limit-alone 2 --compression-factor 1 2 --confidence-threshold 0 1 --votes 3 --max-latents 4 "
+        f"--max-completion-length 3 --cot {tmp_path}/cot --gated {tmp_path}/sequential"
+    ).split()
     for name, config in (("cot", {}), ("sequential", {"confidence_thresholds": [0, 0.5]})):
         lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
         pretrained.attach(lm, method, seed=0)
-        folders[name] = pretrained.save(lm, method, tmp_path / name, {}, "card")
-    options = (
-        "--limit 3 --limit-alone 2 --rounds 1 --compression-factor 1 2 --confidence-threshold 0 1 --votes 3"
-        # Untrained weights would think to the end of any limit.
-        " --max-latents 6 --max-completion-length 3"
-    )
-    paths = ["--cot", str(folders["cot"]), "--gated", str(folders["sequential"])]
-    monkeypatch.setattr(
-        sys, "argv", ["gates.py", *paths, *options.split(), "--threads", str(torch.get_num_threads())]
-    )
-    args = gates._arguments()
-    report = gates.summarise([gates.measure(system, args) for system in gates.SYSTEMS], args)
+        pretrained.save(lm, method, tmp_path / name, {}, "card")
+    report, printed = benchmark("gates", words, tmp_path, monkeypatch, capsys)
     cells = report["cells"]
     # A group of one has nothing to end early.
     names = ["cot", "c=1/0", "c=2/0", "c=2/1"]
@@ -400,8 +393,7 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
     assert cells["c=2/1/votes3"]["questions"] == 2
     ratio = cells["cot/b1"]["ms"] / cells["c=2/1/votes3"]["ms"]
     assert report["speedup_over_cot"]["c=2/1/votes3"] == pytest.approx(ratio)
-    gates.show(report)
-    assert "c=2/1/b32" in capsys.readouterr().out
+    assert "c=2/1/b32" in printed
 
 
 def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):

@@ -32,55 +32,55 @@ PAGES = ("README.md", "docs", "results", "scripts", "lab", "constraints.txt")
 BENCH = "--here --rounds 1 --threads 1 --output {out}"
 TINY = f"--backbone tiny --source {{rows}} {BENCH}"
 SMALLEST: dict[str, Sequence[str]] = {
-    "lab/benchmarks/gates.py": [
-        f"{BENCH} --cot {{cot}} --gated {{sequential}} --source {{rows}} --limit 2 --limit-alone 1 --votes 2 "
-        "--compression-factor 2 --max-latents 3 --max-completion-length 2"
-    ],
     "lab/benchmarks/generate.py": [
-        f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor",
-        f"{TINY} --cells b1/100 --systems cot-graphs sequential2-graphs hf-cot-static",
+        f"{TINY} --cells b1/25 --systems cot-eager sequential5-shortlist colar5-graphs hf-cot-static published floor"
     ],
-    "lab/benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
+    "lab/benchmarks/llama_cpp.py": [f"{TINY} --cells b1/100 --systems cot-eager"],
     "lab/benchmarks/loss_parts.py": [""],
     "lab/benchmarks/memory.py": [
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
     ],
     "lab/benchmarks/profile_step.py": [
-        "--backbone tiny --source {rows} --work decode update --method cot --how eager graphs --rows 2 --threads 1 --output {out}"
+        f"--backbone tiny --source {{rows}} --work {work} --method cot --how {how} --rows 2 --threads 1 --output {{out}}"
+        for work, how in (("decode", "graphs"), ("update", "eager"))
     ],
-    "lab/benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
     "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
     "lab/benchmarks/servers.py": [""],
-    "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
+    "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4 --systems trainer colar-5 cot-packed"],
     "lab/benchmarks/shapes.py": ["small {out}"],
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],
-    "lab/benchmarks/soak.py": ["--requests 60 --minutes 0.1 --output {out}"],
-    "scripts/draw_idea.py": ["--output {out}"],
-    "lab/scripts/figures.py": ["--output {out}"],
+    "lab/benchmarks/soak.py": ["--requests 30 --minutes 0.05 --output {out}"],
     "scripts/golden.py": [
-        "{out}.json --families gpt2 --variants cot",
+        "{out}.json --families gpt2 --variants colar",
         "--compare {out}.json {out}.json",
     ],
     "lab/scripts/grpo_report.py": ["{reinforced} --seeds 0 --output {out}"],
-    "lab/scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
     "scripts/inspect_pictures.py": ["{page} {out}"],
-    "lab/scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
     "lab/scripts/rank_thoughts.py": [
         "m={sequential} --limit 2 --compression_factor 2 --max_latents 3 --max_completion_length 2 --output {out}.json"
     ],
     "lab/scripts/rejudge.py": ["{records}"],
     "lab/scripts/speed_tables.py": [""],
     "scripts/serve_pictures.py": ["{url} {out}"],
-    "lab/scripts/toy_backbones.py": ["--sizes 0.1m --seeds 0 --output {out}"],
-    "lab/scripts/updates_in.py": ["{run} --as-long-as {run}"],
     "scripts/write_cli_docs.py": [""],
     "lab/scripts/write_tables.py": [""],
 }
 """File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
 IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --rows 8 --work {out}/runs --output {out}"}
 """Those that start processes of their own, which a forked one may not."""
-ELSEWHERE = {"scripts/install.py": "it makes an environment: `make test` itself, and tests/test_install.py"}
+ELSEWHERE = {
+    "lab/benchmarks/gates.py": "scripts",
+    "lab/benchmarks/rollout.py": "scripts",
+    "lab/scripts/figures.py": "figures",
+    "lab/scripts/grpo_stability.py": "scripts",
+    "lab/scripts/left_out.py": "scripts",
+    "lab/scripts/toy_backbones.py": "scripts",
+    "lab/scripts/updates_in.py": "scripts",
+    "scripts/draw_idea.py": "docs",
+    "scripts/install.py": "install",  # it makes an environment, as `make test` does itself
+}
+"""File -> the tests that run it whole and read what it writes."""
 BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
 PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 """Exit code 1 where a verdict is bad, and with few requests not every kind of fault happens."""
@@ -208,6 +208,8 @@ def found() -> list[str]:
 
 def test_every_file_has_a_smallest_run():
     assert found() == sorted([*SMALLEST, *IN_THIS_PROCESS, *ELSEWHERE])
+    for path, name in ELSEWHERE.items():
+        assert Path(path).stem in Path(__file__).with_name(f"test_{name}.py").read_text(), path
 
 
 @pytest.mark.parametrize("path", SMALLEST)

@@ -40,7 +40,7 @@ TIMEOUT_S = 600
 SMALL = (
     "--data.validation_size", "8", "--training.save_steps", "2",
     "--training.logging_steps", "1", "--training.report_to", "none", "--training.ddp_timeout", "120",
-    "--validation.limits.max_latents", "8",
+    "--validation.limits.max_latents", "8", "--validation.page_size", "0",
 )  # fmt: skip
 SFT = (
     "train",

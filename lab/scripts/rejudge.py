@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, spe
 
 Record = dict[str, Any]
 ARROW = " -> "
+_judged = cache(judge)
+"""Most questions are answered alike by many systems and samples."""
 
 
 def rejudged(record: Record, example: Example) -> Record:
     """The record with today's verdict and cluster; its keys in the order in which `colar evaluate` writes them."""
-    verdict = judge(record["completion"], example.answer, example.answer_type)
+    verdict = _judged(record["completion"], example.answer, example.answer_type)
     found: Record = {}
     for key, value in record.items():
         if key == "cluster":

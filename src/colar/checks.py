@@ -34,7 +34,8 @@ def in_library(what: str) -> Iterator[None]:
 
 def is_number(value: object) -> TypeGuard[float]:
     """True if `value` is a finite int or float; a bool is neither, and an int beyond the largest float is none."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    # A tuple: this is called for each number of a million records, and a union would be made anew each time.
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)

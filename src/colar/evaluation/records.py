@@ -84,7 +84,9 @@ _VALUES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gold_length",), lambda value: value is None or _is_amount(value), "a number from 0"),
 )
 """Keys, the check of their values, and what is allowed."""
+_CHECKS = tuple((key, holds, allowed) for keys, holds, allowed in _VALUES for key in keys)
 _OPTIONAL = ("cluster", "gold_length")
+_REQUIRED = {key: None for key, _, _ in _CHECKS if key not in _OPTIONAL}.keys()
 
 
 class RecordKey(NamedTuple):
@@ -171,13 +173,12 @@ def check_record(record: Any) -> None:
     """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    missing = [key for keys, _, _ in _VALUES for key in keys if key not in record and key not in _OPTIONAL]
-    if missing:
+    if not record.keys() >= _REQUIRED:
+        missing = [key for key in _REQUIRED if key not in record]
         raise ValueError(f"the record lacks {', '.join(missing)}")
-    for keys, holds, allowed in _VALUES:
-        for key in keys:
-            if key in record and not holds(record[key]):
-                raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
+    for key, holds, allowed in _CHECKS:
+        if key in record and not holds(record[key]):
+            raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
     for name, value in record["params"].items():
         if not checks.is_number(value):
             raise ValueError(f"params: {name} must be a number, got {value!r}")
