@@ -23,7 +23,7 @@ if DEVICE == "cpu":
 
 LONGEST = (
     "ray", "smallest_runs", "training", "grpo", "engine", "device_script", "parallel_evaluation", "methods", "terminal", "shortlist", "released",
-    "update", "processes", "real_factors", "equations", "sharded", "parallel_training", "auto", "quickstart", "other_device", "fuzz",
+    "update", "processes", "real_factors", "equations", "sharded", "parallel_training", "auto", "other_device", "fuzz",
     "serve_page", "graphs", "inspect_page_browser", "cli", "sequential", "generate_files", "lm_eval",
 )  # fmt: skip
 """Files that take ten seconds or more, the longest first: processes that take them in this order end together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from colar.model import checkpoint
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_run import prepare_run
 
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = auto_recipe.Facts(
     model="someone/model-500m",
     parameters=500_000_000,
@@ -259,62 +261,72 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
         checkpoint.check_folder(out)
 
 
-def test_from_a_file_to_a_model(
+def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
-    path = files.write_jsonl(
-        tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
-    )
-    monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 2)
+    """examples/quickstart.ipynb from top to bottom, with few short rows and two updates a stage."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
+    folder = "runs/quickstart"
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
-    run = colar.train("tiny", path, tmp_path / "run", overrides=short)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    for full, shorter in (
+        ("limit=2000", 'limit=60, options={"steps": [1, 1]}'),
+        (f'"{folder}")\nrun', f'"{folder}", overrides={short})\nrun'),
+    ):
+        assert text.count(full) == 1
+        text = text.replace(full, shorter)
+    names: dict[str, Any] = {}
+    exec(compile(text, str(NOTEBOOK), "exec"), names)
+    assert capsys.readouterr().out.count("thoughts, answer") == 3
+
+    run, rows, model = names["run"], names["rows"], names["model"]
     assert [row[0].removesuffix(" (default)") for row in run.speeds.rows] == [
         "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2, threshold 0.8",
     ]  # fmt: skip
     assert run.picture.exists()
     assert "accuracy %" in run.table
+    assert "| c = 2 |" in run._repr_markdown_()
     assert run.sentence in run._repr_markdown_()
     # The folder is a model, and asks at the speed that was chosen.
-    folder = checkpoint.resolve(tmp_path / "run")
-    info = checkpoint.read_info(folder)
+    info = checkpoint.read_info(checkpoint.resolve(folder))
     assert info["method"]["params"] == dict(run.default)
-    model = colar.load(tmp_path / "run")
     assert model.method.default_limits == info["method"]["limits"]
     asked = model.ask("Tom has 5 toys and finds 12 more. How many toys does Tom have?")
     assert asked.completion.request.params == registry.make_params(model.method, run.default)
-
-    again = colar.train("tiny", path, tmp_path / "run", overrides=short)
-    assert again.report.rows == run.report.rows
-    with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
-        colar.train("tiny", path, tmp_path / "run", method="colar")
-    # A shorter run is another one: what was learnt so far is not its end.
-    with pytest.raises(ValueError, match="is at update 2, and with these settings the run would end at 1"):
-        colar.train("tiny", path, tmp_path / "run", overrides=["--training.max_steps", "1", *short[2:]])
-    # Its recipe, by itself, ends as the command that made it does.
-    capsys.readouterr()
-    assert main(["train", f"{tmp_path}/run/recipe.yaml", *short]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.splitlines() == [f"{tmp_path}/run"]
-    assert run.sentence in shown.err
-    # Commands that name no data take the questions held out, and say what was trained on.
-    results = f"{tmp_path}/results"
-    assert main(["evaluate", f"{tmp_path}/run", "--limit", "2", "--output", results]) == 0
-    assert f"--data {tmp_path}/run/data, by default" in capsys.readouterr().err
-    again_on = ["--data", str(path), "--limit", "9", "--output", f"{tmp_path}/other"]
-    assert main(["evaluate", f"{tmp_path}/run", *again_on]) == 0
-    assert "questions of my" in capsys.readouterr().err
-    assert main(["report", f"{tmp_path}/run/results", "--output", f"{tmp_path}/folded"]) == 0
-    assert main(["generate", f"{tmp_path}/run", "1 + 1?", "--compression_factor", "1", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert {"[compression_factor 1]", "[compression_factor 2]"} <= set(lines)
     assert repr(model) == "Model(tiny, method sequential, compression_factor 1)"
     assert "completion" not in repr(asked)
     with pytest.raises(ValueError, match="question must be a text, got ' '"):
         model.ask(" ")
 
-    rows = {name: files.read_jsonl(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "test")}
-    questions = {name: {row["question"] for _, row in found} for name, found in rows.items()}
+    again = colar.train("tiny", rows, folder, overrides=short)
+    assert again.report.rows == run.report.rows
+    with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
+        colar.train("tiny", rows, folder, method="colar")
+    # A shorter run is another one: what was learnt so far is not its end.
+    with pytest.raises(ValueError, match="is at update 2, and with these settings the run would end at 1"):
+        colar.train("tiny", rows, folder, overrides=["--training.max_steps", "1", *short[2:]])
+    # Its recipe, by itself, ends as the command that made it does.
+    capsys.readouterr()
+    assert main(["train", f"{folder}/recipe.yaml", *short]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [folder]
+    assert run.sentence in shown.err
+    # Commands that name no data take the questions held out, and say what was trained on.
+    assert main(["evaluate", folder, "--limit", "2", "--output", "results"]) == 0
+    assert f"--data {folder}/data, by default" in capsys.readouterr().err
+    files.write_jsonl("my.jsonl", rows)
+    assert main(["evaluate", folder, "--data", "my.jsonl", "--limit", "9", "--output", "other"]) == 0
+    assert "questions of my" in capsys.readouterr().err
+    assert main(["report", f"{folder}/results", "--output", "folded"]) == 0
+    assert main(["generate", folder, "1 + 1?", "--compression_factor", "1", "2"]) == 0
+    assert {"[compression_factor 1]", "[compression_factor 2]"} <= set(capsys.readouterr().out.splitlines())
+
+    questions = {}
+    for name in ("train", "test"):
+        found = files.read_jsonl(Path(folder) / "data" / f"{name}.jsonl")
+        questions[name] = {row["question"] for _, row in found}
     assert not questions["train"] & questions["test"]
 
 

@@ -141,7 +141,8 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     from colar.recipe import auto_speeds
 
     monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
-    rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
+    short_chains = sources.load("arithmetic", "train", limit=60, options={"steps": [1, 1]})
+    rows = [row.as_row() for row in short_chains]
     path = files.write_jsonl(tmp_path / "my.jsonl", rows)
     (tmp_path / "always_mine.py").write_text("def yes(question, gold, answer):\n    return True\n")
     short = ["--training.max_steps", "1", "--training.report_to", "none", "--validation.page_size", "0"]
