@@ -22,8 +22,6 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
-from colar.model import backbones
-from colar.model.latent_lm import LatentLM
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS_OF_PAGES = (".", "docs", "lab", "results/*", "results/*/*", "checkpoints/*")
@@ -150,17 +148,18 @@ def test_readmes_tree_has_each_room_and_its_job():
     assert rooms.keys() == folders | {path.name for path in package.glob("*.py")} - {"__init__.py"}
 
 
-def tiny_checkpoint(folder):
-    """An untrained CoLaR checkpoint of the built-in toy backbone."""
-    lm = LatentLM.from_backbone(backbones.load("tiny"))
-    method = registry.build("colar", {})
+def untrained_checkpoint(folder):
+    """A CoLaR checkpoint of random weights, which think to the end of any limit."""
+    lm, method = tiny_lm("llama"), registry.build("colar", {})
+    lm.causal_lm.config.max_position_embeddings = 1024
+    method.default_limits = {"max_latents": 4, "max_completion_length": 3}
     pretrained.attach(lm, method, 0)
     method.prepare(lm, EXAMPLES)
     return pretrained.save(lm, method, folder, {}, "a card")
 
 
 def test_readmes_python_runs_on_a_checkpoint_of_that_name(tmp_path, monkeypatch, capsys):
-    tiny_checkpoint(tmp_path / "runs" / "demo" / "sequential" / "best")
+    untrained_checkpoint(tmp_path / "runs" / "demo" / "sequential" / "best")
     monkeypatch.chdir(tmp_path)
     [code] = blocks(ROOT / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
@@ -197,7 +196,7 @@ def test_readmes_answers_are_those_of_the_demo():
 
 
 def test_the_python_of_the_engines_page_runs(tmp_path):
-    lm, method = pretrained.load(tiny_checkpoint(tmp_path / "best"))
+    lm, method = pretrained.load(untrained_checkpoint(tmp_path / "best"))
     [code] = blocks(ROOT / "docs" / "engine.md", "python")
     names = {"lm": lm, "method": method}
     exec(compile(code, "engine.md", "exec"), names)
@@ -206,7 +205,7 @@ def test_the_python_of_the_engines_page_runs(tmp_path):
 
 
 def test_the_python_of_the_usage_page_runs(tmp_path, monkeypatch):
-    tiny_checkpoint(tmp_path / "runs" / "mine" / "colar" / "best")
+    untrained_checkpoint(tmp_path / "runs" / "mine" / "colar" / "best")
     monkeypatch.chdir(tmp_path)
     pushed = []
     monkeypatch.setattr(colar, "push_to_hub", lambda *args: pushed.append(args), raising=False)
@@ -263,7 +262,7 @@ def test_the_worked_example_learns_and_answers_as_the_reference_does(echo, tmp_p
     path = tmp_path / "echo.yaml"
     path.write_text(text)
     small = ["--output", str(tmp_path / "run"), "--data.train_size", "64", "--data.validation_size", "8"]
-    small += ["--training.logging_steps", "1", "--training.report_to", "none"]
+    small += ["--training.logging_steps", "1", "--training.report_to", "none", "--validation.page_size", "0"]
     result = recipe.run(recipe.load(path, small))
     losses = [row["ce"] for row in result.history if "ce" in row]
     assert len(losses) == 8

@@ -16,7 +16,7 @@ from fuzz_requests import SURFACES
 
 CASES = int(os.environ.get("COLAR_FUZZ_CASES", "0"))
 SEED = int(os.environ.get("COLAR_FUZZ_SEED", "0"))
-USUAL = {"recipe": 60, "rows": 300, "folder": 150, "request": 300, "python": 300, "command": 100}
+USUAL = {"recipe": 25, "rows": 200, "folder": 60, "request": 150, "python": 120, "command": 60}
 """Cases of each surface, where the environment does not say."""
 
 FOUND: list[tuple[str, list[object]]] = [

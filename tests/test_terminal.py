@@ -54,7 +54,7 @@ def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
         "data: {source: rows.jsonl, validation_source: others.jsonl, validation_size: 2}\n"
         "method: {name: colar}\n"
         "training: {per_device_train_batch_size: 3, max_steps: 2, report_to: none}\n"
-        "validation: {params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+        "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
     )
     short = ["--compression_factor", "2", "--max_latents", "4", "--max_completion_length", "3"]
     commands = [
