@@ -75,13 +75,15 @@ def naive_ce(lm, fed, labels):
 STAGES = [0.0, 1.0, 2.0, LAST]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "checkpointing"), [("llama", False), ("gemma3", False), ("gemma3", True), ("gpt2", True)]
+)
 def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkpointing):
     """PITFALLS 1: rows of all stages in one batch, through a cache; and without one, under gradient checkpointing."""
     lm, method = build("coconut", family, cot_epochs=1, epochs_per_stage=1, n_stages=2)
     lm.double()
-    rows = [row for epoch in STAGES for row in encode(lm, method, epoch=epoch)]
+    # Of one step, of none, and of three.
+    rows = [row for epoch in STAGES for row in encode(lm, method, (EXAMPLES[0], *EXAMPLES[2:4]), epoch)]
     assert {row.n_latents for row in rows} == {0, 2, 4}
     assert max(len(row.question) for row in rows) > 2 * WINDOW
     if checkpointing:
@@ -203,25 +205,6 @@ def test_layers_end_with_the_hidden_states(family):
 # The suite over all methods
 
 
-@pytest.mark.parametrize("epoch", [0.0, 4.0, LAST])
-@pytest.mark.parametrize("name", list(registry.METHODS))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_losses_are_finite_and_a_row_alone_has_the_same(family, name, epoch):
-    """At the beginning, in the middle and at the end of a curriculum; in one batch, and one by one."""
-    lm, method = build(name, family)
-    if name == "sim_cot":
-        lm.double()  # ten latents: a rounding error grows with each
-    examples = list(method.prepare(lm, EXAMPLES))
-    rows = encode(lm, method, examples, epoch)
-    together = row_loss(lm, method, rows)
-    assert torch.isfinite(together).all()
-    assert (together > 0).all()
-    alone = torch.cat([row_loss(lm, method, [row]) for row in rows])
-    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
-    backwards = row_loss(lm, method, rows[::-1])
-    torch.testing.assert_close(together, backwards.flip(0), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", list(registry.METHODS))
 def test_a_checkpoint_brings_the_method_back(tmp_path, name):
     lm, method = build(name)
@@ -306,10 +289,12 @@ def test_own_thoughts_are_to_be_looked_at_and_not_to_learn_from(name):
 
 
 @pytest.mark.parametrize("name", list(registry.METHODS))
-@pytest.mark.parametrize("lora", [None, LoraSettings(r=2)], ids=["full", "lora"])
-def test_gradient_checkpointing_changes_nothing(name, lora):
-    """Layers that recompute drop their cache without a word: latents would then not see the question."""
-    lm, method = build(name, lora=lora)
+def test_gradient_checkpointing_changes_nothing(name):
+    """Layers that recompute drop their cache without a word: latents would then not see the question.
+
+    With an adapter: tests/test_methods.py and tests/test_training.py.
+    """
+    lm, method = build(name)
     rows = encode(lm, method, epoch=4.0)
     lm.train()
     found = []
@@ -657,9 +642,9 @@ def test_a_curriculum_is_trained_stage_by_stage(tmp_path, capsys):
     assert [bool(batch.chain_lengths.any()) for batch in seen[-2:]] == [False, False]
     assert len(result.history) >= 8
     assert "warning" not in capsys.readouterr().err
-    trained(tmp_path / "b", "coconut", method=method, num_train_epochs=3)
+    trained(tmp_path / "b", "coconut", method=method, max_steps=1)
     said = capsys.readouterr().err
-    assert "warning: training ends in stage 2 of coconut's curriculum, which thinks as in stage 3" in said
+    assert "warning: training ends in stage 0 of coconut's curriculum, which thinks as in stage 3" in said
 
 
 def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_path):
@@ -680,6 +665,7 @@ def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_pa
 def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
     _, _, result = trained(tmp_path, name, num_train_epochs=1)
     lm, method = pretrained.load(result.best)
-    (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
+    decoding = Decoding(max_latents=16, max_completion_length=4)
+    (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params(), decoding)])
     assert done.reason in ("stop", "length")
     assert name in ("icot", "tokenskip", "ruplar") or done.length == getattr(method.config, "n_latents", 6)

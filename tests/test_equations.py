@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES
+from families import EXAMPLES
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sequential import check_shares, encoded, latent, made, matrices
@@ -234,8 +234,11 @@ def naive_loss(lm: LatentLM, row: Row, naive: Naive) -> tuple[float, list[int]]:
     return sum(means) / len(means), sizes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("thresholds", [[0], [0, 1e-4, 2e-3]], ids=str)
+@pytest.mark.parametrize(
+    ("family", "thresholds"),
+    [("llama", [0]), ("gemma3", [0, 1e-4, 2e-3]), ("gpt2", [0, 1e-4, 2e-3])],
+    ids=str,
+)
 def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
     lm, method = made(
         family,
@@ -244,7 +247,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
         confidence_thresholds=thresholds,
         **EQUATIONS,
     )
-    rows = encoded(lm, method, times=4)
+    rows = encoded(lm, method, times=3)
     batch = Batch.collate(rows)
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     grouped = 0
@@ -363,16 +366,12 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize(
-    ("family", "shortlist"), [("llama", False), *((family, True) for family in FAMILIES)]
-)
+@pytest.mark.parametrize(("family", "shortlist"), [("llama", False), ("qwen2", True), ("gemma3", True)])
 def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
-    check_engine(*lively(family, shortlist))
-
-
-def check_engine(lm: LatentLM, method: Sequential) -> None:
     """Greedy and sampled, at several speeds and thresholds, alone and among others."""
-    asked = requests()
+    lm, method = lively(family, shortlist)
+    # Of either decoding half: each speed with both thresholds.
+    asked = [each for i, each in enumerate(requests()) if i % 24 < 12]
     references = [reference.complete(lm, method, request) for request in asked]
     # A row by itself is what the reference has: some of them show it.
     for max_batch, step in ((1, 5), (5, 1), (64, 1)):
@@ -391,7 +390,7 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
     separator = lm.template.separator_id
     seen = set()
     asked = [
-        dataclasses.replace(each, id=f"{each.id}/{s}", sample=s) for each in requests((0,)) for s in range(4)
+        dataclasses.replace(each, id=f"{each.id}/{s}", sample=s) for each in requests((0,)) for s in range(2)
     ]
     for request, done in zip(asked, Engine(lm, method, 64).generate(asked), strict=True):
         naive = Naive.of(equations_of(lm, method), request.params.compression_factor)
@@ -419,9 +418,10 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
 # Reinforcement
 
 
-@pytest.mark.parametrize("drawn_at", [1.0, 1.3])
-@pytest.mark.parametrize("threshold", [0.0, 0.7])
-@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize(
+    ("shortlist", "threshold", "drawn_at"),
+    [(False, 0.0, 1.0), (True, 0.0, 1.3), (False, 0.7, 1.3), (True, 0.7, 1.0)],
+)
 def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at: float) -> None:
     """By training as by the engine: the tokens of a group, and that what was drawn behind them has ended it."""
     lm, method = lively(shortlist=shortlist, equals=2.5)
@@ -457,7 +457,7 @@ def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at
     assert lm.extra["group_decoder"].mlp[-1].weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("threshold", [0.0, 0.6])
 @torch.no_grad()
 def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
     """Many draws of one group: the share of each outcome against exp(logp), all ways to end included."""
@@ -465,7 +465,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
     equations = equations_of(lm, method)
     n = 8_000
     generator = torch.Generator().manual_seed(0)
-    state = torch.randn(4, lm.width, generator=generator)
+    state = torch.randn(2, lm.width, generator=generator)
     columns = torch.ones(n, dtype=torch.float64)
     declined = set()
     for i in range(len(state)):

@@ -336,34 +336,28 @@ def sample(
 
 @torch.no_grad()
 def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
-    """One output's log-probs, one forward for each of its actions, by torch.distributions."""
+    """One output's log-probs, by a forward over it alone and torch.distributions."""
     completion = each.completion
     decoding = completion.request.decoding
     separator = lm.template.separator_id
     latents = [] if completion.latents is None else list(completion.latents)
-    fed = lm.embed(torch.tensor(each.question_ids))
+    answer = [separator, *each.token_ids]
+    fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
+    states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
+    choices = Categorical(logits=lm.logits(states) / decoding.temperature)
     found = []
-    for latent in latents:
-        hidden = lm.hidden(fed[None])[:, -1]
-        stop = Categorical(logits=lm.logits(hidden)[0] / decoding.temperature).probs[separator]
-        logp = Bernoulli(probs=stop).log_prob(torch.tensor(0.0))
+    for k, latent in enumerate(latents):
+        logp = Bernoulli(probs=choices.probs[k, separator]).log_prob(torch.tensor(0.0))
         if method.has_density and decoding.latent_temperature > 0:
-            mean, log_std = lm.extra["latent_head"](hidden)
-            drawn = Normal(mean[0], decoding.latent_temperature * log_std[0].exp()).log_prob(
+            mean, log_std = lm.extra["latent_head"](states[k])
+            drawn = Normal(mean, decoding.latent_temperature * log_std.exp()).log_prob(
                 latent / method.sigma_e
             )
             logp = logp + (drawn.mean() if how == "mean" else drawn.sum())
         found.append(float(logp))
-        fed = torch.cat([fed, latent[None]])
-    if each.stopped:
-        logits = lm.logits(lm.hidden(fed[None])[:, -1])[0] / decoding.temperature
-        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(separator))))
-    fed = torch.cat([fed, lm.embed(torch.tensor([separator]))])
-    for token in each.token_ids:
-        logits = lm.logits(lm.hidden(fed[None])[:, -1])[0] / decoding.temperature
-        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(token))))
-        fed = torch.cat([fed, lm.embed(torch.tensor([token]))])
-    return found
+    of_tokens = choices.logits[range(len(latents), len(states) - 1), answer].tolist()
+    # A stop that was forced was no choice.
+    return found + (of_tokens if each.stopped else of_tokens[1:])
 
 
 CASES = [
@@ -406,20 +400,25 @@ def test_log_probs_are_those_of_torch_distributions(
 def naive_cot(lm: LatentLM, each: Output) -> list[float]:
     """One CoT output's log-probs, token by token: the chain, the separator where it was chosen, the answer."""
     temperature = each.completion.request.decoding.temperature
-    separator = lm.template.separator_id
-    fed, found = list(each.question_ids), []
-    for token in [*each.completion.thought_ids, separator, *each.token_ids]:
-        logits = lm.logits(lm.hidden(lm.embed(torch.tensor([fed])))[:, -1])[0] / temperature
-        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(token))))
-        fed.append(token)
+    tokens = [*each.completion.thought_ids, lm.template.separator_id, *each.token_ids]
+    fed = lm.embed(torch.tensor([[*each.question_ids, *tokens]]))
+    states = lm.hidden(fed)[0, len(each.question_ids) - 1 : -1]
+    chosen = Categorical(logits=lm.logits(states) / temperature).log_prob(torch.tensor(tokens))
+    found: list[float] = chosen.tolist()
     if not each.stopped:
         del found[each.completion.length]
     return found
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["cot", "no_cot", "tokenskip"])
+@pytest.mark.parametrize(
+    ("name", "family", "temperature"),
+    [
+        ("cot", "llama", 1.0),
+        ("cot", "gemma3", 0.7),
+        ("tokenskip", "gpt2", 0.7),
+        ("no_cot", "qwen2", 1.0),
+    ],
+)
 def test_tokens_of_a_chain_are_actions_like_those_of_the_answer(
     family: str, name: str, temperature: float
 ) -> None:
@@ -482,8 +481,10 @@ def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> Non
     assert all(p.grad is None for name, p in lm.named_parameters() if not p.requires_grad)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize(
+    ("loss_type", "level"),
+    [("grpo", "token"), ("dr_grpo", "sequence"), ("dapo", "token"), ("bnpo", "sequence")],
+)
 def test_the_objective_is_the_formula_over_naive_log_probs(
     tmp_path: Path, loss_type: Any, level: Any
 ) -> None:
@@ -499,8 +500,9 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     old, ref, gains = -2 * torch.rand(8, N), -2 * torch.rand(8, N), torch.randn(8)
     lengths = [int(n) for n in rollouts.n_actions()]
     total, wanted = sum(lengths), 0.0
+    masks = method.logps(lm, rollouts, "mean").mask
     for row, each in enumerate(outputs):
-        mask = method.logps(lm, rollouts, "mean").mask[row]
+        mask = masks[row]
         now = naive(lm, method, each, "mean")
         logs = [n - then for n, then in zip(now, old[row][mask].tolist(), strict=True)]
         if level == "sequence":
@@ -550,8 +552,9 @@ class Watched(GrpoObjective):
         return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("family", "bf16"), [("gemma3", False), ("gpt2", False), ("llama", True), ("gpt2", True)]
+)
 def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family: str, bf16: bool) -> None:
     """Dropout in backbone and adapter, autocast, padding: what is scored first is what is learnt from first."""
     lm, method = model(family, LORA)
@@ -583,15 +586,17 @@ def trained(lm: LatentLM) -> LatentLM:
     return lm
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.float32), ("gemma3", torch.bfloat16), ("gpt2", torch.bfloat16)],
+)
 def test_merged_rollouts_are_those_of_the_merged_model(family: str, dtype: torch.dtype) -> None:
     """The same bits; afterwards the adapter is apart again and no weight has moved, however often."""
     lm, method = model(family, LORA)
     trained(lm).causal_lm.to(dtype)
     before = {name: value.clone() for name, value in lm.state_dict().items()}
     lm.train()
-    for _ in range(3):
+    for _ in range(2):
         found = sample(lm, method, grpo(merge_adapter=True))
     assert lm.training
     assert lm.has_adapter
@@ -606,8 +611,15 @@ def test_merged_rollouts_are_those_of_the_merged_model(family: str, dtype: torch
     assert [each.completion.token_logps for each in apart] != [each.completion.token_logps for each in found]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "bound"),
+    [
+        ("llama", "float32", 1e-5),
+        ("gpt2", "float32", 1e-5),
+        ("gemma3", "bfloat16", 0.1),
+        ("qwen2", "bfloat16", 0.1),
+    ],
+)
 def test_merged_rollouts_have_a_tolerance_of_their_own(
     tmp_path: Path, family: str, dtype: str, bound: float
 ) -> None:
@@ -661,9 +673,9 @@ def what(each: Output) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_rollout_does_not_depend_on_what_is_sampled_beside_it(family: str) -> None:
-    lm, method = model(family)
+def test_a_rollout_does_not_depend_on_what_is_sampled_beside_it() -> None:
+    """That the engine keeps rows of every family apart: tests/test_engine.py."""
+    lm, method = model("gemma3")
     all_ = sample(lm, method, grpo(max_batch=64))
     alone = [each for e in EXAMPLES for each in sample(lm, method, grpo(max_batch=1), [e])]
     backwards = sample(lm, method, grpo(max_batch=5), EXAMPLES[::-1])
@@ -915,12 +927,12 @@ def test_a_run_learns_what_is_rewarded(tmp_path: Path) -> None:
         _, result = run(
             tmp_path / str(sign),
             reward=reward,
-            max_steps=24,
+            max_steps=8,
             per_device_train_batch_size=24,
-            learning_rate=1e-2,
+            learning_rate=3e-2,
         )
         lengths = [row["latents/mean_length"] for row in curve(result)]
-        first, last = sum(lengths[:3]) / 3, sum(lengths[-3:]) / 3
+        first, last = sum(lengths[:2]) / 2, sum(lengths[-2:]) / 2
         assert sign * (first - last) > 0.5
 
 
@@ -931,38 +943,40 @@ def test_a_chain_of_tokens_learns_what_is_rewarded(tmp_path: Path) -> None:
         return [-n for n in length]
 
     lm, method = publishable(liven(tiny_lm("llama"))), Cot(CotConfig())
-    training = {**QUICK, "max_steps": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2}
+    training = {**QUICK, "max_steps": 8, "per_device_train_batch_size": 24, "learning_rate": 3e-2}
     config, funcs = grpo(compression_factors=None), {"own": shorter}
     result = grpo_run.train(
         lm, method, EXAMPLES, TrainingConfig(**training), config, tmp_path, reward_funcs=funcs
     )
     lengths = [row["latents/mean_length"] for row in curve(result)]
-    assert sum(lengths[:3]) / 3 - sum(lengths[-3:]) / 3 > 0.5
+    assert sum(lengths[:2]) / 2 - sum(lengths[-2:]) / 2 > 0.5
     differences = [row["sampling/logp_difference"] for row in curve(result)]
     assert max(differences) < 1e-3  # the engine and the trainer agree on every action
     _, record = next(files.read_jsonl(tmp_path / "completions.jsonl"))
     assert all(isinstance(thought["tokens"][0], str) for thought in record["thoughts"])
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, loss_type: Any) -> None:
+def test_accumulation_and_batches_give_the_same_run(tmp_path: Path) -> None:
+    """Of dapo, whose divisor is the actions of the whole update."""
     curves = []
     for size, accumulate in ((8, 1), (2, 4)):
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
-        curves.append(curve(run(tmp_path / str(size), grpo(loss_type=loss_type), **sizes)[1]))
+        curves.append(curve(run(tmp_path / str(size), grpo(loss_type="dapo"), max_steps=3, **sizes)[1]))
     for other in curves[1:]:
         for mine, theirs in zip(other, curves[0], strict=True):
             for name in ("loss", "grad_norm", "reward"):
                 assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
-def test_batches_in_parts_give_the_same_run(tmp_path: Path, loss_type: Any) -> None:
-    """Outputs go through the model one by one; with two iterations they are scored before, too."""
+def test_batches_in_parts_give_the_same_run(tmp_path: Path) -> None:
+    """Outputs go through the model one by one; with two iterations they are scored before, too.
+
+    Of bnpo, whose divisor is the actions of the batch, and not of its parts.
+    """
     curves = []
     for tokens in (None, 1):
-        config = grpo(loss_type=loss_type, num_iterations=2)
-        curves.append(curve(run(tmp_path / str(tokens), config, tokens_per_batch=tokens)[1]))
+        config = grpo(loss_type="bnpo", num_iterations=2)
+        curves.append(curve(run(tmp_path / str(tokens), config, tokens_per_batch=tokens, max_steps=3)[1]))
     for mine, theirs in zip(curves[1], curves[0], strict=True):
         assert mine.keys() == theirs.keys()
         for name in ("loss", "grad_norm", "entropy"):

@@ -1,6 +1,7 @@
 """Losses against naive loops, gradients, padding, and methods that learn four examples by heart and answer them."""
 
 import dataclasses
+import itertools
 import math
 from random import Random
 
@@ -23,6 +24,8 @@ from colar.ops.sampling import Ways
 from colar.template.template import Template
 
 METHODS = tuple(registry.METHODS)
+LAST_STAGE = math.inf
+"""An epoch in which every curriculum has come to its end."""
 TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied or family != "gpt2"]
 """GPT-2's head is always tied."""
 
@@ -52,14 +55,6 @@ def loss_of(method, lm, rows):
 
 
 @torch.no_grad()
-def naive_ce(lm, embeds, start, labels):
-    """Mean of -log p from position `start` on, each a mean over its labels (none: unlabelled), by their own forward."""
-    log_probs = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None]).logits[0].float().log_softmax(-1)
-    losses = [-log_probs[start + i, tokens].mean() for i, tokens in enumerate(labels) if tokens]
-    return torch.stack(losses).mean()
-
-
-@torch.no_grad()
 def naive_colar(lm, config, row, c):
     """One row's terms: a loop over groups, no batch, no packing, no shifting."""
     question, chain, answer = (
@@ -74,14 +69,16 @@ def naive_colar(lm, config, row, c):
         tokens = row.chain[first : first + c]
         tokens = [tokens[int(u * len(group))]] if config.chain_label == "sampled" else tokens
         labels.append(tokens if config.supervise_chain else [])
-    embeds = [*question, *latents, *answer]
-    ce = naive_ce(lm, embeds, len(question) - 1, [*labels, *([token] for token in row.answer)])
-    hidden = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None], output_hidden_states=True).hidden_states[
-        -1
-    ][0]
+    embeds = torch.stack([*question, *latents, *answer])
+    forward = lm.causal_lm(inputs_embeds=embeds[None], output_hidden_states=True)
+    # From the question's last position on.
+    log_probs = forward.logits[0, len(question) - 1 :].float().log_softmax(-1)
+    hidden = forward.hidden_states[-1][0, len(question) - 1 :]
+    labels += [[token] for token in row.answer]
+    ce = torch.stack([-log_probs[i, tokens].mean() for i, tokens in enumerate(labels) if tokens]).mean()
     losses = []
     for k, latent in enumerate(latents):
-        mean, log_std = lm.extra["latent_head"](hidden[len(question) - 1 + k])
+        mean, log_std = lm.extra["latent_head"](hidden[k])
         target = latent / config.sigma_e
         if config.head == "deterministic":
             losses.append(((mean - target) ** 2).mean())
@@ -108,12 +105,12 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_colar_loss_equals_a_naive_loop(family, config):
+@pytest.mark.parametrize(("config", "family"), zip(CONFIGS, itertools.cycle(FAMILIES), strict=False), ids=str)
+def test_colar_loss_equals_a_naive_loop(config, family):
+    """A config is about terms, a family about the forward: each of both at least once."""
     lm = tiny_lm(family)
     method = build(lm, "colar", compression_factors=[1, 2, 3, 5], **config)
-    rows = [row for i in range(3) for row in encode(method, lm, epoch=i)]
+    rows = [row for i in range(2) for row in encode(method, lm, epoch=i)]
     rows = [dataclasses.replace(row, params=ColarParams(1 + i % 5), seed=i) for i, row in enumerate(rows)]
     found = loss_of(method, lm, rows)
     for b, row in enumerate(rows):
@@ -159,15 +156,32 @@ def test_colar_at_factor_one_is_cot(family):
 # Padding and batches
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padding_and_batch_mates_do_not_matter(family, name):
-    """PITFALLS 4, 5: columns of garbage, and longer rows beside it, leave a row's loss as it is."""
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "gemma3") for name in METHODS), *(("coconut", each) for each in FAMILIES if each != "gemma3")],
+)
+def test_padding_and_batch_mates_do_not_matter(name, family):
+    """PITFALLS 4, 5: columns of garbage, and longer rows beside it, leave a row's loss as it is.
+
+    At the beginning, in the middle and at the end of a curriculum. Gemma has windows; Coconut has a cache beside them,
+    so that it sees every family.
+    """
     lm = tiny_lm(family)
     method = build(lm, name)
-    rows = encode(method, lm)
-    together = method.loss(lm, Batch.collate(rows))
+    if name == "sim_cot":
+        lm.double()  # ten latents: a rounding error grows with each
+    examples = list(method.prepare(lm, EXAMPLES))
+    staged = method.stage(0.0) != method.stage(LAST_STAGE)
+    rows = [
+        row
+        for epoch in ((0.0, 4.0, LAST_STAGE) if staged else (0.0,))
+        for row in encode(method, lm, examples, epoch)
+    ]
     batch = Batch.collate(rows)
+    together = method.loss(lm, batch)
+    losses = total(method, lm, batch)
+    assert torch.isfinite(losses).all()
+    assert (losses > 0).all()
     padded = {
         key: torch.cat([getattr(batch, key), torch.randint(5, 90, (len(rows), 3))], dim=1)
         for key in ("question_ids", "chain_ids", "answer_ids", "step_sizes")
@@ -180,11 +194,13 @@ def test_padding_and_batch_mates_do_not_matter(family, name):
         real = torch.arange(padded[key].shape[1]) < getattr(batch, lengths)[:, None]
         padded[key] = torch.where(real, padded[key], torch.randint(5, 90, padded[key].shape))
     with_garbage = method.loss(lm, dataclasses.replace(batch, **padded))
+    alone = [method.loss(lm, Batch.collate([row])) for row in rows]
+    backwards = method.loss(lm, Batch.collate(rows[::-1]))
     for key, values in together.items():
-        alone = torch.stack([method.loss(lm, Batch.collate([row]))[key][0] for row in rows])
-        torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
+        by_itself = torch.stack([terms[key][0] for terms in alone])
+        torch.testing.assert_close(values, by_itself, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(values, backwards[key].flip(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(with_garbage[key], values, rtol=1e-5, atol=1e-6)
-    assert total(method, lm, batch).shape == (len(rows),)
 
 
 def test_batch_survives_the_trip_as_tensors():
@@ -245,14 +261,14 @@ def test_every_token_of_a_group_gets_its_turn():
 
 
 def test_the_expected_label_is_the_mean_over_draws():
-    """Same loss on average, without its noise: 1,000 draws of the sampled label against the closed form."""
+    """Same loss on average, without its noise: 200 draws of the sampled label against the closed form."""
     lm = tiny_lm("llama")
     expected, sampled = build(lm, "colar"), build(lm, "colar", chain_label="sampled")
     row = dataclasses.replace(colar_row(11, 4), params=ColarParams(4))
     one = loss_of(expected, lm, [row])["ce"]
-    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(1000)])["ce"]
+    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(200)])["ce"]
     assert draws.std() > 0.01
-    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 1000**0.5
+    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 200**0.5
 
 
 def test_what_is_fed_is_what_is_compressed(monkeypatch):
@@ -671,11 +687,10 @@ HEART_CONFIGS = {
     "sequential": {"compression_factors": [1, 2]},
     "tokenskip": {"ratios": [0.5]},
 }
-LAST_STAGE = math.inf
-"""An epoch in which every curriculum has come to its end."""
 
 
 # These are compared with naive loops (tests/test_baselines.py, tests/test_sim_cot.py), and take five times as long.
+# CoLaR's latents are predictions, which have to be good ones.
 @pytest.mark.parametrize("name", sorted({*METHODS} - {"coconut", "distill", "sim_cot"}))
 def test_four_examples_are_learnt_by_heart(name):
     """Learning and thinking meet: what is learnt from the loss comes out of the engine, stops included."""
@@ -692,7 +707,7 @@ def test_four_examples_are_learnt_by_heart(name):
         for row, e in zip(encode(method, lm, examples, epoch=LAST_STAGE), HEART, strict=True)
     ]
     batch = Batch.collate(rows)
-    learn(lm, method, batch, steps=300, lr=1e-2)
+    learn(lm, method, batch, *((150, 1e-2) if name == "colar" else (60, 2e-2)))
     decoding = Decoding(max_latents=40, max_completion_length=8)
     requests = [Request(e.id, e.question, p, decoding, keep_latents=True) for p in asked for e in HEART]
     found = Engine(lm, method).generate(requests)

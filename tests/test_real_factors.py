@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES
+from families import EXAMPLES
 from sequential import check_shares, encoded, latent, made
 from torch import Tensor
 
@@ -139,8 +139,9 @@ def sizes_of(found: Tensor, row: int) -> list[int]:
     return [size for size in found[row].tolist() if size]
 
 
-@pytest.mark.parametrize("factors", ["1.0..5.0", [1.25], [1.5, 2.75]], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "factors"), [("llama", "1.0..5.0"), ("gemma3", [1.25]), ("gpt2", [1.5, 2.75])], ids=str
+)
 def test_the_loss_of_a_real_c_is_a_naive_loop(family: str, factors: Any) -> None:
     lm, method = made(family, compression_factors=factors)
     rows = encoded(lm, method)
@@ -156,11 +157,10 @@ THRESHOLDS = [0, 1e-9, 1e-4, 0.3]
 """Random models are sure of little: those in the middle cut some groups and leave others."""
 
 
-@pytest.mark.parametrize("factors", [[1.5, 2, 2.75, 5]], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_with_a_threshold_is_a_naive_loop(family: str, factors: Any) -> None:
-    lm, method = made(family, compression_factors=factors, confidence_thresholds=THRESHOLDS)
-    rows = encoded(lm, method, times=6)
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_the_loss_with_a_threshold_is_a_naive_loop(family: str) -> None:
+    lm, method = made(family, compression_factors=[1.5, 2, 2.75, 5], confidence_thresholds=THRESHOLDS)
+    rows = encoded(lm, method, times=4)
     assert {row.params.confidence_threshold for row in rows} == set(THRESHOLDS)
     batch = Batch.collate(rows)
     found, sizes = method.loss(lm, batch)["ce"].tolist(), method.group_sizes(lm, batch)
@@ -178,7 +178,7 @@ def test_the_loss_with_a_threshold_is_a_naive_loop(family: str, factors: Any) ->
 
 def test_rows_with_and_without_a_threshold_share_a_batch() -> None:
     lm, method = made(compression_factors="1.0..5.0", confidence_thresholds=THRESHOLDS)
-    rows = encoded(lm, method, times=3)
+    rows = encoded(lm, method, times=2)
     together = method.loss(lm, Batch.collate(rows))["ce"]
     embeds, counts = method.thoughts(lm, Batch.collate(rows))
     for i, row in enumerate(rows):
@@ -222,19 +222,24 @@ def requests() -> list[Request]:
     return asked
 
 
-def thinker(family: str = "llama") -> tuple[LatentLM, Sequential]:
-    return made(family, live=True, compression_factors="1.0..5.0", confidence_thresholds=[0, 0.5])
+def thinker(family: str = "llama", merge: str = "sqrt") -> tuple[LatentLM, Sequential]:
+    config = {"compression_factors": "1.0..5.0", "confidence_thresholds": [0, 0.5], "merge": merge}
+    return made(family, live=True, **config)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_equals_the_reference(family: str) -> None:
-    lm, method = thinker(family)
+@pytest.mark.parametrize(
+    ("family", "merge"), [("llama", "sqrt"), ("qwen2", "ordered"), ("gemma3", "sqrt"), ("gpt2", "ordered")]
+)
+def test_the_engine_equals_the_reference(family: str, merge: str) -> None:
+    lm, method = thinker(family, merge)
     asked = requests()
-    expected = [reference.complete(lm, method, request) for request in asked]
+    # Half of them: each factor with each threshold, under one of the two decodings.
+    some = [each for i, each in enumerate(asked) if (i + i // 12 + i // 24) % 2 == 0]
+    expected = [reference.complete(lm, method, request) for request in some]
     assert len({done.length for done in expected}) > 1
     wanted = {done.request.id: done for done in expected}
     # A row by itself is what the reference has: some of them show it.
-    for max_batch, order in ((1, asked[::5]), (3, asked[::-1]), (64, asked)):
+    for max_batch, order in ((1, some[::5]), (3, some[::-1]), (64, some)):
         for mine in Engine(lm, method, max_batch).generate(order):
             theirs, where = wanted[mine.request.id], (max_batch, mine.request.id)
             assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), where
@@ -308,13 +313,13 @@ def test_a_group_ends_before_a_token_that_is_below_the_threshold() -> None:
     """The first thought with a threshold is that without one, up to the first later token of low confidence."""
     lm, method = thinker()
     cut = set()
-    for request in requests():
-        if request.decoding != GREEDY:
-            continue
-        whole = dataclasses.replace(
-            request, params=dataclasses.replace(request.params, confidence_threshold=0)
-        )
-        free, gated = reference.complete(lm, method, whole), reference.complete(lm, method, request)
+    asked = [request for request in requests() if request.decoding == GREEDY]
+    whole = [
+        dataclasses.replace(each, params=dataclasses.replace(each.params, confidence_threshold=0))
+        for each in asked
+    ]
+    pairs = zip(Engine(lm, method).generate(whole), Engine(lm, method).generate(asked), strict=True)
+    for request, (free, gated) in zip(asked, pairs, strict=True):
         if not free.info:
             assert not gated.info
             continue
@@ -333,7 +338,7 @@ def test_a_threshold_of_1_thinks_token_by_token() -> None:
     lm, method = thinker()
     lengths = set()
     for example in EXAMPLES:
-        for c in (1.5, 3, 5):
+        for c in (1.5, 5):
             params = SequentialParams(c, confidence_threshold=1)
             done = reference.complete(
                 lm, method, Request("x", example.question, params, GREEDY, keep_latents=True)
@@ -529,8 +534,7 @@ def test_factors_that_are_not_whole_are_scored_like_others() -> None:
         method.logps(lm, tensors, "mean")
 
 
-@pytest.mark.parametrize("latent_temperature", [0.3, 1.0])
-@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize(("shortlist", "latent_temperature"), [(False, 0.3), (True, 1.0)])
 def test_groups_that_end_early_are_scored(shortlist: bool, latent_temperature: float) -> None:
     """By training as by the engine: the tokens of a group, and that another draw would have let it go on."""
     lm, method = made(live=True, shortlist=shortlist, compression_factors=[5], confidence_thresholds=[0, 0.7])
@@ -581,7 +585,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
     sharpen(lm)
     n = 6_000
     generator = torch.Generator().manual_seed(0)
-    state = torch.randn(5, lm.width, generator=generator)
+    state = torch.randn(2, lm.width, generator=generator)
     columns = torch.ones(n, dtype=torch.float64)
     kinds = set()
     for i in range(len(state)):
@@ -606,8 +610,8 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
 def test_a_group_that_ended_unsure_is_read_as_such() -> None:
     lm, method = thinker()
     seen = set()
-    for request in requests():
-        done = reference.complete(lm, method, request)
+    asked = requests()
+    for request, done in zip(asked, Engine(lm, method).generate(asked), strict=True):
         phase = phase_of(request.seed, request.sample)
         for k, (thought, info) in enumerate(zip(read_thoughts(lm, done, 3), done.info, strict=True)):
             ids = ids_of(info)
@@ -744,7 +748,7 @@ def test_inspect_tells_thresholds_apart(
         "inspect",
         f"m={checkpoint}",
         "--limit",
-        "3",
+        "1",
         *GRID,
         "--output",
         str(out),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES, publishable
+from families import EXAMPLES, publishable
 from sequential import encoded, latent, made
 from torch import Tensor
 
@@ -74,8 +74,10 @@ def gradients(losses: Tensor, trained: list[Tensor]) -> Sequence[Tensor]:
     return torch.autograd.grad(losses.mean(), trained, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.parametrize(("c", "merge"), [(1, "sqrt"), (2, "sqrt"), (3, "ordered"), (5, "sqrt")])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "c", "merge"),
+    [("llama", 1, "sqrt"), ("qwen2", 2, "sqrt"), ("gemma3", 3, "ordered"), ("gpt2", 5, "sqrt")],
+)
 def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int, merge: str) -> None:
     lm, method = made(family, compression_factors=[c], merge=merge)
     rows = encoded(lm, method)
@@ -146,51 +148,26 @@ def requests() -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize(("max_batch", "merge"), [(1, "sqrt"), (3, "ordered"), (64, "sqrt")])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_equals_the_reference(family: str, max_batch: int, merge: str) -> None:
-    lm, method = made(family, live=True, compression_factors=[1, 2, 3, 5], merge=merge)
-    asked = requests()
-    for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
-        expected = reference.complete(lm, method, request)
-        assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
-        for mine, theirs in zip(found.info, expected.info, strict=True):
-            assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()
-            torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
-
-
-def test_what_is_fed_is_the_merged_embedding_of_what_was_chosen() -> None:
-    lm, method = made(live=True, compression_factors=[1, 2, 3, 5])
-    seen = set()
-    for request in [dataclasses.replace(each, sample=s) for each in requests() for s in range(6)]:
-        done = reference.complete(lm, method, request)
-        c = int(request.params.compression_factor)
-        for k, info in enumerate(done.info):
-            ids = [i for i in info["group_ids"].tolist() if i >= 0]
-            ended = ids[-1] == lm.template.separator_id
-            group = ids[:-1] if ended else ids
-            assert 1 <= len(group) <= c
-            assert ended or len(group) == c
-            expected = lm.embed(torch.tensor(group)).sum(0) / math.sqrt(len(group))
-            torch.testing.assert_close(done.latents[k], expected)
-            seen.add((c, ended))
-    assert {(2, False), (5, True)} <= seen
-
-
 @torch.no_grad()
 def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
-    """Every choice of one output from its own forward: the tokens of a group summed up, by the present weights."""
+    """Every choice of one output from a forward of its own: the tokens of a group summed up, by the present weights."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     decoding = each.completion.request.decoding
     temperature, drawn_at = decoding.temperature, decoding.latent_temperature
-    fed, found = lm.embed(torch.tensor(each.question_ids)), []
+    groups = [
+        [i for i in info["group_ids"].tolist() if i >= 0]
+        for info in each.completion.info[: each.completion.length]
+    ]
+    latents = [latent(lm, [i for i in ids if i != separator]) for ids in groups]
+    answer = [separator, *each.token_ids]
+    fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
+    states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
+    found = []
 
     def logp(state: Tensor, token: int, temperature: float = temperature) -> float:
         return (lm.logits(state) / temperature).log_softmax(-1)[token].item()
 
-    for info in each.completion.info[: each.completion.length]:
-        state = lm.hidden(fed[None])[0, -1]
-        ids = [i for i in info["group_ids"].tolist() if i >= 0]
+    for state, ids in zip(states, groups, strict=False):
         # Going on, and the first token given that; with one temperature the two are the token's own log-prob.
         total = math.log1p(-math.exp(logp(state, separator)))
         if drawn_at > 0:
@@ -202,22 +179,21 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
             else:
                 assert token == lm.logits(state).argmax()
         found.append(total)
-        summed = [i for i in ids if i != separator]
-        fed = torch.cat([fed, latent(lm, summed)[None]])
-    if each.stopped:
-        found.append(logp(lm.hidden(fed[None])[0, -1], separator))
-    fed = torch.cat([fed, lm.embed(torch.tensor([separator]))])
-    for token in each.token_ids:
-        found.append(logp(lm.hidden(fed[None])[0, -1], token))
-        fed = torch.cat([fed, lm.embed(torch.tensor([token]))])
+    spoken = list(zip(states[len(groups) :], answer, strict=False))
+    # A stop that was forced was no choice.
+    found += [logp(state, token) for state, token in (spoken if each.stopped else spoken[1:])]
     return found
 
 
 @pytest.mark.parametrize(
-    ("temperature", "drawn_at", "merge"),
-    [(1.0, 1.0, "sqrt"), (0.7, 0.7, "ordered"), (0.7, 1.2, "sqrt"), (1.0, 0.0, "sqrt")],
+    ("family", "temperature", "drawn_at", "merge"),
+    [
+        ("llama", 1.0, 1.0, "sqrt"),
+        ("qwen2", 0.7, 0.7, "ordered"),
+        ("gemma3", 0.7, 1.2, "sqrt"),
+        ("gpt2", 1.0, 0.0, "sqrt"),
+    ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_of_thoughts_are_exact(
     family: str, temperature: float, drawn_at: float, merge: str
 ) -> None:
@@ -337,8 +313,8 @@ def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:
         report_to="none",
         logging_steps=1,
         save_steps=1000,
-        learning_rate=1e-2,
-        max_steps=16,
+        learning_rate=3e-2,
+        max_steps=8,
         per_device_train_batch_size=24,
     )
     config = GrpoConfig(
@@ -347,5 +323,5 @@ def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:
     result = grpo_run.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
     rows = [row for row in result.history if "loss" in row]
     lengths = [row["latents/mean_length"] for row in rows]
-    assert sum(lengths[:3]) / 3 - sum(lengths[-3:]) / 3 > 0.5
+    assert sum(lengths[:2]) / 2 - sum(lengths[-2:]) / 2 > 0.5
     assert max(row["sampling/logp_difference"] for row in rows) < 1e-3

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LORA = LoraSettings(r=4, lora_alpha=8)
 QUICK: dict[str, Any] = {
     **supervised.QUICK,
-    "num_train_epochs": 2,
+    "num_train_epochs": 1,
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 2,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shlex
@@ -72,6 +73,7 @@ def _command() -> str:
     return program.name
 
 
+@functools.cache  # the code that runs was imported once: later edits and commits are not in it
 def _commit() -> str | None:
     """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
     here = Path(__file__)
