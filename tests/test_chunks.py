@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES, liven, tiny_lm
-from hypothesis import given
+from families import EXAMPLES, liven, tiny_lm
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
@@ -105,11 +105,10 @@ def test_a_methods_loss_and_gradients_are_those_of_all_logits_at_once(settings: 
     batch = batch_of(lm, method)
     whole = method.loss(lm, batch)
     wanted = gradients(lm, sum(term.sum() for name, term in whole.items() if name[0] != "_"))
-    for positions in (1, 5):
-        found = method.loss(in_chunks(lm, positions), batch)
-        for name, term in found.items():
-            torch.testing.assert_close(term, whole[name], **TOLERANCE)
-        assert_close(gradients(lm, sum(term.sum() for name, term in found.items() if name[0] != "_")), wanted)
+    found = method.loss(in_chunks(lm, 3), batch)
+    for name, term in found.items():
+        torch.testing.assert_close(term, whole[name], **TOLERANCE)
+    assert_close(gradients(lm, sum(term.sum() for name, term in found.items() if name[0] != "_")), wanted)
 
 
 HEADS: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -121,11 +120,23 @@ HEADS: dict[str, tuple[tuple[str, ...], bool]] = {
 """Name -> adapted linears, and whether the separator is known. peft trains an added one's row, on the head's module."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("targets", "separator"), HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("llama", "full"),
+        ("gemma3", "full"),
+        ("qwen2", "adapter"),
+        ("llama", "adapter-on-the-head"),
+        ("gemma3", "adapter-on-the-head"),
+        ("gpt2", "adapter-on-the-head"),
+        ("qwen2", "adapter-and-a-row"),
+        ("gpt2", "adapter-and-a-row"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_tied_scaled_and_adapted_heads(family: str, targets: tuple[str, ...], separator: bool) -> None:
+def test_tied_scaled_and_adapted_heads(family: str, head: str) -> None:
+    targets, separator = HEADS[head]
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=targets) if targets else None
     lm, method = made(METHODS["cot"], family, lora=lora, separator=separator)
     batch = batch_of(lm, method)
@@ -370,6 +381,7 @@ def test_a_chunk_is_counted_in_bytes() -> None:
 # Batches in parts
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 2000))
 def test_parts_hold_each_row_once_within_the_limit(lengths: list[int], most: int) -> None:
     parts = [part.tolist() for part in part_indices(torch.tensor(lengths), most)]
@@ -390,6 +402,7 @@ def test_rows_that_fit_are_one_part_in_their_order() -> None:
     assert [part.tolist() for part in part_indices(lengths, 95)] == [[1, 2], [0]]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.data())
 def test_divided_parts_hold_the_same_rows(lengths: list[int], data: st.DataObject) -> None:
     rows = {"length": torch.tensor(lengths), "row": torch.arange(len(lengths))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from accelerate import PartialState
 from launch import Group, Outcome, together
+from torch.distributed.run import main as torchrun
 
 from colar import processes
 from colar.cli import main
@@ -86,16 +87,19 @@ processes.leave()
 """
 
 
-def test_torchrun_starts_them(tmp_path: Path) -> None:
+def test_torchrun_starts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its own command: the processes of all other tests are started as torchrun does (launch.py)."""
     script = tmp_path / "script.py"
     script.write_text(TORCHRUN)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    # It takes these signals for good.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        torchrun(["--standalone", "--nproc-per-node=2", str(script), str(tmp_path)])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["ABC", "ABC"]
 
 

@@ -90,8 +90,7 @@ def test_the_last_token_is_not_drawn_by_rounding():
     assert sample(logits[:-1], torch.tensor([LAST], dtype=torch.float64)).item() == 49_999
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-@pytest.mark.parametrize("spread", [1.0, 4.0])
+@pytest.mark.parametrize(("spread", "temperature"), [(4.0, 0.5), (1.0, 1.0), (4.0, 1.7)])
 def test_draws_are_distributed_as_multinomial_draws_are(spread, temperature):
     n, size = 40_000, 300
     logits = spread * torch.randn(size, generator=torch.Generator().manual_seed(1))
@@ -107,7 +106,7 @@ def test_draws_are_distributed_as_multinomial_draws_are(spread, temperature):
 @pytest.mark.parametrize(("spread", "top_p"), [(4.0, 0.9), (1.0, 0.9), (0.3, 0.5), (2.0, 1 - 1e-9)])
 def test_a_nucleus_is_the_one_that_a_sort_finds(spread, top_p):
     """In the window (spread 4) and beyond it: never outside, and distributed as inside."""
-    n, size = 12_000, 300
+    n, size = 6_000, 300
     logits = spread * torch.randn(size, generator=torch.Generator().manual_seed(3))
     probs = logits.softmax(-1)
     kept = kept_by_sorting(probs, top_p)
@@ -119,7 +118,7 @@ def test_a_nucleus_is_the_one_that_a_sort_finds(spread, top_p):
     assert chi_square_p(torch.bincount(found, minlength=size), inside / inside.sum()) > 1e-3
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
 def test_equals_at_the_edge_stay_by_their_ids(seed, top_p):
     """Logits of few different values, as bfloat16's are: the window and the search agree with a stable sort."""
@@ -199,8 +198,7 @@ def test_nothing_as_large_as_the_vocabulary_is_sorted_or_float64(top_p):
 # One token only
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.6, 0.3])
-@pytest.mark.parametrize("spread", [4.0, 1.0])
+@pytest.mark.parametrize(("spread", "top_p"), [(4.0, 0.95), (4.0, 0.3), (1.0, 1.0), (1.0, 0.6)])
 def test_one_token_is_drawn_as_often_as_among_all(top_p, spread):
     """The likeliest, one in the middle, and one that the nucleus leaves out."""
     n, size = 4_000, 300

@@ -109,8 +109,9 @@ def naive_terms(lm, method, row):
     return ce, torch.stack(losses).mean() if losses else torch.tensor(0.0).double()
 
 
-@pytest.mark.parametrize("n_latents_per_step", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "n_latents_per_step"), [("llama", 1), ("qwen2", 3), ("gemma3", 3), ("gpt2", 1)]
+)
 def test_terms_and_gradients_are_those_of_full_forwards(family, n_latents_per_step):
     """Rows of all stages in one batch: through latents the decoder's loss reaches the model, the question included."""
     # Smaller weights than elsewhere: fed back nine times, rounding errors of the float32 logits stay small.
@@ -119,7 +120,9 @@ def test_terms_and_gradients_are_those_of_full_forwards(family, n_latents_per_st
     with torch.no_grad():  # so that decoder and model differ
         for weight in lm.extra.parameters():
             weight.mul_(1.1)
-    rows = [row for epoch in STAGES for row in encode(lm, method, epoch=epoch)]
+    # Of one step, of none, and of three.
+    examples = (EXAMPLES[0], *EXAMPLES[2:4])
+    rows = [row for epoch in STAGES for row in encode(lm, method, examples, epoch)]
     found = method.loss(lm, Batch.collate(rows))
     sum(found.values()).sum().backward()
     gradients = {name: weight.grad for name, weight in lm.named_parameters()}
@@ -259,9 +262,14 @@ def run(folder: Path, lora=None, **options):
     return lm, method, result
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(r=2)], ids=["full", "lora"])
-def test_a_checkpoint_without_the_decoder_answers_as_the_model(tmp_path, lora):
-    lm, method, result = run(tmp_path, lora, num_train_epochs=3)
+@pytest.fixture(scope="module", params=[None, LoraSettings(r=2)], ids=["full", "lora"])
+def trained(request, tmp_path_factory):
+    """A run through all stages, and whether it has an adapter."""
+    return *run(tmp_path_factory.mktemp("run"), request.param, num_train_epochs=3), request.param is not None
+
+
+def test_a_checkpoint_without_the_decoder_answers_as_the_model(trained):
+    lm, method, result, _ = trained
     assert files.read_json(result.best / "colar.json")["modules"] == []
     assert not (result.best / weights.MODULES).exists()
     again, loaded = pretrained.load(result.best)
@@ -278,18 +286,19 @@ def test_a_checkpoint_without_the_decoder_answers_as_the_model(tmp_path, lora):
 
 def test_a_run_resumes_exactly_between_two_stages(tmp_path):
     """Stopped within its second epoch and resumed, it ends as the run that was never stopped, decoder included."""
-    whole, _, _ = run(tmp_path / "whole", max_steps=7)
+    whole, _, _ = run(tmp_path / "whole", max_steps=5)
     run(tmp_path / "halves", max_steps=3)
     checkpoint = RunFolder(tmp_path / "halves").last_checkpoint()
     assert any(name.startswith("step_decoder.") for name in weights.read(checkpoint / weights.MODULES))
-    resumed, _, _ = run(tmp_path / "halves", max_steps=7)
+    resumed, _, _ = run(tmp_path / "halves", max_steps=5)
     before = copy.deepcopy(whole.state_dict())
     for name, value in resumed.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_another_stage_of_training_copies_the_weights_it_starts_from(tmp_path):
-    lm, method, result = run(tmp_path / "first", num_train_epochs=3)
-    again = pretrained.load_for_training(result.best, method, None, "float32", seed=0)
+def test_another_stage_of_training_copies_the_weights_it_starts_from(trained):
+    lm, method, result, adapted = trained
+    settings = LoraSettings(r=2) if adapted else None
+    again = pretrained.load_for_training(result.best, method, settings, "float32", seed=0)
     embeds = lm.embed(torch.tensor([[5, 6, 7]]))
     torch.testing.assert_close(again.extra["step_decoder"](embeds), lm.eval().hidden(embeds))
