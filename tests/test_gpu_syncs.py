@@ -1,4 +1,4 @@
-"""What a GPU would wait for: a decode step looks at the device once. Counted on the CPU (looks.py)."""
+"""What a GPU would wait for: a decode step looks at the device once. Counted on the CPU (sync_counter.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sync_counter import counted
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import TrainerCallback
 
 from colar import processes
 from colar.engine.cache import round_up
@@ -23,7 +24,6 @@ from colar.engine.request import Decoding, Request
 from colar.engine.runner import grouped_heads
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
-from colar.methods.rollouts import Scorable
 from colar.methods.sequential import Sequential
 from colar.methods.sequential import choice as group_choice
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -114,8 +114,13 @@ def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED, NUCLEUS], ids=["greedy", "sampled", "nucleus"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "decoding"),
+    [
+        *((name, NUCLEUS) for name in CASES),
+        *((name, decoding) for name in ("cot", "gaussian", "shortlist") for decoding in (GREEDY, SAMPLED)),
+    ],
+)
 def test_a_decode_step_looks_once(name: str, decoding: Decoding) -> None:
     lm, method, params = build(name)
     requests = []
@@ -262,10 +267,10 @@ class LargestCopies(TorchDispatchMode):
 
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry.METHODS},
-    **{case: (CASES[case][0], CASES[case][1]) for case in ("shortlist", "any c")},
+    "any c": CASES["any c"][:2],
     "paper": ("colar", {"latent_loss": "nll", "chain_label": "sampled", "merge": "mean"}),
     "point": ("colar", {"head": "deterministic", "supervise_chain": False}),
-    "ordered": ("sequential", {"merge": "ordered", "lookahead_weight": 0.2}),
+    "ordered": ("sequential", {"merge": "ordered", "lookahead_weight": 0.2, "shortlist": True}),
     "thresholds": ("sequential", {"confidence_thresholds": [0, 0.8]}),
     "equations": (
         "sequential",
@@ -298,31 +303,59 @@ def made(case: str, family: str = "llama", lora: LoraSettings | None = None) -> 
     return lm, method
 
 
-def updates(model: tuple[LatentLM, Method], steps: int, folder: Path, **config: Any) -> list[str]:
-    """The looks of some updates without a log between them, that after the last one included."""
-    settings = TrainingConfig(
-        report_to="none", per_device_train_batch_size=2, max_steps=steps, logging_steps=1000, **config
+UPDATES = 3
+
+
+class Later(TrainerCallback):  # type: ignore[misc]
+    """What lists are given after the first update: what happens once happens before its end."""
+
+    def __init__(self, *lists: list[Any]) -> None:
+        self.lists = lists
+        self.lengths: list[list[int]] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.lengths.append([len(each) for each in self.lists])
+
+    def parts(self) -> list[list[Any]]:
+        assert len(self.lengths) == UPDATES
+        return [
+            each[start:end]
+            for each, start, end in zip(self.lists, self.lengths[0], self.lengths[-1], strict=True)
+        ]
+
+
+def settings(**config: Any) -> TrainingConfig:
+    """Updates without a log between them."""
+    return TrainingConfig(
+        report_to="none", per_device_train_batch_size=2, max_steps=UPDATES, logging_steps=1000, **config
     )
+
+
+def updates(model: tuple[LatentLM, Method], folder: Path, *also: list[Any], **config: Any) -> list[list[Any]]:
+    """The looks of all updates but the first, and what other lists were given in them."""
     lm, method = model
-    trainer = sft.make_trainer(lm, method, EXAMPLES, settings, RunFolder(folder))
+    trainer = sft.make_trainer(lm, method, EXAMPLES, settings(**config), RunFolder(folder))
     trainer.args.save_strategy = "no"
     made_of = trainer.data_collator
     trainer.data_collator = lambda rows: known(made_of(rows))
-    with preflight.prepared(lm, packed=settings.packing), counted() as lines:
+    with preflight.prepared(lm, packed=config.get("packing", False)), counted() as lines:
+        later = Later(lines, *also)
+        trainer.add_callback(later)
         trainer.train()
-    return lines
+    return later.parts()
 
 
-HOW: list[tuple[str, dict[str, Any]]] = [
-    (case, config)
-    for case, built in TRAINED.items()
-    for config in ({}, {"packing": True}, {"tokens_per_batch": 100})
-    # A loss that feeds the model several times cannot be packed.
-    if not (config.get("packing") and registry.build(*built).multiple_forwards)
-]
-
-
-@pytest.mark.parametrize(("case", "config"), HOW, ids=str)
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        *((case, {}) for case in TRAINED),
+        # Methods that say how long their rows are, each in its own way. A loss that feeds the model several times
+        # cannot be packed.
+        *((case, {"packing": True}) for case in ("cot", "colar", "ordered", "pause", "ruplar")),
+        *((case, {"tokens_per_batch": 100}) for case in ("cot", "equations")),
+    ],
+    ids=str,
+)
 def test_an_update_waits_for_nothing(
     case: str, config: dict[str, Any], as_on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,98 +371,100 @@ def test_an_update_waits_for_nothing(
         return first_pass(*args)
 
     monkeypatch.setattr(Sequential, "_logps_after_single_tokens", counting)
-    once = len(updates(made(case), 1, tmp_path / "1", **config)) - len(first_passes)
-    first_passes.clear()
-    looks = updates(made(case), 3, tmp_path / "3", **config)
-    assert len(looks) - len(first_passes) == once, "\n".join(looks)
+    looks, first_passes = updates(made(case), tmp_path, first_passes, **config)
+    assert len(looks) == len(first_passes), "\n".join(looks)
     assert bool(first_passes) == any(TRAINED[case][1].get("confidence_thresholds", ()))
 
 
 LORA = LoraSettings(r=4, lora_alpha=8, target_modules="all-linear")
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
-@pytest.mark.parametrize("case", ["cot", "colar", "sequential", "pause"])
+@pytest.mark.parametrize(
+    ("case", "lora"),
+    [("cot", None), ("cot", LORA), ("colar", None), ("sequential", LORA)],
+    ids=["cot", "cot, lora", "colar", "sequential, lora"],
+)
 def test_an_added_separator_makes_no_update_wait(
     case: str, lora: LoraSettings | None, as_on_a_gpu: None, tmp_path: Path
 ) -> None:
     """It is a row of the embedding that is trained by itself, or beside the others, which are not."""
-    once = updates(made(case, "gemma3", lora), 1, tmp_path / "1")
-    looks = updates(made(case, "gemma3", lora), 3, tmp_path / "3")
-    assert len(looks) == len(once), "\n".join(looks)
+    assert updates(made(case, "gemma3", lora), tmp_path) == [[]]
 
 
-def grpo_updates(case: str, steps: int, folder: Path, grpo: dict[str, Any], **config: Any) -> list[str]:
-    """The looks of updates that learn from one generation, those of its sampling left out."""
+def grpo_updates(case: str, folder: Path, grpo: dict[str, Any], **config: Any) -> list[list[Any]]:
+    """The looks of updates that learn from one generation, all but the first's."""
     lm, method = made(case)
     list(method.prepare(lm, EXAMPLES))
-    settings = TrainingConfig(
-        report_to="none", per_device_train_batch_size=2, max_steps=steps, logging_steps=1000, **config
-    )
     sampling = GrpoConfig(
-        num_generations=2, steps_per_generation=3, max_latents=6, max_completion_length=4, **grpo
+        num_generations=2, steps_per_generation=UPDATES, max_latents=6, max_completion_length=4, **grpo
     )
-    trainer = grpo_run.make_trainer(lm, method, EXAMPLES, settings, sampling, RunFolder(folder))
+    trainer = grpo_run.make_trainer(lm, method, EXAMPLES, settings(**config), sampling, RunFolder(folder))
     trainer.args.eval_on_start = False
     trainer.args.save_strategy = "no"
     sample = trainer.sampler.generate
+    numbers = []
+
+    def generate(number: int) -> Generation:
+        numbers.append(number)
+        generation = sample(number)
+        known(generation.tensors)
+        return generation
+
+    trainer.sampler.generate = generate  # type: ignore[method-assign]
     with dropout_rates_zeroed(lm), preflight.prepared(lm), counted() as lines:
-
-        def generate(number: int) -> Generation:
-            before = len(lines)
-            generation = sample(number)
-            del lines[before:]
-            known(generation.tensors)
-            return generation
-
-        trainer.sampler.generate = generate  # type: ignore[method-assign]
+        later = Later(lines)
+        trainer.add_callback(later)
         trainer.train()
-    return lines
+    assert numbers == [0]
+    return later.parts()
 
 
-SCORABLE = [case for case in TRAINED if isinstance(registry.build(*TRAINED[case]), Scorable)]
+OTHER_LOSS = {"beta": 0.1, "loss_type": "bnpo", "importance_sampling_level": "sequence", "temperature": 0.8}
 
 
 @pytest.mark.parametrize(
-    ("grpo", "config"),
+    ("case", "grpo", "config"),
     [
-        ({}, {}),
-        (
-            {"beta": 0.1, "loss_type": "bnpo", "importance_sampling_level": "sequence", "temperature": 0.8},
-            {"tokens_per_batch": 100},
+        # iCoT and TokenSkip score as CoT does.
+        *(
+            (case, OTHER_LOSS, {"tokens_per_batch": 100})
+            for case in (
+                "cot",
+                "no_cot",
+                "colar",
+                "paper",
+                "point",
+                "sequential",
+                "any c",
+                "ordered",
+                "equations",
+            )
         ),
+        *((case, {}, {}) for case in ("cot", "colar", "equations")),
     ],
-    ids=["", "other loss, in parts"],
+    ids=lambda value: value if isinstance(value, str) else "other" if value else "",
 )
-@pytest.mark.parametrize("case", SCORABLE)
 def test_an_update_of_grpo_waits_for_nothing(
     case: str, grpo: dict[str, Any], config: dict[str, Any], as_on_a_gpu: None, tmp_path: Path
 ) -> None:
     """Sampling waits at each step; the updates that learn from what was sampled do not."""
-    once = grpo_updates(case, 1, tmp_path / "1", grpo, **config)
-    looks = grpo_updates(case, 3, tmp_path / "3", grpo, **config)
-    assert len(looks) == len(once), "\n".join(looks)
+    assert grpo_updates(case, tmp_path, grpo, **config) == [[]]
 
 
-def looks_of_a_process(kind: str, steps: int, folder: Path) -> list[str]:
+def looks_of_a_process(folder: Path) -> list[list[Any]]:
     processes.join(120)
     with pytest.MonkeyPatch.context() as monkeypatch:
         patch(monkeypatch)
-        if kind == "sft":
-            looks = updates(made("colar"), steps, folder, gradient_accumulation_steps=2)
-        else:
-            looks = grpo_updates("colar", steps, folder, {})
+        supervised = updates(made("colar"), folder / "sft", gradient_accumulation_steps=2)
+        reinforced = grpo_updates("colar", folder / "grpo", {})
     processes.leave()
-    return looks
+    return supervised + reinforced
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_an_update_of_two_processes_waits_for_nothing(kind: str, tmp_path: Path) -> None:
+def test_an_update_of_two_processes_waits_for_nothing(tmp_path: Path) -> None:
     """The last update of an epoch, too, in which some rows are there twice."""
-    once = together(2, tmp_path / "once", looks_of_a_process, kind, 1, tmp_path / "1")
-    thrice = together(2, tmp_path / "thrice", looks_of_a_process, kind, 3, tmp_path / "3")
-    for mine, looks in zip(once, thrice, strict=True):
-        assert len(looks) == len(mine), "\n".join(looks)
+    for looks in together(2, tmp_path, looks_of_a_process, tmp_path):
+        assert looks == [[], []]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["transformers", "grouped"])
