@@ -40,8 +40,9 @@ def answers(lm, method, requests, batch=3):
     return Engine(lm, method, batch).generate(requests)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "sampled"), [(name, name in ("cot", "colar", "ruplar")) for name in METHODS]
+)
 def test_its_own_thoughts_give_its_own_answers(name, sampled):
     lm, method = build(name)
     decoding = dataclasses.replace(LIMITS, temperature=1.0, latent_temperature=1.0) if sampled else LIMITS
@@ -54,7 +55,7 @@ def test_its_own_thoughts_give_its_own_answers(name, sampled):
     assert sum(completion.length for completion in before) > len(before)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["cot", "colar", "pause"])
 def test_what_each_control_feeds(name):
     lm, method = build(name)
     requests = requests_for(method)
@@ -173,6 +174,7 @@ def test_a_control_can_be_evaluated_as_its_method(tmp_path):
     assert {(r["method"], r["label"], r["length"]) for r in records} == {("coconut", "control-zeroed", 6)}
 
 
+STEPS = 90
 HEART = (
     Example("h/0", "3 plus 4?", ("<<3+4=7>>",), "7"),
     Example("h/1", "5 plus 4?", ("<<5+4=9>>",), "9"),
@@ -195,9 +197,9 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
     ]
     batch = Batch.collate(rows)
     optimiser = torch.optim.Adam(lm.parameters(), lr=1e-2)
-    for step in range(150):
+    for step in range(STEPS):
         for group in optimiser.param_groups:
-            group["lr"] = 1e-2 * (1 - step / 150)
+            group["lr"] = 1e-2 * (1 - step / STEPS)
         optimiser.zero_grad()
         method.loss(lm, batch)["ce"].mean().backward()
         optimiser.step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
+from test_engine import GREEDY, QUESTIONS, SAMPLED, case_of, same
 from test_engine_failures import Hooked, check_others, reference_of, run
 from test_scheduling import ids
 
@@ -21,7 +21,7 @@ from colar.methods.colar.method import Colar, ColarParams
 
 @pytest.fixture(scope="module")
 def colar():
-    return Case("llama", "colar")
+    return case_of("llama", "colar")
 
 
 # Memory that runs out
@@ -33,6 +33,13 @@ def kinds(events):
     for event in events:
         said.setdefault(event.number, []).append((event.kind, event.token_id))
     return said
+
+
+@pytest.fixture(scope="module")
+def quiet(colar):
+    """What each request says where memory suffices."""
+    events, _ = run(Engine(colar.lm, colar.method, 6), colar.requests)
+    return kinds(events)
 
 
 class Runs:
@@ -61,17 +68,16 @@ def test_what_says_that_memory_ran_out():
     assert not any(out_of_memory(error) for error in (RuntimeError("shape"), ValueError("not enough memory")))
 
 
-@pytest.mark.parametrize("at", [{1}, {2, 3}, {5}, {9, 10, 11}, {4, 20, 36, 52}])
-def test_forwards_without_memory(colar, at):
+@pytest.mark.parametrize("at", [{1}, {9, 10, 11}, {4, 20, 36, 52}])
+def test_forwards_without_memory(colar, quiet, at):
     """The newest rows wait again, say nothing twice, and come to the same answers."""
-    quiet, _ = run(Engine(colar.lm, colar.method, 6), colar.requests)
     engine = Engine(colar.lm, colar.method, 6)
     fails = Runs(at, OOM[len(at) % 2])
     with Hooked(colar.lm, fails):
         events, found = run(engine, colar.requests)
     assert fails.calls > max(at)
     check_others(colar, colar.requests, found)
-    assert kinds(events) == kinds(quiet)
+    assert kinds(events) == quiet
     assert engine.cache.positions == 0
 
 
@@ -83,14 +89,13 @@ class Starved(Colar):
         return super().think(lm, state)
 
 
-@pytest.mark.parametrize("at", [{1}, {3, 4}, {12}])
-def test_thinking_without_memory(colar, at):
+@pytest.mark.parametrize("at", [{1}, {3, 4}])
+def test_thinking_without_memory(colar, quiet, at):
     method = Starved(colar.method.config)
     method.fails = Runs(at, OOM[0])
     events, found = run(Engine(colar.lm, method, 6), colar.requests)
     check_others(colar, colar.requests, found)
-    quiet, _ = run(Engine(colar.lm, colar.method, 6), colar.requests)
-    assert kinds(events) == kinds(quiet)
+    assert kinds(events) == quiet
 
 
 def allocator(fails):
@@ -101,11 +106,11 @@ def allocator(fails):
     return zeros
 
 
-@pytest.mark.parametrize("at", range(1, 16))
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 11, 15])
 def test_a_cache_that_cannot_grow(colar, at):
-    """Every allocation fails once: in the first, or in a layer after others have grown."""
+    """An allocation fails once: in the first, or in a layer after others have grown."""
     wide = [dataclasses.replace(r, id=f"{r.id}/w", decoding=dataclasses.replace(r.decoding, max_completion_length=50)) for r in colar.requests[:3]]  # fmt: skip
-    requests = [*colar.requests[:4], *wide, *colar.requests[4:]]
+    requests = [*colar.requests[:4], *wide, *colar.requests[8:12]]
     engine = Engine(colar.lm, colar.method, 5)
     fails = Runs({at}, OOM[at % 2])
     engine.cache.zeros = allocator(fails)
@@ -190,7 +195,7 @@ ASKED = st.builds(
 """A request, and how many steps after the one before it comes."""
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=14),
     budget=st.integers(128, 600),
@@ -255,7 +260,7 @@ def test_a_request_wider_than_the_budget_is_refused(colar):
     assert not engine.busy
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_cache_sizes(data):
     """Never below what is needed, never above the limit where that is possible, and stable while nothing changes."""

@@ -26,7 +26,7 @@ DECODINGS = (
 )
 FEW = 12
 """More objects of one type than this are a leak: it is a tenth of the requests in between."""
-ROUNDS = (range(40), range(40, 80), range(80, 200))
+ROUNDS = (range(20), range(20, 40), range(40, 160))
 """What is made once is there after the first two; the third leaves nothing more."""
 
 
@@ -77,7 +77,7 @@ async def ask(engine, i):
                     break
             return
         except QueueFull:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
         except (ArithmeticError, ValueError):
             return
 

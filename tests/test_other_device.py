@@ -88,26 +88,26 @@ def test_answers_are_those_of_the_cpu(case: str, decoding: Decoding, elsewhere: 
     assert [each.length for each in found] == [each.length for each in wanted]
 
 
-@pytest.mark.parametrize("batch_is", ["there", "on the CPU"])
-@pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_the_cpu(case: str, batch_is: str, elsewhere: str) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("argmax", "soft")])
+def test_losses_and_gradients_are_those_of_the_cpu(case: str, elsewhere: str) -> None:
     """Training leaves batches on the CPU; under DDP they are on the device."""
     lm, method, _ = made(case)
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in ASKED]
 
-    def loss(device: str) -> tuple[float, float]:
+    def loss(device: str, batch_device: str) -> tuple[float, float]:
         lm.to(device).zero_grad()
-        batch_device = device if batch_is == "there" else "cpu"
         tensors = {name: column.to(batch_device) for name, column in Batch.collate(rows).tensors().items()}
         total = Objective(lm, method)(**tensors)["loss"]
         total.backward()
         grads = [weight.grad.norm() ** 2 for weight in lm.parameters() if weight.grad is not None]
         return float(total), float(sum(grads))
 
-    assert loss(elsewhere) == pytest.approx(loss("cpu"), rel=5e-3)
+    wanted = loss("cpu", "cpu")
+    for batch_device in (elsewhere, "cpu"):
+        assert loss(elsewhere, batch_device) == pytest.approx(wanted, rel=5e-3)
 
 
-@pytest.mark.parametrize("case", ["cot", "gaussian", "sequential"])
+@pytest.mark.parametrize("case", ["gaussian", "sequential"])
 def test_the_page_of_inspect_is_that_of_the_cpu(case: str, elsewhere: str, tmp_path: Path) -> None:
     """Every part of it: controls, changed thoughts, causes, the page."""
     lm, method, params = made(case)
@@ -135,7 +135,7 @@ def _without_times(value: Any) -> Any:
 @pytest.mark.parametrize("case", ["cot", "gaussian", "sequential"])
 def test_reinforcement_scores_what_it_sampled(case: str, elsewhere: str) -> None:
     lm, method, _ = made(case)
-    config = GrpoConfig(num_generations=4, max_latents=5, max_completion_length=4)
+    config = GrpoConfig(num_generations=2, max_latents=5, max_completion_length=4)
     lm.to(elsewhere)
     outputs = rollout.roll_out(lm, method, config, EXAMPLES[:2], 0, 0)
     rollouts = rollout.collate(outputs, lm.width)

@@ -10,7 +10,7 @@ import torch
 from families import EXAMPLES, WINDOW, backbone, liven, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import QUESTIONS, Case, same
+from test_engine import QUESTIONS, case_of, same
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
 from colar.engine import reference
@@ -28,7 +28,7 @@ from colar.model.latent_lm import LatentLM
 
 @pytest.fixture(scope="module")
 def colar():
-    return Case("llama", "colar")
+    return case_of("llama", "colar")
 
 
 def drain(engine, events=()):
@@ -42,7 +42,7 @@ def drain(engine, events=()):
 # Coming and going
 
 
-@pytest.mark.parametrize("slots", [1, 3, 5])
+@pytest.mark.parametrize("slots", [1, 5])
 def test_requests_join_a_running_batch(colar, slots):
     """One at a time, while others think or answer: each comes out as it would alone."""
     engine, events = Engine(colar.lm, colar.method, slots), []
@@ -55,11 +55,13 @@ def test_requests_join_a_running_batch(colar, slots):
         same(found[request.id], colar.expected[request.id])
 
 
-def test_two_thousand_requests(colar):
+def test_hundreds_of_requests(colar):
     """None lost, none starved, memory flat, and each as when it runs alone."""
     rng = random.Random(0)
+    # The batch is filled a dozen times.
+    n = 400
     requests = []
-    for i in range(2000):
+    for i in range(n):
         limits = {"max_latents": rng.randrange(12), "max_completion_length": rng.randrange(1, 7)}
         decoding = dataclasses.replace(rng.choice(colar.requests).decoding, **limits)
         params = ColarParams(rng.choice([1, 2, 5]))
@@ -74,13 +76,13 @@ def test_two_thousand_requests(colar):
         if event.kind == "finished":
             done.append(event.request.id)
             sizes.add(engine.cache.positions)
-    assert sorted(map(int, done)) == list(range(2000))
+    assert sorted(map(int, done)) == list(range(n))
     assert len(sizes) <= 5  # the slots grow to the widest request and stay, while there is work
     assert engine.cache.positions == 0
     # First come, first served: nobody starts before one who came a batch and its company earlier.
     assert all(place >= index - 64 for index, place in enumerate(order))
     completions = sorted(fold(colar.lm, events), key=lambda done: done.number)
-    for found in rng.sample(completions, 100):
+    for found in rng.sample(completions, 25):
         (alone,) = Engine(colar.lm, colar.method, 32).generate([found.request])
         same(found, alone)
 
@@ -121,7 +123,7 @@ def test_a_failing_request_leaves_the_others_untouched(colar):
     method = Poisoned(colar.method.config)
     bad = next(r for r in colar.requests if colar.expected[r.id].length > 1 and r.decoding.temperature == 0)
     bad = dataclasses.replace(bad, id="bad", seed=666)
-    for slots in (1, 3, 64):
+    for slots in (1, 3):
         found = Engine(colar.lm, method, slots).generate([bad, *colar.requests, bad])
         assert [(c.reason, c.truncated, c.text) for c in (found[0], found[-1])] == [("error", True, "")] * 2
         for request, completion in zip(colar.requests, found[1:-1], strict=True):
@@ -192,7 +194,7 @@ def test_the_line_is_bounded_and_says_what_can_never_run(colar):
             Engine(colar.lm, colar.method, **bad)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_admission(data):
     """Slots and budget are kept, the order is kept, and everybody runs in the end."""
@@ -279,9 +281,9 @@ def ids(case, request):
     return case.lm.template.question(request.question, case.method.speed_text(request.params))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_long_questions_are_read_in_chunks(family):
-    case = Case(family, "colar")
+    case = case_of(family, "colar")
     seen, handle = widths(case.lm)
     try:
         found = Engine(case.lm, case.method, 4, prefill_chunk=7).generate(case.requests)
@@ -365,12 +367,15 @@ def test_a_window_over_all_layers():
         same(done, reference.complete(lm, method, done.request))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_eager_attention(family):
     """What validation runs in when a recipe trains with it."""
-    case = Case(family, "colar")
+    case = case_of(family, "colar")
     case.lm.causal_lm.set_attn_implementation("eager")
-    case.check(case.requests, 5)
+    try:
+        case.check(case.requests, 5)
+    finally:
+        case.lm.causal_lm.set_attn_implementation("sdpa")
 
 
 def test_backbones_that_the_engine_cannot_run(colar):
