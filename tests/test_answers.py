@@ -454,6 +454,7 @@ def test_the_canonical_spelling_reads_back_to_the_same_value(value: Fraction) ->
     assert read_number(canonical(value)) == value
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60), st.sampled_from(TYPES[2:] + TYPES[:1]))
 def test_any_text_is_judged(text: str, answer_type: str) -> None:
     verdict = judge(text, text, answer_type)  # type: ignore[arg-type]

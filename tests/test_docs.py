@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 import torch
-from families import EXAMPLES, tiny_lm
+from families import EXAMPLES, liven, publishable, tiny_lm
 
 import colar
 from colar import recipe
@@ -149,10 +149,9 @@ def test_readmes_tree_has_each_room_and_its_job():
 
 
 def untrained_checkpoint(folder):
-    """A CoLaR checkpoint of random weights, which think to the end of any limit."""
-    lm, method = tiny_lm("llama"), registry.build("colar", {})
+    """A CoLaR checkpoint of random weights that stop after a few thoughts."""
+    lm, method = publishable(liven(tiny_lm("llama"))), registry.build("colar", {})
     lm.causal_lm.config.max_position_embeddings = 1024
-    method.default_limits = {"max_latents": 4, "max_completion_length": 3}
     pretrained.attach(lm, method, 0)
     method.prepare(lm, EXAMPLES)
     return pretrained.save(lm, method, folder, {}, "a card")

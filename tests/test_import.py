@@ -135,8 +135,9 @@ def coconut(folder, simcot=False):
     return lm, tokenizer, state
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
-@pytest.mark.parametrize(("simcot", "n"), [(False, 6), (True, 10)])
+@pytest.mark.parametrize(
+    ("family", "simcot", "n"), [("gpt2", False, 6), ("llama", True, 10), ("qwen2", True, 10)]
+)
 def test_coconut(stored, tmp_path, capsys, family, simcot, n):
     folder = stored(family)
     lm, tokenizer, state = coconut(folder, simcot)
@@ -190,8 +191,7 @@ def codi(folder, alpha, family, simcot=False):
     return lm, prj, state, before
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
-@pytest.mark.parametrize("simcot", [False, True])
+@pytest.mark.parametrize(("family", "simcot"), [("gpt2", True), ("llama", False), ("qwen2", True)])
 def test_codi(stored, tmp_path, capsys, family, simcot):
     folder = stored(family)
     lm, prj, state, before = codi(folder, 16, family, simcot)
@@ -309,8 +309,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("c", [1, 3, 5])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("c", "deterministic"), [(1, False), (3, True), (5, False)])
 def test_colar(stored, tmp_path, capsys, monkeypatch, c, deterministic):
     folder = stored("llama", lively=True)
     lm, policy, state = colar(folder, deterministic)

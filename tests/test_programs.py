@@ -337,8 +337,8 @@ def test_published_rows(real_data: Path, name: str) -> None:
     for row in rows:
         assert answers.judge(row.answer, row.answer, "number").correct
         assert row.steps[-1].endswith(f"={row.answer}>>")
-    new = renumber.renumbered(rows[:100], 1, 0)
-    assert len(new.examples) > 30
+    new = renumber.renumbered(rows[:40], 1, 0)
+    assert len(new.examples) > 12
 
 
 KEPT = {"tinygsm": 8428, "mathqa": 2769, "mathcamps": 3646, "dmath": 903, "mawps": 437}
