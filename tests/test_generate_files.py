@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 from families import save_untrained
@@ -32,9 +33,9 @@ def checkpoint(tmp_path_factory):
     return save_untrained(tmp_path_factory.mktemp("checkpoints") / "colar")
 
 
-@pytest.fixture
-def questions(tmp_path):
-    path = tmp_path / "questions.jsonl"
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("questions") / "questions.jsonl"
     rows = [{"id": f"q{number}", "question": text} for number, text in enumerate(QUESTIONS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -74,6 +75,18 @@ def offline(checkpoint, questions, output, decoding, *options):
     return {(row["id"], row["params"]["compression_factor"]): row for row in rows}
 
 
+@pytest.fixture(scope="module")
+def written(checkpoint, questions, tmp_path_factory):
+    """The rows of a whole file by its decoding, and the file: in batches of four, made once."""
+
+    @cache
+    def of(decoding):
+        output = tmp_path_factory.mktemp("written") / "whole.jsonl"
+        return offline(checkpoint, questions, output, decoding, "--batch_size", "4"), output
+
+    return of
+
+
 def requests(method, decoding):
     """The same questions as an engine gets them, in another order."""
     limits = {"max_latents": 5, "max_completion_length": 8}
@@ -92,8 +105,10 @@ def summary(completion):
 
 
 @pytest.mark.parametrize("decoding", list(DECODINGS))
-def test_answers_of_a_file_are_those_of_the_engines(checkpoint, questions, tmp_path, decoding, one_thread):
-    rows = offline(checkpoint, questions, tmp_path / "a.jsonl", decoding, "--batch_size", "4")
+def test_answers_of_a_file_are_those_of_the_engines(
+    checkpoint, questions, written, tmp_path, decoding, one_thread
+):
+    rows, _ = written(decoding)
     alone = offline(checkpoint, questions, tmp_path / "b.jsonl", decoding, "--batch_size", "1")
     found = {key: (row["answer"], row["length"], row["truncated"]) for key, row in rows.items()}
     assert found == {key: (row["answer"], row["length"], row["truncated"]) for key, row in alone.items()}
@@ -125,10 +140,10 @@ async def served(lm, method, asked):
 
 
 @pytest.mark.parametrize("decoding", list(DECODINGS))
-def test_answers_of_a_file_are_those_of_the_server(checkpoint, questions, tmp_path, decoding, one_thread):
+def test_answers_of_a_file_are_those_of_the_server(checkpoint, written, decoding, one_thread):
     pytest.importorskip("fastapi", reason="needs the extra serve")
     serving = pytest.importorskip("serving")
-    rows = offline(checkpoint, questions, tmp_path / "a.jsonl", decoding)
+    rows, _ = written(decoding)
     lm, method = pretrained.load(checkpoint)
     lm.merge()
     asked = requests(method, decoding)
@@ -156,9 +171,11 @@ def over_http(url, request):
         return json.load(response)["choices"][0]
 
 
-def test_a_run_that_was_cut_off_resumes_to_the_same_answers(checkpoint, questions, tmp_path, one_thread):
-    whole = offline(checkpoint, questions, tmp_path / "whole.jsonl", "sampled")
-    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+def test_a_run_that_was_cut_off_resumes_to_the_same_answers(
+    checkpoint, questions, written, tmp_path, one_thread
+):
+    whole, path = written("sampled")
+    lines = path.read_text().splitlines(keepends=True)
     # Stopped in the middle of a line.
     (tmp_path / "cut.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
     resumed = offline(checkpoint, questions, tmp_path / "cut.jsonl", "sampled")

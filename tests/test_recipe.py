@@ -616,7 +616,7 @@ def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
 
 
 def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):
-    for report_to, logs in (("none", False), ("tensorboard", True), ("none", False)):
+    for report_to, logs in (("tensorboard", True), ("none", False)):
         made = recipe.load(tiny, ["--training.report_to", report_to, "--training.max_steps", "1"])
         made = replace(made, data=replace(made.data, validation_size=0))
         recipe.run(made, resume=False)
@@ -814,7 +814,8 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     train_rows, validation = recipe.load_examples(data)
     assert [len(train_rows), len(validation)] == [6, 3]
     assert {len(example.steps) for example in train_rows[1:]} == {2}
-    assert max(len(example.steps) for example in recipe.load_examples(recipe.DataConfig())[0]) > 2
+    plain, _ = recipe.load_examples(recipe.DataConfig(train_size=50))
+    assert max(len(example.steps) for example in plain) > 2
     with pytest.raises(ValueError, match="some rows occur twice"):
         recipe.load_examples(
             recipe.DataConfig(train_size=5, mixed_in=(recipe.SourceRows("arithmetic", train_size=5),))
