@@ -371,16 +371,6 @@ def test_max_completion_length(colar):
         assert (len(done.token_ids), done.reason, done.truncated) == (n, "length", True)
 
 
-def test_rows_with_their_own_limits_share_a_batch(colar):
-    requests = [
-        dataclasses.replace(request, id=f"{request.id}/{k}", decoding=dataclasses.replace(
-            request.decoding, max_latents=k, max_completion_length=1 + k % 3))
-        for k, request in enumerate(colar.requests)
-    ]  # fmt: skip
-    for done in Engine(colar.lm, colar.method, 32).generate(requests):
-        same(done, reference.complete(colar.lm, colar.method, done.request))
-
-
 def test_a_finished_row_does_not_walk_out_of_the_context():
     """GPT-2's positions are a table: a row that is done, but still in the batch, must not count on past its end."""
     lm = tiny_lm("gpt2")  # not livened: the short rows run to their limits

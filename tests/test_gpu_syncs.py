@@ -115,17 +115,19 @@ def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
-    ("name", "decoding"),
+    ("name", "decodings"),
     [
-        *((name, NUCLEUS) for name in CASES),
-        *((name, decoding) for name in ("cot", "gaussian", "shortlist") for decoding in (GREEDY, SAMPLED)),
+        *((name, (NUCLEUS,)) for name in CASES),
+        *((name, (GREEDY, SAMPLED, NUCLEUS)) for name in ("cot", "sequential")),
+        *((name, (decoding,)) for name in ("cot", "gaussian", "shortlist") for decoding in (GREEDY, SAMPLED)),
     ],
 )
-def test_a_decode_step_looks_once(name: str, decoding: Decoding) -> None:
+def test_a_decode_step_looks_once(name: str, decodings: tuple[Decoding, ...]) -> None:
     lm, method, params = build(name)
     requests = []
     for i, example in enumerate(EXAMPLES):
         # Some answer while others think.
+        decoding = decodings[i % len(decodings)]
         own = replace(decoding, max_latents=2 + 4 * (i % 2), max_completion_length=8 + 4 * (i // 2 % 2))
         requests.append(Request(example.id, example.question, params, own, seed=i))
     found = steps(Engine(lm, method, 8), requests)
@@ -133,17 +135,6 @@ def test_a_decode_step_looks_once(name: str, decoding: Decoding) -> None:
     for _, looks in found:
         assert len(looks) == 1, looks
     assert name in ("coconut", "pause") or any(both for both, _ in found)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_greedy_and_drawn_rows_share_a_step_that_looks_once() -> None:
-    lm, method, params = build("cot")
-    requests = []
-    for i, example in enumerate(EXAMPLES):
-        decoding = (GREEDY, SAMPLED, NUCLEUS)[i % 3]
-        requests.append(Request(example.id, example.question, params, decoding, seed=i))
-    for _, looks in steps(Engine(lm, method, 8), requests):
-        assert len(looks) == 1, looks
 
 
 def test_looks_are_counted() -> None:
