@@ -1,4 +1,4 @@
-"""Bulk answers on a Ray cluster: those of one process, each once, also where something is killed."""
+"""Bulk answers and evaluations on a Ray cluster: those of one process, each once, also where something is killed."""
 
 import json
 import os
@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pyarrow
 import pytest
+import ray_workers
 from families import save_untrained
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 
 import colar
 from colar import files
@@ -22,8 +24,6 @@ from colar.cli import main
 from colar.evaluation import answer_files
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
-
-from ray.cluster_utils import Cluster
 
 from colar.integrations import ray_cluster
 
@@ -57,11 +57,25 @@ def alone(checkpoint, questions, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """One machine of two CPUs, for two engines."""
-    running = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    yield running
-    running.shutdown()
+def machines(tmp_path_factory):
+    """A cluster of one machine with one CPU, and so with one engine."""
+    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 1) as running:
+        yield running
+
+
+@pytest.fixture
+def source(tmp_path):
+    """All three formats, with a question beyond the context, a line that is no JSON and a broken table."""
+    folder = tmp_path / "questions"
+    table = [{"id": str(n + 1), "question": text, "answer": "7"} for n, text in enumerate(QUESTIONS)]
+    too_long, nameless = {"id": "long", "question": "1 + " * 5000}, {"question": QUESTIONS[0]}
+    files.write_jsonl(folder / "a.jsonl", [*table[:5], too_long, *table[5:10], nameless])
+    (folder / "a.jsonl").write_text((folder / "a.jsonl").read_text() + "{no JSON\n")
+    parquet.write_table(pyarrow.Table.from_pylist(table[10:20]), folder / "b.parquet")
+    lines = [f'{row["id"]},"{row["question"]}",7' for row in table[20:30]]
+    files.write_text(folder / "c.csv", "\n".join(["id,question,answer", *lines, "31,two cells"]))
+    (folder / "notes.md").write_text("not a table")
+    return folder
 
 
 @pytest.fixture
@@ -99,96 +113,100 @@ def wait_for(holds):
         time.sleep(0.02)
 
 
-def test_answers_are_those_of_one_process_and_are_not_given_twice(
-    checkpoint, questions, alone, cluster, tmp_path, capsys
+def kill_all(folder, machine):
+    """Kill the actors and a whole machine once the folder has another part. Returns the numbers of actors and of parts."""
+    before = len(list(folder.glob("part-*")))
+    wait_for(lambda: len(list(folder.glob("part-*"))) > before)
+    actors = [each for each in psutil.Process().children(True) if "Answerer" in each.name()]
+    machine.kill_raylet()
+    for actor in actors:
+        actor.kill()
+    return len(actors), len(list(folder.glob("part-*")))
+
+
+def test_each_row_is_answered_once_whatever_is_killed(
+    checkpoint, source, alone, machines, tmp_path, small_parts, capsys
 ):
+    """The driver; then, in the run that goes on, the actors and one of two machines."""
     folder = tmp_path / "answers"
-    assert main(words(checkpoint, questions, folder, cluster.address)) == 0
-    assert "32 new answers, 0 were there" in capsys.readouterr().err
-    assert answers(folder) == alone
-    [part] = folder.glob("part-*")
-    before = part.stat().st_mtime_ns
-    assert main(words(checkpoint, questions, folder, cluster.address)) == 0
-    assert "0 new answers, 32 were there" in capsys.readouterr().err
-    assert answers(folder) == alone
-    assert part.stat().st_mtime_ns == before
-    # Another seed is another run.
-    assert main([*words(checkpoint, questions, folder, cluster.address), "--seed", "4"]) == 2
-    assert "seed was 3, now 4" in capsys.readouterr().err
+    machine = machines.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
+    given = words(checkpoint, source, folder, machines.address, actors=2)
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import os, sys\nfrom pathlib import Path\nfrom colar.cli import main\nfrom colar.evaluation import answer_files\n"
+        "Path(sys.argv[1]).write_text(str(os.getpid()))\nanswer_files.PART_ROWS = 4\nmain(sys.argv[2:])"
+    )
+    # Forked as the workers are.
+    driver = subprocess.Popen([sys.executable, ray_workers.__file__, script, tmp_path / "id", *given])
+    wait_for(lambda: any(folder.glob("part-*")))
+    os.kill(int((tmp_path / "id").read_text()), signal.SIGKILL)
+    driver.wait(SECONDS)
+    # A part that was being written.
+    (folder / ".part-000009.jsonl.x").write_text('{"id": "q')
+    written = {part: part.read_bytes() for part in folder.glob("part-*")}
+    n = len(rows(sorted(written)))
+    assert 0 < n < 31
 
-
-def test_a_row_that_fails_does_not_stop_the_others(checkpoint, alone, cluster, tmp_path, capsys):
-    """A folder of all three formats, with a question beyond the context, a line that is no JSON, a broken table."""
-    source = tmp_path / "questions"
-    table = [{"id": str(n + 1), "question": text, "answer": "7"} for n, text in enumerate(QUESTIONS)]
-    too_long, nameless = {"id": "long", "question": "1 + " * 5000}, {"question": QUESTIONS[0]}
-    files.write_jsonl(source / "a.jsonl", [*table[:5], too_long, *table[5:10], nameless])
-    (source / "a.jsonl").write_text((source / "a.jsonl").read_text() + "{no JSON\n")
-    parquet.write_table(pyarrow.Table.from_pylist(table[10:20]), source / "b.parquet")
-    lines = [f'{row["id"]},"{row["question"]}",7' for row in table[20:30]]
-    files.write_text(source / "c.csv", "\n".join(["id,question,answer", *lines, "31,two cells"]))
-    (source / "notes.md").write_text("not a table")
-    folder = tmp_path / "answers"
-    assert main(words(checkpoint, source, folder, cluster.address)) == 2
-    assert "3 rows have no answer" in capsys.readouterr().err.splitlines()[-1]
+    killed = []
+    thread = threading.Thread(target=lambda: killed.extend(kill_all(folder, machine)))
+    thread.start()
+    assert main(given) == 2
+    thread.join()
+    machines.remove_node(machine)
+    machines.wait_for_nodes()
+    *_, counts, last = capsys.readouterr().err.splitlines()
+    assert f"{31 - n} new answers, {n} were there" in counts
+    assert "3 rows have no answer" in last
+    # Before the end.
+    assert killed[0] > 0
+    assert killed[1] < len(list(folder.glob("part-*")))
+    # A row that fails has not stopped the others.
     reasons = {row["place"]: row["reason"] for _, row in files.read_jsonl(folder / "failed.jsonl")}
     (folder / "failed.jsonl").unlink()
-    found = answers(folder)
-    # A row without an id is known by its file and number: each file has a first row.
-    assert found.pop("a.jsonl:12")["question"] == QUESTIONS[0]
-    assert found == {id: row for id, row in alone.items() if int(id) <= 30}
     assert "request long: " in reasons.pop(f"{source}/a.jsonl:6")
     assert "not valid JSON" in reasons.pop(f"{source}/a.jsonl:13")
     assert "c.csv:12: 2 cells" in reasons.pop(f"{source}/c.csv")
     assert reasons == {}
+    assert {part: part.read_bytes() for part in written} == written
+    found = answers(folder)
+    # A row without an id is known by its file and number: each file has a first row.
+    assert found.pop("a.jsonl:12")["question"] == QUESTIONS[0]
+    assert found == {id: row for id, row in alone.items() if int(id) <= 30}
+    # Another seed is another run.
+    assert main([*given, "--seed", "4"]) == 2
+    assert "seed was 3, now 4" in capsys.readouterr().err
 
 
-def test_a_killed_actor_is_replaced(checkpoint, questions, alone, cluster, tmp_path, small_parts):
-    folder = tmp_path / "answers"
-    killed = []
+def test_an_evaluation_is_that_of_one_process(checkpoint, machines, tmp_path, capsys):
+    """Half of the records are there; of two models one has broken weights, which is an error by name."""
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    weights = load_file(broken / "modules.safetensors")
+    save_file({name: value * float("nan") for name, value in weights.items()}, broken / "modules.safetensors")
+    given = ["--data", "arithmetic", "--limit", "9", "--decoding", "greedy", "sampled", "--batch_size", "4"]
+    given += ["--max_latents", "12", "--max_completion_length", "8"]
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert main(["evaluate", f"m={checkpoint}", *given, "--output", str(whole)]) == 0
+    shutil.copytree(whole, part)
+    records = (whole / "records.jsonl").read_text().splitlines(True)
+    (part / "records.jsonl").write_text("".join(records[::2]))
+    on_cluster = [*given, "--output", str(part), "--ray", machines.address]
+    assert main(["evaluate", f"m={checkpoint}", f"broken={broken}", *on_cluster]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "broken: 18 of 18 questions have no answer" in last
+    assert "arithmetic arithmetic/test/" in last
+    assert main(["evaluate", f"m={checkpoint}", *on_cluster]) == 0
 
-    def kill():
-        wait_for(lambda: any(folder.glob("part-*")))
-        for process in psutil.Process().children(recursive=True):
-            if "Answerer" in " ".join(process.cmdline()):
-                process.kill()
-                killed.append(len(list(folder.glob("part-*"))))
+    def timeless(path):
+        rows = files.read_json(path)["rows"]
+        return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    assert main(words(checkpoint, questions, folder, cluster.address, actors=2)) == 0
-    thread.join()
-    # Both, and before the end.
-    assert len(killed) == 2
-    assert max(killed) < len(list(folder.glob("part-*"))) == 8
-    assert answers(folder) == alone
-
-
-def test_after_a_killed_driver_the_rest_is_answered(
-    checkpoint, questions, alone, cluster, tmp_path, small_parts, capsys
-):
-    folder = tmp_path / "answers"
-    code = (
-        "import json, sys\nfrom colar.cli import main\nfrom colar.evaluation import answer_files\n"
-        "answer_files.PART_ROWS = 4\nsys.exit(main(json.loads(sys.argv[1])))"
-    )
-    given = json.dumps(words(checkpoint, questions, folder, cluster.address))
-    driver = subprocess.Popen([sys.executable, "-c", code, given], stderr=subprocess.DEVNULL)
-    wait_for(lambda: any(folder.glob("part-*")))
-    driver.send_signal(signal.SIGKILL)
-    assert driver.wait() == -signal.SIGKILL
-    # A part that was being written.
-    (folder / ".part-000009.jsonl.x").write_text('{"id": "q')
-    n = len(rows(sorted(folder.glob("part-*"))))
-    assert 0 < n < 32
-    assert main(words(checkpoint, questions, folder, cluster.address)) == 0
-    assert f"{32 - n} new answers, {n} were there" in capsys.readouterr().err
-    assert answers(folder) == alone
+    assert timeless(part / "report.json") == timeless(whole / "report.json")
+    found = [row | {"seconds": 0} for _, row in files.read_jsonl(part / "records.jsonl")]
+    assert found == [json.loads(line) | {"seconds": 0} for line in records]
 
 
-def test_a_machine_with_other_code_is_rejected_and_a_lost_one_is_done_without(
-    checkpoint, questions, alone, cluster, tmp_path, small_parts, capsys
-):
+def test_a_machine_with_other_code_is_rejected(checkpoint, source, machines, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(
         Path(colar.__file__).parent, other / "colar", ignore=shutil.ignore_patterns("__pycache__")
@@ -196,27 +214,14 @@ def test_a_machine_with_other_code_is_rejected_and_a_lost_one_is_done_without(
     with open(other / "colar" / "ask.py", "a") as stream:
         stream.write("# Another version.\n")
     path = os.pathsep.join([str(other), os.environ.get("PYTHONPATH", "")])
-    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
+    # Its workers are started by Ray, and import what lies there.
+    machine = machines.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
     folder = tmp_path / "answers"
-    given = words(checkpoint, questions, folder, cluster.address, actors=3)
-    assert main(given) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "would give other answers than this machine: colar 0.1" in line
-    cluster.remove_node(node)
+    assert main(words(checkpoint, source, folder, machines.address)) == 2
+    assert "would give other answers than this machine: colar 0.1" in capsys.readouterr().err.splitlines()[-1]
     assert list(folder.glob("part-*")) == []
-
-    # It has the third actor: the other machine has two CPUs.
-    node = cluster.add_node(num_cpus=1)
-    thread = threading.Thread(
-        target=lambda: (wait_for(lambda: any(folder.glob("part-*"))), node.kill_raylet())
-    )
-    thread.start()
-    assert main(given) == 0
-    thread.join()
-    cluster.remove_node(node)
-    # The next test counts the machines that are left.
-    cluster.wait_for_nodes()
-    assert answers(folder) == alone
+    machines.remove_node(machine)
+    machines.wait_for_nodes()
 
 
 @pytest.mark.parametrize(
@@ -245,15 +250,42 @@ def test_wrong_input_is_one_line(checkpoint, questions, tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ray_actors", "3"], "the cluster has 2 CPUs and 0 GPUs: too few for 3 engines"),
-        (["--ray_cpus", "3"], "too few for 1 engines"),
+        (["--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no Ray cluster answers there"),
+        (["--ray", "local", "--ray_actors", "0"], "--ray_actors must be a number, 1 or more, got 0"),
+        (["--ray", "local", "--control", "own"], "--ray goes neither with --control nor with torchrun"),
+    ],
+)
+def test_wrong_words_of_an_evaluation_are_one_line(checkpoint, tmp_path, capsys, options, message):
+    given = ["evaluate", str(checkpoint), "--data", "arithmetic", "--limit", "2", "--output", str(tmp_path)]
+    assert main([*given, *options]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate"])
+def test_without_ray_the_extra_is_named(checkpoint, questions, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "colar.integrations.ray_cluster")
+    monkeypatch.delattr("colar.integrations.ray_cluster")
+    given = {
+        "generate": words(checkpoint, questions, tmp_path / "answers", "auto"),
+        "evaluate": ["evaluate", str(checkpoint), "--output", str(tmp_path), "--limit", "2", "--ray", "auto"],
+    }
+    assert main(given[command]) == 2
+    assert "--ray needs Ray: from your clone of colar, pip install '.[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ray_actors", "2"], "the cluster has 1 CPUs and 0 GPUs: too few for 2 engines"),
+        (["--ray_cpus", "2"], "too few for 1 engines"),
         (["--device", "cuda"], "an engine has 1 CPUs and a GPU"),
     ],
 )
 def test_engines_that_do_not_fit_are_one_line(
-    checkpoint, questions, cluster, tmp_path, capsys, options, message
+    checkpoint, questions, machines, tmp_path, capsys, options, message
 ):
-    assert main([*words(checkpoint, questions, tmp_path / "answers", cluster.address), *options]) == 2
+    assert main([*words(checkpoint, questions, tmp_path / "answers", machines.address), *options]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 

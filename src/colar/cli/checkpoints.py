@@ -107,6 +107,29 @@ def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     return lm, method
 
 
+def answering(path: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a `ray_generate.Job` that say which checkpoint is loaded, and the engine that answers."""
+    return {
+        "checkpoint": absolute(path),
+        "loading": {
+            "dtype": args.dtype,
+            "backbone": args.backbone and absolute(args.backbone),
+            "device": args.device,
+            "weights": args.weights,
+        },
+        "engine": {
+            "max_batch": args.batch_size,
+            "compile": args.compile,
+            "cuda_graphs": False if args.eager else None,
+        },
+    }
+
+
+def absolute(path_or_id: str) -> str:
+    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
+    return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
+
+
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
     """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
     folders = list(folders)

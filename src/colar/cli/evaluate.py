@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rich.console import Console
 
 from colar import files, processes, progress
 from colar.cli.checkpoints import (
+    absolute,
+    answering,
     check_backbone,
     data_of_runs,
     fill_limits,
@@ -35,6 +38,7 @@ from colar.cli.options import (
     limits_of,
     model_options,
     params_options,
+    ray_options,
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
@@ -50,7 +54,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.description = (
         "Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
         "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes. "
-        "Under torchrun the processes divide the questions."
+        "Processes of torchrun, or engines of --ray, divide the questions."
     )
     checkpoint_options(parser)
     data_options(parser)
@@ -83,6 +87,7 @@ def add_evaluate(parser: Parser) -> None:
     )
     parser.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     parser.add_argument("--output", required=True, help="folder for records and report")
+    ray_options(parser)
     limit_options(parser, max_completion_length=64)
     batching_options(parser)
     model_options(parser)
@@ -114,6 +119,8 @@ def add_report(parser: Parser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
+    if args.ray is not None and (args.control or processes.launched() > 1):
+        raise ValueError("--ray goes neither with --control nor with torchrun")
     output = files.require_writable(args.output)
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
@@ -153,23 +160,40 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     # No process reads records before they are known to be of this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
-    models = []
-    grid = []
-    for name, path in checkpoints.items():
-        lm, method = load(path, args)
-        models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
-        grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
-    if args.control:
-        models = controls.require_latent(models)
-        grid = [point for point in grid if point.model in models]
-
     records = output / "records.jsonl"
-    if args.control:
-        controls.evaluate_controls(grid, args.control, datasets, records, limits)
-    else:
-        evaluate.evaluate(grid, datasets, records, limits)
+    with _cluster(args, checkpoints.values()) as actors:
+        # Where a cluster answers, this process needs neither a GPU nor quantised layers.
+        loading = argparse.Namespace(**{**vars(args), "device": "cpu", "weights": None}) if actors else args
+        models = []
+        grid = []
+        for name, path in checkpoints.items():
+            lm, method = load(path, loading)
+            models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
+            grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
+        if args.control:
+            models = controls.require_latent(models)
+            grid = [point for point in grid if point.model in models]
+            controls.evaluate_controls(grid, args.control, datasets, records, limits)
+        else:
+            jobs = [answering(path, args) for path in checkpoints.values()]
+            answer = actors and actors(dict(zip(models, jobs, strict=True)))
+            evaluate.evaluate(grid, datasets, records, limits, answer)
     if PartialState().is_main_process:
         _write_report([records], output)
+
+
+@contextlib.contextmanager
+def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[Any]:
+    """Joins the cluster of --ray, whose `make_records` are those of jobs by their models; None without the option."""
+    if args.ray is None:
+        yield None
+        return
+    # Nothing of Ray is imported without --ray.
+    from colar.integrations import ray_cluster, ray_evaluate
+
+    pool = ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus)
+    with ray_cluster.joined(pool, args.device, [absolute(path) for path in checkpoints], []) as actors:
+        yield lambda jobs: functools.partial(ray_evaluate.make_records, jobs, actors)
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.checkpoints import check_backbone, fill_limits, load, param_grids
+from colar.cli.checkpoints import answering, check_backbone, fill_limits, load, param_grids
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
@@ -21,6 +21,7 @@ from colar.cli.options import (
     limits_of,
     model_options,
     params_options,
+    ray_options,
 )
 from colar.engine.completion import Completion, fold
 from colar.engine.engine import Engine
@@ -54,18 +55,7 @@ def add_generate(generate: Parser) -> None:
         "--output",
         help="JSONL file to append answers to (with --ray a folder); without it they are printed",
     )
-    generate.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="answer on a Ray cluster: auto (the one that runs here), local (started for this command) or HOST:PORT; "
-        "--input may then be a folder",
-    )
-    generate.add_argument(
-        "--ray_actors",
-        type=int,
-        help="engines on the cluster (default: one for each GPU, else as many as fit)",
-    )
-    generate.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each of them")
+    ray_options(generate, "; --input may then be a folder")
     params_options(generate)
     generate.add_argument(
         "--show_latents",
@@ -186,19 +176,8 @@ def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
     check_backbone([folder], args)
     [grid] = param_grids({args.checkpoint: folder}, args).values()
     asked = _asked(args)
-    job = ray_generate.Job(
-        checkpoint=_absolute(args.checkpoint),
-        loading={
-            "dtype": args.dtype,
-            "backbone": args.backbone and _absolute(args.backbone),
-            "device": args.device,
-            "weights": args.weights,
-        },
-        engine={
-            "max_batch": args.batch_size,
-            "compile": args.compile,
-            "cuda_graphs": False if args.eager else None,
-        },
+    job = ray_generate.FileJob(
+        **answering(args.checkpoint, args),
         make_requests=functools.partial(
             answer_files.make_requests,
             grid=grid,
@@ -211,11 +190,6 @@ def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
         asked=asked,
     )
     ray_generate.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
-
-
-def _absolute(path_or_id: str) -> str:
-    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
-    return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
 
 
 def _decoding(args: argparse.Namespace) -> Decoding:

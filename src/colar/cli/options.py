@@ -140,6 +140,21 @@ def batching_options(parser: Parser) -> None:
     )
 
 
+def ray_options(parser: Parser, more: str = "") -> None:
+    """Where the engines are: on a Ray cluster."""
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="answer on a Ray cluster: auto (running here), local (started for this) or HOST:PORT" + more,
+    )
+    parser.add_argument(
+        "--ray_actors",
+        type=int,
+        help="its engines (default: one for each GPU, else as many as fit)",
+    )
+    parser.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each engine")
+
+
 def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
     from colar.methods import registry

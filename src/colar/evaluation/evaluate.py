@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,16 @@ def make_grid(
     return list(points.values())
 
 
+Answer = Callable[[EvaluatedModel, Sequence[Question], Limits], Iterator[dict[str, Any]]]
+"""Gives one record per question of a model, in any order: `make_records`, or engines on other machines."""
+
+
 def evaluate(
-    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], records: Path, limits: Limits
+    grid: Sequence[GridPoint],
+    datasets: Mapping[str, Sequence[Example]],
+    records: Path,
+    limits: Limits,
+    answer: Answer | None = None,
 ) -> int:
     """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
 
@@ -145,12 +153,12 @@ def evaluate(
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split(asked, _check_fit)
     if asked:
-        _write_answers(asked, records, limits)
+        _write_answers(asked, records, limits, answer or make_records)
     output_folder.put_in_order(records, [question.key for question in questions])
     return len(asked)
 
 
-def _write_answers(asked: Sequence[Question], records: Path, limits: Limits) -> None:
+def _write_answers(asked: Sequence[Question], records: Path, limits: Limits, answer: Answer) -> None:
     """Append the answers to `records`: of several processes the main one writes those of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
@@ -169,7 +177,7 @@ def _write_answers(asked: Sequence[Question], records: Path, limits: Limits) -> 
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, questions in by_model.items():
             # Every n-th one: neighbours in the grid take about as long as each other.
-            mine = make_records(model, questions[state.process_index :: n], limits)
+            mine = answer(model, questions[state.process_index :: n], limits)
             for _ in range(math.ceil(len(questions) / (n * per_round))):
                 for record in gather_object(list(itertools.islice(mine, per_round))):
                     if write is not None:

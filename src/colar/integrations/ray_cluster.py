@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 try:
     import ray as ray  # exported: ray_generate has it from here, behind this message
@@ -36,6 +36,29 @@ class Pool:
         check_number("--ray_cpus", self.cpus, 1)
         if self.actors is not None:
             check_number("--ray_actors", self.actors, 1)
+
+
+@dataclass(frozen=True)
+class Actors:
+    """The number of actors, and what Ray reserves for each of them."""
+
+    n: int
+    reserved: Mapping[str, int]
+
+
+@contextmanager
+def joined(pool: Pool, device: str | None, checkpoints: Sequence[str], paths: list[str]) -> Iterator[Actors]:
+    """Inside, this process has joined the cluster, which is as it should be for these checkpoints and paths."""
+    connect(pool.address)
+    try:
+        actors = reserve(pool, device)
+        for weights in checkpoints:
+            check_nodes(weights, paths)
+        yield actors
+    except ray.exceptions.RayError as error:
+        raise ValueError(f"--ray {pool.address}: {last_line(error)}") from error
+    finally:
+        ray.shutdown()
 
 
 def connect(address: str) -> None:
@@ -93,8 +116,8 @@ def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str]) -> 
         raise ValueError(f"--ray: {node} would give other answers than this machine: {'; '.join(differ)}")
 
 
-def reserve(pool: Pool, device: str | None) -> tuple[int, dict[str, Any]]:
-    """The number of actors, and what Ray reserves for each. ValueError where they do not fit into the cluster."""
+def reserve(pool: Pool, device: str | None) -> Actors:
+    """The actors of a pool. ValueError where they do not fit into the cluster."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = sum(int(machine.get("CPU", 0)) for machine in machines)
     gpus = sum(int(machine.get("GPU", 0)) for machine in machines)
@@ -110,7 +133,7 @@ def reserve(pool: Pool, device: str | None) -> tuple[int, dict[str, Any]]:
             f"--ray {pool.address}: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
             f"{max(n, 1)} engines"
         )
-    return n, {"num_cpus": pool.cpus, "num_gpus": int(on_gpu)}
+    return Actors(n, {"num_cpus": pool.cpus, "num_gpus": int(on_gpu)})
 
 
 def last_line(error: BaseException) -> str:

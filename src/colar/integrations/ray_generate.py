@@ -41,7 +41,7 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Job:
-    """All that an actor needs to answer rows."""
+    """All that an actor needs to answer requests."""
 
     checkpoint: str
     """A folder that every machine sees, or a Hub id."""
@@ -49,10 +49,16 @@ class Job:
     """Arguments of `load_for_inference`."""
     engine: Mapping[str, Any]
     """Arguments of `Engine`."""
+    make_row: Callable[[LatentLM, Completion, Any], dict[str, Any]]
+    """What is sent back: made of a completion and of `Asked.own`."""
+
+
+@dataclass(frozen=True)
+class FileJob(Job):
+    """A job whose requests come from files."""
+
     make_requests: Callable[[list[dict[str, Any]]], list[Request]]
     """The requests of rows of `question_row`."""
-    make_row: Callable[[LatentLM, Completion, str | None], dict[str, Any]]
-    """A row of the output from a completion and the expected answer."""
     asked: Mapping[str, Any]
     """Everything that an answer depends on, its request aside."""
 
@@ -61,9 +67,10 @@ class Asked(NamedTuple):
     """A request on its way to an actor; or a row of the input that is none, and the `fault` in it."""
 
     place: str
-    """File and line."""
+    """File and line, or the name of what is asked."""
     request: Request | None = None
-    expected: str | None = None
+    own: Any = None
+    """Of the row, and not of the request: the expected answer."""
     fault: str = ""
 
 
@@ -74,7 +81,7 @@ class Done(NamedTuple):
     failed: bool
 
 
-def run(job: Job, source: str, output: str, pool: ray_cluster.Pool) -> None:
+def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
     """Answer what has no answer in `output` yet.
 
     ValueError where the input, the output, the cluster or one of its machines is not as it should be, before any work;
@@ -86,15 +93,8 @@ def run(job: Job, source: str, output: str, pool: ray_cluster.Pool) -> None:
         raise ValueError(f"--output must be another folder than --input, got {output} for both")
     with processes.locked(folder):
         found = _found(folder, job.asked)
-        ray_cluster.connect(pool.address)
-        try:
-            reserved = ray_cluster.reserve(pool, job.loading["device"])
-            ray_cluster.check_nodes(job.checkpoint, list(paths))
-            _answer(job, paths, folder, found, *reserved)
-        except ray.exceptions.RayError as error:
-            raise ValueError(f"--ray {pool.address}: {ray_cluster.last_line(error)}") from error
-        finally:
-            ray.shutdown()
+        with ray_cluster.joined(pool, job.loading["device"], [job.checkpoint], list(paths)) as actors:
+            _answer(job, paths, folder, found, actors)
 
 
 def input_files(source: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _found(folder: Path, asked: Mapping[str, Any]) -> Keys:
 
 
 def _answer(
-    job: Job, paths: Mapping[str, str], folder: Path, found: Keys, n: int, reserved: Mapping[str, Any]
+    job: FileJob, paths: Mapping[str, str], folder: Path, found: Keys, actors: ray_cluster.Actors
 ) -> None:
     """Write an answer of each request that has none, or why it has none."""
     failures = folder / "failed.jsonl"
@@ -130,18 +130,18 @@ def _answer(
         files.append_jsonl(failures) as write_failed,
         progress.bar("generate") as bar,
     ):
-        for chunk in _answers(job, paths, ray.put(found), n, reserved).iter_rows():
-            for done in pickle.loads(chunk["done"]):
-                bar.advance()
-                if done.failed:
-                    failed += 1
-                    write_failed(done.row)
-                    bar.note(f"{failed} failed")
-                elif done.row["key"] in written:
-                    repeated += 1
-                else:
-                    written.add(done.row["key"])
-                    write_answer(done.row)
+        asked = _asked(job, paths, ray.put(found), actors.n)
+        for done in answers(job, asked, actors):
+            bar.advance()
+            if done.failed:
+                failed += 1
+                write_failed(done.row)
+                bar.note(f"{failed} failed")
+            elif done.row["key"] in written:
+                repeated += 1
+            else:
+                written.add(done.row["key"])
+                write_answer(done.row)
     twice = f", {repeated} rows are there twice" if repeated else ""
     progress.say(f"wrote {folder} ({len(written)} new answers, {len(found)} were there{twice})")
     if failed:
@@ -151,34 +151,39 @@ def _answer(
     failures.unlink()
 
 
-def _answers(job: Job, paths: Mapping[str, str], found: Any, n: int, reserved: Mapping[str, Any]) -> Any:
-    """The data set of answered chunks, which are computed as they are read."""
+def _asked(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
+    """The data set of the files' chunks, which are read as they are asked for."""
+    entries = [{"path": path, "name": name} for path, name in paths.items()]
+    read = functools.partial(chunks, job=job, found=found)
+    # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
+    readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
+    source = ray.data.from_items(entries, override_num_blocks=len(entries))
+    return source.flat_map(read, compute=readers, num_cpus=0)
+
+
+def answers(job: Job, asked: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
+    """What the actors make of a data set of chunks, in the order in which these are answered."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
     context.target_max_block_size = 1
-    entries = [{"path": path, "name": name} for path, name in paths.items()]
-    read = functools.partial(chunks, job=job, found=found)
     # While the last rows of a chunk end, those of the next one fill the engine's batch; a third one waits.
-    actors = ray.data.ActorPoolStrategy(
-        size=n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3
+    pool = ray.data.ActorPoolStrategy(
+        size=actors.n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3
     )
-    # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
-    readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
-    asked = ray.data.from_items(entries, override_num_blocks=len(entries)).flat_map(
-        read, compute=readers, num_cpus=0
-    )
-    return asked.map(Answerer, fn_constructor_args=(job,), compute=actors, **reserved)
+    answered = asked.map(Answerer, fn_constructor_args=(job,), compute=pool, **actors.reserved)
+    for chunk in answered.iter_rows():
+        yield from pickle.loads(chunk["done"])
 
 
-def chunks(entry: Mapping[str, str], job: Job, found: Any) -> Iterator[dict[str, bytes]]:
+def chunks(entry: Mapping[str, str], job: FileJob, found: Any) -> Iterator[dict[str, bytes]]:
     """The requests of a file that have no answer yet, in chunks of an engine's batch."""
     requests = _requests(entry["path"], entry["name"], job, ray.get(found))
     while chunk := list(itertools.islice(requests, job.engine["max_batch"])):
         yield {"asked": pickle.dumps(chunk)}
 
 
-def _requests(path: str, name: str, job: Job, found: Keys) -> Iterator[Asked]:
+def _requests(path: str, name: str, job: FileJob, found: Keys) -> Iterator[Asked]:
     try:
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
@@ -215,7 +220,7 @@ class Answerer:
         try:
             completion = await self.engine.generate(asked.request)
             completion.require_answer()
-            make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, asked.expected)
+            make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, asked.own)
             # By the engine's thread: thoughts are compared with the model's embeddings.
             return Done(await self.engine.run(make), failed=False)
         except Exception as error:
