@@ -141,7 +141,7 @@ def batching_options(parser: Parser) -> None:
 
 
 def ray_options(parser: Parser, more: str = "") -> None:
-    """Where the engines are: on a Ray cluster."""
+    """Options of a Ray cluster whose engines answer; `more` goes behind the help of --ray."""
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
