@@ -21,7 +21,7 @@ from colar.model.latent_lm import LatentLM
 
 
 def make_row(lm: LatentLM, completion: Completion, number: int) -> dict[str, Any]:
-    """What an actor sends back for a question: it is judged here, where the judge may be the user's."""
+    """The answer of an actor to a question: it is judged here, where the judge may be the user's."""
     return {"number": number, "completion": completion}
 
 

@@ -50,7 +50,7 @@ class Job:
     engine: Mapping[str, Any]
     """Arguments of `Engine`."""
     make_row: Callable[[LatentLM, Completion, Any], dict[str, Any]]
-    """What is sent back: made of a completion and of `Asked.own`."""
+    """The row that is sent back, made of a completion and of `Asked.own`."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _asked(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
 
 
 def answers(job: Job, asked: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
-    """What the actors make of a data set of chunks, in the order in which these are answered."""
+    """Rows that the actors make of a data set of chunks, in the order in which these are answered."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
