@@ -22,7 +22,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
-from colar.methods.sequential.choice import Rules, choose
+from colar.methods.sequential.choice import Rules, choose_groups
 from colar.methods.sequential.decoder import EndedBy
 from colar.methods.sequential.equation_groups import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
@@ -484,7 +484,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
                 equations=equations,
                 numbers=columns > 0,
             )
-            found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
+            found = choose_groups(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
     if threshold == 0:
         assert {EndedBy.NO_DIGIT, EndedBy.DIGIT_OR_START} <= declined
@@ -514,7 +514,7 @@ def test_a_threshold_is_asked_behind_numbers_alone() -> None:
             equations=equations,
             numbers=ones > 0,
         )
-        ids = choose(lm, state_ND, torch.full((n,), first_id), rules).ids
+        ids = choose_groups(lm, state_ND, torch.full((n,), first_id), rules).ids
         sizes[first_id] = (ids != -1).sum(1)
     # Behind a digit that begins a group a number is open. Behind any other token none is, and three may stand together.
     assert (sizes[equations.digit_ids[3]] == 1).all()

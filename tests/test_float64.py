@@ -107,13 +107,13 @@ def test_thinking_makes_none(name: str, request: pytest.FixtureRequest, monkeypa
     ]
     wanted = Engine(lm, method, 4).generate(requests)
     request.getfixturevalue("without_float64")
-    choose = step.choose
+    choose_inputs = step.choose_inputs
 
     def watched(*args: Any) -> Any:
         with NoFloat64():
-            return choose(*args)
+            return choose_inputs(*args)
 
-    monkeypatch.setattr(engine_module, "choose", watched)
+    monkeypatch.setattr(engine_module, "choose_inputs", watched)
     found = Engine(lm, method, 4).generate(requests)
     assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
     assert sum(done.length for done in found) > 0

@@ -226,10 +226,10 @@ def test_groups_are_the_same_where_all_places_are_computed(
         uniform=lambda place: uniform[place],
     )
     for wants_logps in (True, False):
-        wanted = group_choice.choose(lm, hidden, first, rules, wants_logps)
+        wanted = group_choice.choose_groups(lm, hidden, first, rules, wants_logps)
         with monkeypatch.context() as patch:
             patch.setattr(devices, "is_asynchronous", lambda device: True)
-            found = group_choice.choose(lm, hidden, first, rules, wants_logps)
+            found = group_choice.choose_groups(lm, hidden, first, rules, wants_logps)
         assert torch.equal(found.ids, wanted.ids)
         torch.testing.assert_close(found.logps, wanted.logps)
         assert torch.equal(found.declined_ids, wanted.declined_ids)

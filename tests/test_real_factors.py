@@ -26,7 +26,7 @@ from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.factors import Factors
 from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
-from colar.methods.sequential.choice import Rules, choose
+from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Ways
@@ -601,7 +601,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
             uniform=lambda place, u=uniform: u[place],
         )
         first = torch.full((n,), 7)
-        found = choose(lm, state[i].expand(n, -1), first, rules)
+        found = choose_groups(lm, state[i].expand(n, -1), first, rules)
         for ids, declined in check_shares(found):
             kinds.add((int((ids >= 0).sum()), bool(declined >= 0)))
     assert {(1, True), (3, False)} <= kinds

@@ -33,7 +33,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
-from colar.methods.sequential.choice import Rules, choose
+from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.model.vocabulary import PartialHead, head_logits
@@ -440,13 +440,13 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
                 rows,
             )
 
-        ids = choose(lm, hidden, first, rules_of(slice(None))).ids
+        ids = choose_groups(lm, hidden, first, rules_of(slice(None))).ids
         real = ids >= 0
         assert sum(decoded) == int(real.sum()) - 40
         assert decoded[0] < 40
         # Each row is what it is alone.
         for i in range(40):
-            found = choose(lm, hidden[i : i + 1], first[i : i + 1], rules_of(slice(i, i + 1))).ids
+            found = choose_groups(lm, hidden[i : i + 1], first[i : i + 1], rules_of(slice(i, i + 1))).ids
             assert found[0].tolist() == ids[i].tolist()
 
 

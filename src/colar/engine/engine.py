@@ -33,7 +33,7 @@ from colar.engine.request import Request, check_runnable
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
-from colar.engine.step import choose
+from colar.engine.step import choose_inputs
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -126,14 +126,14 @@ class Engine:
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
         self._release(rows)
-        self._rest()
+        self._release_if_idle()
         return found or bool(rows)
 
     def clear(self) -> None:
         """Remove all requests, waiting or running."""
         self.scheduler.waiting.clear()
         self._drop_started()
-        self._rest()
+        self._release_if_idle()
 
     def _drop_started(self) -> None:
         """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
@@ -141,10 +141,10 @@ class Engine:
         self.prefill = Prefill()
         self.running.keep([])
 
-    def _rest(self) -> None:
+    def _release_if_idle(self) -> None:
         """Give memory back if there is nothing left to do."""
         if not self.busy:
-            self.runner.rest()
+            self.runner.release()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
@@ -196,7 +196,7 @@ class Engine:
                 # An interrupt may have left the rows between two states.
                 self._drop_started()
                 raise
-        self._rest()
+        self._release_if_idle()
         return self._events
 
     def _decode(self) -> None:
@@ -232,7 +232,7 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        chosen = choose(self.runner, rows)
+        chosen = choose_inputs(self.runner, rows)
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events

@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: one call starts the thousand small kernels of a step. The default on a GPU.
 
     Graphs.hidden    the backbone, one position a row
-    Graphs.choose    a method's thought: heads, draws, the tokens of a group, the stop; and an answer's token
+    Graphs.think     a method's thought: heads, draws, the tokens of a group, the stop; and an answer's token
 
 A graph reads and writes at fixed addresses, for one shape. So the rows of a step are filled up to one of a few
 numbers, the columns that are read to one of a few widths, and what is fed is copied to where the graph reads it.
@@ -157,7 +157,7 @@ class Graphs:
         hidden_N1D: Tensor = self._run("decode steps", len(now.seen), len(embeds_N1D), given, work)
         return hidden_N1D
 
-    def choose(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:
+    def think(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:
         """`think(lm, state)`, in an engine of `most_rows`."""
         columns = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         columns = {name: value for name, value in columns.items() if isinstance(value, Tensor | dict)}

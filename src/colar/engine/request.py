@@ -12,8 +12,6 @@ from colar import checks, files
 from colar.data.example import ROLES
 from colar.methods.base import Method, NoParams
 
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
 TEMPERATURES = (1e-6, 100)
 """Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
 
@@ -115,7 +113,7 @@ def check_runnable(method: Method, request: Request) -> None:
         for name in ("seed", "sample"):
             value = getattr(request, name)
             # Draws are computed in int64 columns.
-            fits = isinstance(value, int) and not isinstance(value, bool) and INT64_MIN <= value <= INT64_MAX
+            fits = isinstance(value, int) and not isinstance(value, bool) and value in checks.INT64
             checks.check_holds(name, fits, value, "a whole number from -2^63 to 2^63 - 1")
         if not isinstance(request.decoding, Decoding):
             raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")

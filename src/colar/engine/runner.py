@@ -77,7 +77,7 @@ class Runner:
             self.graphs.refresh(self.lm, self.method)
             self.cache = self.graphs.cache
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Give memory back: no requests are here."""
         if self.graphs is None:
             self.cache.release()
@@ -92,12 +92,12 @@ class Runner:
 
     def answer(self, state: ThinkState) -> Thought:
         """The next token of each row's answer."""
-        return self._chosen("answers", answer, state)
+        return self._chosen("answers", answer_token, state)
 
     def _chosen(self, name: str, think: Think, state: ThinkState) -> Thought:
         if self.graphs is None:
             return think(self.lm, state)
-        return self.graphs.choose(name, think, self.lm, state, self.max_batch)
+        return self.graphs.think(name, think, self.lm, state, self.max_batch)
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -153,7 +153,7 @@ class Runner:
         return hidden_ND
 
 
-def answer(lm: LatentLM, state: ThinkState) -> Thought:
+def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     """Choose a token of the answer, as a thought that is a token: EOS is done."""
     ids_B = sample_tokens(
         state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways

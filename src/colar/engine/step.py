@@ -40,7 +40,7 @@ class Chosen:
     """The rows that end, each with its reason."""
 
 
-def choose(runner: Runner, rows: RunningRows) -> Chosen:
+def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
     """Choose the next embedding of every row."""
     lm, device = runner.lm, rows.hidden_ND.device
     chosen = Chosen(torch.zeros_like(rows.hidden_ND))

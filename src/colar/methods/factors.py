@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from colar.checks import check_number, is_number
+from colar.checks import check_holds, check_number, is_number
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row
@@ -96,19 +96,16 @@ class Factors:
             return cls(tuple(given))
         low, dots, high = str(given).partition("..")
         real = "." in low or "." in high
-        ends: tuple[float, float]
         try:
-            ends = (float(low), float(high)) if real else (int(low), int(high))
+            first, last = (float(low), float(high)) if real else (int(low), int(high))
+            holds = bool(dots) and first <= last
         except ValueError:
-            ends = (1, 0)
-        if not dots or ends[0] > ends[1]:
-            raise ValueError(
-                'method.compression_factors must be a list, a range of whole numbers such as "1..5", or a real '
-                f'range such as "1.0..5.0", got {given!r}'
-            )
+            holds = False
+        allowed = 'a list, a range of whole numbers such as "1..5", or a real range such as "1.0..5.0"'
+        check_holds("method.compression_factors", holds, given, allowed)
         if real:
-            return cls(ends, real=True)
-        return cls(tuple(range(int(low), int(high) + 1)))
+            return cls((first, last), real=True)
+        return cls(tuple(range(int(first), int(last) + 1)))
 
 
 class GroupMethod(base.Method):

@@ -14,8 +14,8 @@ A group is fed as one latent, the sum of its embeddings divided by the square ro
 Compress, section 3.1). Departure: the paper divides by sqrt(c), which is the same for full groups; ours keeps the scale
 of the last one.
 
-Shape suffixes: B rows, T reasoning tokens, K groups, A answer, G tokens of a group or labels of a position, N labelled
-positions of a row, D width.
+Shape suffixes: B rows, T reasoning tokens, K groups, J = K + 1, A answer, G tokens of a group or labels of a position,
+N labelled positions of a row, D width.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
     # An upper bound of any row's groups: a phase only makes them fewer.
     n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) if lengths_B.numel() else 0
     # Where each group starts; the one behind the last starts at the chain's end, or later.
-    step_K1 = torch.arange(n_groups + 1, device=c_B.device)
-    starts_BK1 = torch.floor(step_K1 * c_B[:, None] + phase_B[:, None]).long()
-    sizes_BK = torch.minimum(starts_BK1, lengths_B[:, None]).diff(dim=1)
+    step_J = torch.arange(n_groups + 1, device=c_B.device)
+    starts_BJ = torch.floor(step_J * c_B[:, None] + phase_B[:, None]).long()
+    sizes_BK = torch.minimum(starts_BJ, lengths_B[:, None]).diff(dim=1)
     used = int((sizes_BK > 0).any(0).sum())
     return sizes_BK[:, :used]
 

@@ -136,9 +136,9 @@ class ThinkState:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
 
-    def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
-        """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
-        return noise.uniform(noise.keys(self.seed, self.sample, self.step, stream), n)[:, n - 1]
+    def uniform(self, stream: int = noise.TOKEN, place: int = 0) -> Tensor:
+        """Numbers in [0, 1), float64: the one at a place of this step's stream for each row, (B,)."""
+        return noise.uniform(noise.keys(self.seed, self.sample, self.step, stream), place + 1)[:, place]
 
     def normal(self, n: int) -> Tensor:
         """(B, n) float32 standard normals."""

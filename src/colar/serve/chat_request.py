@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from colar.checks import did_you_mean
-from colar.engine.request import INT64_MAX, INT64_MIN
+from colar.checks import INT64, did_you_mean
 from colar.methods import registry
 from colar.serve.errors import ApiError
 
@@ -110,7 +109,7 @@ class ChatRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
-    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    seed: int | None = Field(default=None, ge=INT64[0], le=INT64[-1])
     temperature: float | None = None
     top_p: float | None = None
     latent_temperature: float | None = None

@@ -268,7 +268,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
             state.best_metric = accuracy
             if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
-        self.on_save(args, state, control)
+        self._refresh(state)
 
     def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
         """True where the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
@@ -280,6 +280,9 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         return own is not None and bool(losses) and own < min(losses.values())
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._refresh(state)
+
+    def _refresh(self, state: TrainerState) -> None:
         # Not more often than the interval: a short run may save at every step.
         if state.is_world_process_zero and time.monotonic() - self.refreshed > REFRESH_EVERY_S:
             self.publisher.refresh(state)

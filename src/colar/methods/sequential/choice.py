@@ -113,7 +113,7 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
 
     def given_no_stop(at: Any) -> Tensor:
         others_XV = without(logits_BV[at], separator_id)
-        uniform_X = state.uniform(noise.TOKEN, 2)[at]
+        uniform_X = state.uniform(noise.TOKEN, 1)[at]
         return sample_tokens(
             others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, branches.latent_ways
         )
@@ -138,7 +138,7 @@ def first_logps(
     return devices.where_rows(again_B, in_two_choices, logps_B)
 
 
-def choose(
+def choose_groups(
     lm: LatentLM,
     hidden_BD: Tensor,
     first_B: Tensor,

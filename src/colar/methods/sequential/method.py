@@ -320,7 +320,7 @@ class Sequential(GroupMethod):
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.closing_id
         first_B = choice.choose_first(state, separator_id)
-        groups = choice.choose(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
+        groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
             embeds=self._merged(lm, groups.ids).to(state.hidden.dtype),
             done=first_B == separator_id,
@@ -342,7 +342,7 @@ class Sequential(GroupMethod):
             confidence_threshold=state.params["confidence_threshold"],
             has_threshold=state.branches.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
-            uniform=lambda place: state.uniform(noise.GROUP, place),
+            uniform=lambda place: state.uniform(noise.GROUP, place - 1),
             shortlist=self.shortlist_head(state.make_partial_head or lm.partial_head),
         )
 

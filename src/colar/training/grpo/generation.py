@@ -111,7 +111,7 @@ def collate_slots(keys: Sequence[SlotKey]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Group:
+class OutputGroup:
     """The G outputs of one question, their rewards by each of F functions (G, F), and the sum of these (G,)."""
 
     outputs: list[Output]
@@ -210,7 +210,7 @@ class RolloutSampler:
             "engine_logps": engine_logps_RN,
         }
 
-    def _groups(self, number: int) -> tuple[list[Group], list[Group]]:
+    def _groups(self, number: int) -> tuple[list[OutputGroup], list[OutputGroup]]:
         """The groups to learn from, and all that were sampled (more of them with dynamic sampling)."""
         asked = self.schedule.questions(number)
         groups = self._sample(asked, number)
@@ -236,11 +236,11 @@ class RolloutSampler:
         rng = Random(seed_from(self.seed, "more", number, len(asked)))
         return rng.sample(left, min(n, len(left)))
 
-    def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
+    def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
         return processes.split(questions, partial(self._sample_share, number))
 
-    def _sample_share(self, number: int, questions: Sequence[int]) -> list[Group]:
+    def _sample_share(self, number: int, questions: Sequence[int]) -> list[OutputGroup]:
         """The groups of the questions that this process samples."""
         if not questions:
             return []
@@ -255,16 +255,16 @@ class RolloutSampler:
         G = self.config.num_generations
         for start in range(0, len(outputs), G):
             rows = slice(start, start + G)
-            groups.append(Group(outputs[rows], rewards_RF[rows], total_R[rows]))
+            groups.append(OutputGroup(outputs[rows], rewards_RF[rows], total_R[rows]))
         return groups
 
 
-def all_outputs(groups: Sequence[Group]) -> list[Output]:
+def all_outputs(groups: Sequence[OutputGroup]) -> list[Output]:
     """The outputs of all groups, group by group."""
     return [output for group in groups for output in group.outputs]
 
 
-def sampling_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
+def sampling_metrics(groups: Sequence[OutputGroup], reward_names: Sequence[str]) -> dict[str, float]:
     """Rewards and lengths under TRL's names; `completions/` are answers, `latents/` the thinking."""
     outputs = all_outputs(groups)
     metrics = reward_metrics(
@@ -308,7 +308,7 @@ def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) 
 
 
 def records_to_read(
-    lm: LatentLM, groups: Sequence[Group], reward_names: Sequence[str], advantages_R: Tensor
+    lm: LatentLM, groups: Sequence[OutputGroup], reward_names: Sequence[str], advantages_R: Tensor
 ) -> list[dict[str, Any]]:
     """The first `LOGGED` outputs as a person reads them, with their rewards and advantages."""
     rewards_RF = torch.cat([group.rewards_GF for group in groups])

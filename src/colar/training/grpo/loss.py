@@ -8,11 +8,11 @@ stop, a token; `methods/rollouts.py`), and with pi the model, pi_old the one tha
          = exp(mean over n of log of that)                                    importance_sampling_level: sequence
     l_in = -min(w_in A_i, clip(w_in, 1 - epsilon, 1 + epsilon_high) A_i) + beta (e^d - d - 1),   d = log pi_ref - log pi
 
-    loss of an update of N outputs = 1/N  sum_i c_i sum_n l_in,  where with |o| the actions of an output
+    loss of an update of M outputs = 1/M  sum_i c_i sum_n l_in,  where with |o| the actions of an output
 
     grpo     c_i = 1 / |o_i|                              the paper's: "averaged when applied to each latent/token"
     dr_grpo  c_i = 1 / a constant                         its ablation "w/o average"
-    dapo     c_i = N / (sum of |o| over the update)       mean over all actions
+    dapo     c_i = M / (sum of |o| over the update)       mean over all actions
     bnpo     c_i = B / (sum of |o| over the batch of B)   mean over those of each batch, averaged over the batches
 
 Departures from the paper: the ratio is an action's (or GSPO's length-normalised one), where the formula has the whole
