@@ -39,7 +39,7 @@ MOST_BYTES = 2**17
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, cpus: int) -> Iterator[Any]:
+def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
     """A `ray.cluster_utils.Cluster` of one machine, with `setup_worker_path=__file__` as those that are added may have."""
     from ray.cluster_utils import Cluster
 
@@ -48,7 +48,12 @@ def cluster(folder: Path, cpus: int) -> Iterator[Any]:
     os.environ[SOCKET] = str(address)
     running = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": cpus, "include_dashboard": False, "setup_worker_path": __file__},
+        head_node_args={
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "setup_worker_path": __file__,
+            **others,
+        },
     )
     try:
         yield running

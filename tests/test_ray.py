@@ -1,5 +1,6 @@
 """Bulk answers and evaluations on a Ray cluster: those of one process, each once, also where something is killed."""
 
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow
 import pytest
@@ -21,11 +23,15 @@ from safetensors.torch import load_file, save_file
 import colar
 from colar import files
 from colar.cli import main
+from colar.engine.request import DECODINGS
 from colar.evaluation import answer_files
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
 
-from colar.integrations import ray_cluster
+from benchmarks import cluster
+
+from colar.integrations import ray_cluster, ray_generate
+from colar.methods import registry
 
 QUESTIONS = [f"Tom has {n} toys{' and friends' * (n % 4)}. How many are {n} times {n}?" for n in range(32)]
 OPTIONS = ["--decoding", "sampled", "--seed", "3", "--batch_size", "4", "--max_latents", "12"]
@@ -175,6 +181,31 @@ def test_each_row_is_answered_once_whatever_is_killed(
     # Another seed is another run.
     assert main([*given, "--seed", "4"]) == 2
     assert "seed was 3, now 4" in capsys.readouterr().err
+
+
+def test_each_chunk_is_work_of_its_own(questions, machines):
+    """Ray would put chunks together, and one actor would answer all of a file."""
+    make = functools.partial(
+        answer_files.make_requests,
+        grid=[registry.make_params(registry.build("cot"), {})],
+        decoding=DECODINGS["greedy"],
+        seed=0,
+        keep_latents=False,
+    )
+    job = ray_generate.FileJob("", {}, {"max_batch": 4}, print, make, {})
+    with ray_cluster.joined(ray_cluster.Pool(machines.address, 1, 1), "cpu", [], []) as actors:
+        found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
+        asked = ray_generate.chunks_of(job, {str(questions): ""}, found, actors.n)
+        assert asked.materialize().num_blocks() == len(QUESTIONS) / 4
+
+
+def test_a_large_input_is_answered_as_a_small_one(checkpoint, machines, tmp_path):
+    """The benchmark's run, in small: questions beyond the context stand between those that have answers."""
+    found = cluster.memory_run(machines, checkpoint, tmp_path, megabytes=1, rows=6)
+    assert found["rows"] == 6
+    assert found["failed"] == 10
+    assert [found[name] for name in ("missing", "twice", "different", "torn")] == [0, 0, 0, 0]
+    assert found["driver_mib"] > 0
 
 
 def test_an_evaluation_is_that_of_one_process(checkpoint, machines, tmp_path, capsys):

@@ -70,6 +70,7 @@ SMALLEST: dict[str, Sequence[str]] = {
 IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --rows 8 --work {out}/runs --output {out}"}
 """Those that start processes of their own, which a forked one may not."""
 ELSEWHERE = {
+    "lab/benchmarks/cluster.py": "ray",
     "lab/benchmarks/gates.py": "scripts",
     "lab/benchmarks/rollout.py": "scripts",
     "lab/scripts/figures.py": "figures",

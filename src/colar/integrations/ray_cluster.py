@@ -56,7 +56,9 @@ def joined(pool: Pool, device: str | None, checkpoints: Sequence[str], paths: li
             check_nodes(weights, paths)
         yield actors
     except ray.exceptions.RayError as error:
-        raise ValueError(f"--ray {pool.address}: {last_line(error)}") from error
+        # Of an error in a task, Ray's own text ends with what its settings could be.
+        cause = getattr(error, "cause", None) or error
+        raise ValueError(f"--ray {pool.address}: {last_line(cause)}") from error
     finally:
         ray.shutdown()
 
@@ -70,6 +72,11 @@ def connect(address: str) -> None:
             socket.create_connection((host, int(port)), timeout=10).close()
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        # Data sets have the settings of the time at which they are made.
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
+        context.target_max_block_size = 1
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         hint = "; `ray start --head` starts one here" if address == "auto" else ""
         raise ValueError(

@@ -130,7 +130,7 @@ def _answer(
         files.append_jsonl(failures) as write_failed,
         progress.bar("generate") as bar,
     ):
-        asked = _asked(job, paths, ray.put(found), actors.n)
+        asked = chunks_of(job, paths, ray.put(found), actors.n)
         for done in answers(job, asked, actors):
             bar.advance()
             if done.failed:
@@ -151,7 +151,7 @@ def _answer(
     failures.unlink()
 
 
-def _asked(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
+def chunks_of(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
     """The data set of the files' chunks, which are read as they are asked for."""
     entries = [{"path": path, "name": name} for path, name in paths.items()]
     read = functools.partial(chunks, job=job, found=found)
@@ -163,10 +163,6 @@ def _asked(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
 
 def answers(job: Job, asked: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
     """Rows that the actors make of a data set of chunks, in the order in which these are answered."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
-    context.target_max_block_size = 1
     # While the last rows of a chunk end, those of the next one fill the engine's batch; a third one waits.
     pool = ray.data.ActorPoolStrategy(
         size=actors.n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3

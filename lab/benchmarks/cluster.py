@@ -1,0 +1,370 @@
+"""A Ray cluster on one machine: faults, an input larger than the object store, and growth with the number of actors.
+
+    python lab/benchmarks/cluster.py kills memory growth --output results/speed/ray
+
+The command is `colar generate --ray` with an untrained toy model; machines and workers are those of the tests.
+
+kills     an actor, one of two machines, or the driver gets kill -9 at a random moment of a run's time, ten times each.
+          The same command runs until it says that it is done: answers must be those of one process, each once, in whole
+          files, and the one row that cannot be answered must be named.
+memory    files of questions beyond the model's context, together larger than the object store, with questions that
+          can be answered between them: the most memory of driver, workers and store.
+growth    the forward pass is a sleep, so that two cores are not the limit: rows a second by the number of actors,
+          and the time of the driver, Ray's own processes included, that a row costs.
+
+Each part writes a JSON of its own. The exit code is 1 where an answer is missing, is there twice, or differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import torch
+
+from colar import files, progress
+from colar.cli import main as colar
+from colar.engine.async_engine import AsyncEngine
+from colar.engine.engine import Engine
+from colar.evaluation import answer_files
+from colar.evaluation.provenance import collect_provenance
+from colar.integrations import ray_generate
+from colar.methods import pretrained
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+import ray_workers  # the machines are the tests'
+from families import save_untrained
+
+STEP_S = 0.2
+"""Of a simulated forward pass."""
+BATCH = 4
+LIMITS = ["--max_latents", "12", "--max_completion_length", "12", "--decoding", "sampled"]
+STORE_BYTES = 80 * 2**20
+"""Ray's least is 75 MiB."""
+DRIVER = """\
+import os, sys
+from pathlib import Path
+from colar.cli import main
+from colar.evaluation import answer_files
+Path(sys.argv[1]).write_text(str(os.getpid()))
+answer_files.PART_ROWS = 4
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def write_questions(path: Path, n: int) -> Path:
+    return files.write_jsonl(
+        path, ({"question": f"Tom has {i} toys. How many are {i} times {i}?"} for i in range(n))
+    )
+
+
+def rows_of(paths: list[Path]) -> list[dict[str, Any]]:
+    """Answers without their times; ValueError where a file is torn."""
+    found = []
+    for path in paths:
+        if not path.read_text().endswith("\n"):
+            raise ValueError(f"{path} is torn")
+        found += [{**row, "seconds": 0} for _, row in files.read_jsonl(path)]
+    return found
+
+
+def judged(folder: Path, alone: dict[str, Any]) -> dict[str, Any]:
+    """The state of an output: rows, rows that are there twice, torn files, rows that differ from one process's."""
+    found = rows_of(answer_files.parts(folder))
+    times = Counter(row["id"] for row in found)
+    others = {path.name for path in folder.iterdir()} - {path.name for path in answer_files.parts(folder)}
+    return {
+        "rows": len(found),
+        "missing": len(alone.keys() - times.keys()),
+        "twice": sum(n > 1 for n in times.values()),
+        "different": sum(row != alone.get(row["id"]) for row in found),
+        "torn": len(others - {".lock", "failed.jsonl"}),
+    }
+
+
+def workers(title: str) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            if title in " ".join(each.cmdline()):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Driver:
+    """The command in a process of its own, which is forked as workers are."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.id, self.errors = folder / "id", folder / "stderr"
+        self.id.unlink(missing_ok=True)
+        script = files.write_text(folder / "driver.py", DRIVER)
+        command = [sys.executable, ray_workers.__file__, str(script), str(self.id), *words]
+        with open(self.errors, "w") as stream:
+            self.process = subprocess.Popen(command, stderr=stream)
+
+    def wait(self) -> str:
+        """The last line that it wrote, once it has ended."""
+        self.process.wait(300)
+        return (self.errors.read_text().splitlines() or [""])[-1]
+
+    def kill(self) -> None:
+        if self.id.exists() and self.id.read_text():
+            os.kill(int(self.id.read_text()), signal.SIGKILL)
+
+
+def kill_runs(
+    cluster: Any, checkpoint: Path, work: Path, n: int, rows: int, rng: Random
+) -> list[dict[str, Any]]:
+    """Of each kind of kill `n`."""
+    source = write_questions(work / "questions.jsonl", rows)
+    alone = alone_answers(checkpoint, source, work)
+    with open(source, "a") as stream:
+        stream.write(json.dumps({"id": "poison", "question": "1 + " * 5000}) + "\n")
+
+    def start(folder: Path) -> Driver:
+        words = [
+            "generate",
+            str(checkpoint),
+            "--input",
+            str(source),
+            "--output",
+            str(folder / "out"),
+            *LIMITS,
+        ]
+        words += ["--batch_size", str(BATCH), "--ray", cluster.address, "--ray_actors", "2"]
+        return Driver(folder, words)
+
+    def machine() -> Any:
+        return cluster.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
+
+    second = machine()
+    started = time.monotonic()
+    done = start(work / "whole").wait()
+    seconds = time.monotonic() - started
+    if "1 rows have no answer" not in done:
+        raise SystemExit(f"a run without a kill failed: {done}")
+    found = []
+    for kind in ("actor", "machine", "driver"):
+        kills: list[dict[str, Any]] = []
+        while len(kills) < n:
+            folder = work / f"{kind}-{len(kills)}-{time.monotonic_ns()}"
+            driver = start(folder)
+            moment = rng.uniform(0, seconds)
+            time.sleep(moment)
+            while kind == "actor" and not workers("Answerer") and driver.process.poll() is None:
+                time.sleep(0.02)
+            if driver.process.poll() is not None:
+                continue
+            parts = len(answer_files.parts(folder / "out")) if (folder / "out").exists() else 0
+            if kind == "actor":
+                for each in workers("Answerer")[:1]:
+                    each.kill()
+            elif kind == "machine":
+                second.kill_raylet()
+            else:
+                driver.kill()
+            last, runs = driver.wait(), 1
+            if kind == "machine":
+                cluster.remove_node(second)
+                cluster.wait_for_nodes()
+                second = machine()
+            while "1 rows have no answer" not in last and runs < 5:
+                last, runs = start(folder).wait(), runs + 1
+            kill = {
+                "after_seconds": round(moment, 2),
+                "parts_then": parts,
+                "runs": runs,
+                **judged(folder / "out", alone),
+            }
+            kills.append(kill)
+            progress.say(f"{kind}: kill {len(kills)} of {n}: {kill}")
+        found.append({"killed": kind, "seconds_without_a_kill": round(seconds, 2), "kills": kills})
+    return found
+
+
+def alone_answers(checkpoint: Path, source: Path, work: Path) -> dict[str, Any]:
+    """The answers of one process, by id."""
+    path = work / "alone.jsonl"
+    words = ["generate", str(checkpoint), "--input", str(source), "--output", str(path), *LIMITS]
+    assert colar([*words, "--batch_size", str(BATCH)]) == 0
+    return {row["id"]: row for row in rows_of([path])}
+
+
+def memory_run(cluster: Any, checkpoint: Path, work: Path, megabytes: int, rows: int) -> dict[str, Any]:
+    """Answer a folder of `megabytes`, and watch memory."""
+    alone = alone_answers(checkpoint, write_questions(work / "short.jsonl", rows), work)
+    source, long = work / "large", "1 + " * 25_000
+    given = [row for _, row in files.read_jsonl(work / "short.jsonl")]
+    n = 10 * megabytes
+    for part in range(4):
+        mine = []
+        for i in range(part, n, 4):
+            mine.append({"id": f"long-{i}", "question": long})
+            mine += [{"id": str(k + 1), **given[k]} for k in range(i, rows, n)]
+        files.write_jsonl(source / f"{part}.jsonl", mine)
+    peak: dict[str, float] = Counter()
+    ended = threading.Event()
+
+    def watch() -> None:
+        mine = psutil.Process()
+        while not ended.wait(0.2):
+            now: dict[str, float] = {"driver_mib": mine.memory_info().rss / 2**20}
+            for each in mine.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    used, name = each.memory_info(), each.name()
+                    # The store is the raylet's shared memory.
+                    if name == "raylet":
+                        now["store_mib"] = max(now.get("store_mib", 0), used.shared / 2**20)
+                    elif name.startswith("ray::"):
+                        own = (used.rss - used.shared) / 2**20
+                        now["largest_worker_mib"] = max(now.get("largest_worker_mib", 0), own)
+            for name, value in now.items():
+                peak[name] = max(peak[name], round(value, 1))
+
+    words = ["generate", str(checkpoint), "--input", str(source), "--output", str(work / "out"), *LIMITS]
+    words += ["--batch_size", str(BATCH), "--ray", cluster.address, "--ray_actors", "1"]
+    before = psutil.Process().memory_info().rss / 2**20
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.monotonic()
+    code = colar(words)
+    seconds = time.monotonic() - started
+    ended.set()
+    watcher.join()
+    failed = sum(1 for _ in files.read_jsonl(work / "out" / "failed.jsonl"))
+    return {
+        "input_mib": round(sum(path.stat().st_size for path in source.iterdir()) / 2**20, 1),
+        "object_store_mib": STORE_BYTES / 2**20,
+        "seconds": round(seconds, 1),
+        "code": code,
+        "failed": failed,
+        "driver_mib_before": round(before, 1),
+        **peak,
+        **judged(work / "out", alone),
+    }
+
+
+class Simulated(ray_generate.Answerer):
+    """An actor whose forward passes are sleeps: the engine around them is the real one."""
+
+    def __init__(self, job: ray_generate.Job) -> None:
+        lm, method = pretrained.load_for_inference(job.checkpoint, **job.loading)
+
+        def hidden(embeds_BTD: torch.Tensor, *others: Any) -> torch.Tensor:
+            time.sleep(STEP_S)
+            return embeds_BTD
+
+        lm.hidden = hidden  # type: ignore[method-assign]
+        self.job = job
+        self.engine = AsyncEngine(Engine(lm, method, **job.engine))
+
+
+def growth_run(
+    cluster: Any, checkpoint: Path, work: Path, actors: int, batch: int, each: int
+) -> dict[str, Any]:
+    """`each` rows an actor: their times at the driver, and its CPU time."""
+    source = write_questions(work / "questions.jsonl", each * actors)
+    times: list[float] = []
+    real: Callable[..., Iterator[ray_generate.Done]] = ray_generate.answers
+
+    def timed(*given: Any) -> Iterator[ray_generate.Done]:
+        for done in real(*given):
+            times.append(time.monotonic())
+            yield done
+
+    of_ray = [each for each in psutil.Process().children(True) if each.name() in ("raylet", "gcs_server")]
+    ray_generate.Answerer, answerer = Simulated, ray_generate.Answerer  # type: ignore[misc]
+    ray_generate.answers = timed
+
+    def cpu() -> tuple[float, float]:
+        used = [sum(each.cpu_times()[:2]) for each in of_ray]
+        return time.process_time(), sum(used)
+
+    try:
+        before, started = cpu(), time.monotonic()
+        words = ["generate", str(checkpoint), "--input", str(source), "--output", str(work / "out"), *LIMITS]
+        words += ["--batch_size", str(batch), "--ray", cluster.address, "--ray_actors", str(actors)]
+        assert colar(words) == 0
+        after, seconds = cpu(), time.monotonic() - started
+    finally:
+        ray_generate.Answerer, ray_generate.answers = answerer, real  # type: ignore[misc]
+    n = len(times)
+    steps = [row["length"] for row in rows_of(answer_files.parts(work / "out"))]
+    # Of the middle half: all actors are at work there.
+    first, last = times[n // 4], times[3 * n // 4]
+    return {
+        "actors": actors,
+        "batch": batch,
+        "rows": n,
+        "rows_per_second": round((3 * n // 4 - n // 4) / max(last - first, 1e-9), 3),
+        "thoughts": sum(steps) / n,
+        "seconds_to_first_answer": round(times[0] - started, 2),
+        "seconds": round(seconds, 2),
+        "driver_cpu_ms_per_row": round(1000 * (after[0] - before[0]) / n, 3),
+        "ray_cpu_ms_per_row": round(1000 * (after[1] - before[1]) / n, 3),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=["kills", "memory", "growth"])
+    parser.add_argument("--output", default="results/speed/ray", help="folder for the JSON of each part")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each kind")
+    parser.add_argument(
+        "--rows", type=int, default=96, help="questions of a run with kills, and of the large input"
+    )
+    parser.add_argument("--megabytes", type=int, default=120, help="size of the large input")
+    parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--each", type=int, default=20, help="rows an actor where growth is measured")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    args = parser.parse_args()
+    output = files.require_writable(args.output)
+    bad = 0
+    for part in args.parts:
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            checkpoint = save_untrained(work / "checkpoint")
+            cpus = {"kills": 1, "memory": 1, "growth": max(args.actors)}[part]
+            with ray_workers.cluster(work, cpus, object_store_memory=STORE_BYTES) as cluster:
+                if part == "kills":
+                    rows = kill_runs(cluster, checkpoint, work, args.kills, args.rows, Random(args.seed))
+                    verdicts = [kill for row in rows for kill in row["kills"]]
+                elif part == "memory":
+                    rows = [memory_run(cluster, checkpoint, work, args.megabytes, args.rows)]
+                    verdicts = rows
+                else:
+                    settings = [(n, BATCH) for n in args.actors] + [(max(args.actors), 8 * BATCH)]
+                    rows, verdicts = [], []
+                    for i, (n, batch) in enumerate(settings):
+                        each = args.each * batch // BATCH
+                        rows.append(growth_run(cluster, checkpoint, work / str(i), n, batch, each))
+                        progress.say(str(rows[-1]))
+        wrong = ("missing", "twice", "different", "torn")
+        bad += sum(each[name] for each in verdicts for name in wrong)
+        report = {"provenance": collect_provenance(), "seed": args.seed, "step_seconds": STEP_S, "rows": rows}
+        files.write_json(output / f"{part}.json", report)
+        print(json.dumps({"part": part, "rows": len(rows), "bad": bad}))
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
