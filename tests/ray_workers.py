@@ -30,6 +30,7 @@ IMPORTS = (
     "colar.cli.generate",
     "colar.methods.pretrained",
     "colar.engine.async_engine",
+    "colar.serve.app",
     "pandas",
     "pyarrow.dataset",
 )

@@ -93,6 +93,11 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def absolute(path_or_id: str) -> str:
+    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
+    return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
+
+
 def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device: str = args.device or devices.best()
@@ -123,11 +128,6 @@ def answering(path: str, args: argparse.Namespace) -> dict[str, Any]:
             "cuda_graphs": False if args.eager else None,
         },
     }
-
-
-def absolute(path_or_id: str) -> str:
-    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
-    return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
 
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colar import checks, progress
-from colar.cli.checkpoints import check_backbone, fill_limits, load, named_all
+from colar.cli.checkpoints import absolute, check_backbone, fill_limits, load, named_all
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
@@ -19,6 +22,9 @@ from colar.cli.options import (
     limits_of,
     model_options,
 )
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 def add_serve(serve: Parser) -> None:
@@ -50,12 +56,24 @@ def add_serve(serve: Parser) -> None:
         "--drain", type=float, default=60, help="seconds that requests have to finish after SIGTERM"
     )
     model_options(serve)
+    serve.add_argument(
+        "--ray",
+        metavar="N",
+        help="N replicas on a Ray cluster behind this address, or MIN:MAX of them as requests come; needs the extra "
+        "`ray` (docs/scale.md)",
+    )
+    serve.add_argument(
+        "--ray_address",
+        metavar="ADDRESS",
+        help="the cluster: auto (the one that runs here), local (started for this command) or HOST:PORT (default: "
+        "$RAY_ADDRESS, else the one that runs here, else local)",
+    )
+    serve.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each replica")
     serve.set_defaults(run=run_serve)
 
 
 def run_serve(args: argparse.Namespace) -> None:
     try:
-        from colar.engine.async_engine import run_in_temporary_thread
         from colar.model import checkpoint
         from colar.serve import app, server
     except ModuleNotFoundError as error:
@@ -67,8 +85,10 @@ def run_serve(args: argparse.Namespace) -> None:
     checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
     checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
     checks.check_number("drain", args.drain, 0.001)
+    serving = _serving(args)
     keys = app.read_keys(args.api_key_file)
-    models = named_all(args.checkpoints)
+    models = {name: absolute(path) for name, path in named_all(args.checkpoints).items()}
+    args.backbone = args.backbone and absolute(args.backbone)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     with bound:
@@ -76,14 +96,38 @@ def run_serve(args: argparse.Namespace) -> None:
         alone = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         if not keys and not alone:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
-        # In threads that end: else this thread's OpenMP threads would be in the way of the engine's.
-        served = [run_in_temporary_thread(partial(_serve, name, path, args)) for name, path in models.items()]
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
-        made = server.make(app.build(served, keys, hosts), args.drain, args.log_config)
-        # With --port 0 this is how a caller learns the port.
-        print(server.url(bound), flush=True)
-        server.run(made, bound)
+        with serving(partial(_application, models, args, keys, hosts), models) as application:
+            made = server.make(application, args.drain, args.log_config)
+            # With --port 0 this is how a caller learns the port.
+            print(server.url(bound), flush=True)
+            server.run(made, bound)
+
+
+def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[Any]]:
+    """What makes the application in this process, or in replicas on a Ray cluster."""
+    if args.ray is None:
+        if args.ray_address is not None:
+            raise ValueError("--ray_address goes with --ray, a number of replicas")
+        return lambda make_app, models: contextlib.nullcontext(make_app())
+    # Nothing of Ray is imported without --ray.
+    from colar.serve import ray_serve
+
+    replicas = ray_serve.Replicas.parse(args.ray, args.ray_address, args.ray_cpus, args.batch_size)
+    return partial(ray_serve.running, replicas=replicas, device=args.device, drain=args.drain)
+
+
+def _application(
+    models: Mapping[str, str], args: argparse.Namespace, keys: Sequence[str], hosts: Sequence[str]
+) -> FastAPI:
+    """Load the models, and make the application over them."""
+    from colar.engine.async_engine import run_in_temporary_thread
+    from colar.serve import app
+
+    # In threads that end: else this thread's OpenMP threads would be in the way of the engine's.
+    served = [run_in_temporary_thread(partial(_serve, name, path, args)) for name, path in models.items()]
+    return app.build(served, keys, hosts)
 
 
 def _serve(name: str, path: str, args: argparse.Namespace) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from colar.model import checkpoint
 class Pool:
     """The actors that answer: `actors` of them (None: one for each GPU, else as many as fit), `cpus` CPUs each."""
 
-    address: str
+    address: str | None
     actors: int | None
     cpus: int
 
@@ -47,9 +48,11 @@ class Actors:
 
 
 @contextmanager
-def joined(pool: Pool, device: str | None, checkpoints: Sequence[str], paths: list[str]) -> Iterator[Actors]:
+def joined(
+    pool: Pool, device: str | None, checkpoints: Sequence[str], paths: list[str], option: str = "--ray"
+) -> Iterator[Actors]:
     """Inside, this process has joined the cluster, which is as it should be for these checkpoints and paths."""
-    connect(pool.address)
+    connect(pool.address, option)
     try:
         actors = reserve(pool, device)
         for weights in checkpoints:
@@ -58,20 +61,26 @@ def joined(pool: Pool, device: str | None, checkpoints: Sequence[str], paths: li
     except ray.exceptions.RayError as error:
         # Of an error in a task, Ray's own text ends with what its settings could be.
         cause = getattr(error, "cause", None) or error
-        raise ValueError(f"--ray {pool.address}: {last_line(cause)}") from error
+        raise ValueError(f"{option} {pool.address}: {last_line(cause)}") from error
     finally:
         ray.shutdown()
 
 
-def connect(address: str) -> None:
-    """Join the cluster. ValueError where there is none."""
-    host, colon, port = address.rpartition(":")
+def connect(address: str | None, option: str = "--ray") -> None:
+    """Join the cluster. ValueError where there is none.
+
+    Without an address it is that of $RAY_ADDRESS, or the one that runs here, or one that is started.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    host, colon, port = (address or "").rpartition(":")
     try:
         if colon and "/" not in host:
             # Ray itself tries for half a minute, and then prints a page.
             socket.create_connection((host, int(port)), timeout=10).close()
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        # A cluster of one command has no dashboard, which starts a dozen processes.
+        dashboard = False if address == "local" else None
+        ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
         # Data sets have the settings of the time at which they are made.
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -80,7 +89,7 @@ def connect(address: str) -> None:
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         hint = "; `ray start --head` starts one here" if address == "auto" else ""
         raise ValueError(
-            f"--ray {address}: no Ray cluster answers there{hint} ({last_line(error)})"
+            f"{option} {address}: no Ray cluster answers there{hint} ({last_line(error)})"
         ) from error
 
 
@@ -137,7 +146,7 @@ def reserve(pool: Pool, device: str | None) -> Actors:
     if not 1 <= n <= fit:
         each = f"{pool.cpus} CPUs and a GPU" if on_gpu else f"{pool.cpus} CPUs"
         raise ValueError(
-            f"--ray {pool.address}: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
+            f"--ray: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
             f"{max(n, 1)} engines"
         )
     return Actors(n, {"num_cpus": pool.cpus, "num_gpus": int(on_gpu)})

@@ -5,4 +5,5 @@ chat_request   the body of a request, checked by pydantic
 served_model   a checkpoint, and a request of the API as requests to its engine
 samples        thoughts and text as they come;  thought_text reads a thought
 chat_response  OpenAI's responses and events;  errors, metrics
+ray_serve      replicas of it all on a Ray cluster
 """

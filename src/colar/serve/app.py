@@ -96,10 +96,10 @@ class Api:
         found = self.metrics.observed(asked, samples)
         try:
             # Awaited before any header is sent: a full queue is still a 429.
-            first = await _unless_gone(request, anext(found))
+            first = await unless_gone(request.receive, anext(found))
             if body.stream:
                 return EventStream(_events(response, first, found))
-            await _unless_gone(request, _finish(found))
+            await unless_gone(request.receive, _finish(found))
             return JSONResponse(response.whole())
         except BaseException:
             # A generator that is not closed would cancel the engine's requests only when it is collected.
@@ -209,11 +209,11 @@ async def _finish(rest: Pieces) -> None:
         pass
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves (ApiError 499, which no client reads)."""
 
     async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
 
     working = asyncio.ensure_future(work)

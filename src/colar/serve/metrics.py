@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from colar.engine.engine import Engine
 from colar.serve.errors import ApiError
@@ -81,3 +85,25 @@ class Metrics:
             self.tokens.labels(name, "prompt").inc(asked.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
+
+
+@dataclass(frozen=True)
+class _Labelled(Collector):
+    """The families of several texts of /metrics, each with the name of its replica as a label."""
+
+    texts: Mapping[str, str]
+
+    def collect(self) -> Iterable[Metric]:
+        found: dict[str, Metric] = {}
+        for replica, text in self.texts.items():
+            for family in text_string_to_metric_families(text):
+                merged = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged.samples += [
+                    sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
+                ]
+        return found.values()
+
+
+def with_replicas(texts: Mapping[str, str]) -> bytes:
+    """One text of /metrics from those of several replicas, by name: the label `replica` tells them apart."""
+    return generate_latest(_Labelled(texts))

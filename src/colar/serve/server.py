@@ -12,7 +12,7 @@ import signal
 import socket
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.config import LOGGING_CONFIG
 
 MAX_CONNECTIONS = 1000
@@ -35,7 +35,7 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make(app: FastAPI, drain: float = 60, log_config: str | None = None) -> uvicorn.Server:
+def make(app: ASGIApp, drain: float = 60, log_config: str | None = None) -> uvicorn.Server:
     """The server. `log_config`: a file for `logging.config`, in place of uvicorn's own lines on stderr."""
     default = copy.deepcopy(LOGGING_CONFIG)
     # Results alone go to stdout.

@@ -1,0 +1,297 @@
+"""Replicas of the server on a Ray cluster: `colar serve --ray N`.
+
+    client -> uvicorn and Front (this process) -> Ray Serve's router -> Replica (an actor with the app of app.py)
+
+Ray Serve starts replicas, replaces those that die, adds and removes some within bounds, and gives a request to the one
+of two with the shorter queue. Its HTTP proxy is not used: a stream whose replica dies would end there without an error
+event, and there is one port for the whole cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from colar import progress
+from colar.integrations import ray_cluster
+from colar.integrations.ray_cluster import ray
+from colar.serve import chat_response
+from colar.serve.app import unless_gone
+from colar.serve.chat_request import MAX_BODY
+from colar.serve.errors import HANDLERS, ApiError
+from colar.serve.metrics import LEFT, with_replicas
+from colar.serve.server import MAX_CONNECTIONS
+
+# The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
+# answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.
+os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600")
+os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
+try:
+    from ray import serve
+except ImportError as error:
+    raise ValueError(
+        f"colar serve --ray needs {error.name}: from your clone of colar, pip install '.[ray]'"
+    ) from error
+
+CONTROL_SECONDS = 5.0
+"""Time for /health and /metrics: without any replica they fail, where a question waits for a new one."""
+HEALTH_PERIOD = 2.0
+"""Seconds between two checks of a replica; a dead one is replaced at the next check."""
+UPSCALE_SECONDS = 30.0
+"""Time that replicas have more requests than a batch each before there is another one."""
+
+log = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """N replicas, or between two bounds as requests come."""
+
+    pool: ray_cluster.Pool
+    """The cluster, and the lower bound."""
+    maximum: int
+    per_replica: int
+    """Requests of each replica from which on there is another one."""
+
+    @classmethod
+    def parse(cls, text: str, address: str | None, cpus: int, per_replica: int) -> Replicas:
+        """From N or MIN:MAX. ValueError for anything else."""
+        first, colon, last = text.partition(":")
+        if not first.isdecimal() or (colon and not last.isdecimal()):
+            raise ValueError(f"--ray is a number of replicas, N or MIN:MAX, got {text!r}; see --ray_address")
+        low, high = int(first), int(last if colon else first)
+        if not 1 <= low <= high:
+            raise ValueError(f"--ray must be 1 or more replicas, and MIN at most MAX, got {text}")
+        return cls(ray_cluster.Pool(address, low, cpus), high, per_replica)
+
+    def options(self) -> dict[str, Any]:
+        """Ray Serve's words for them."""
+        low = self.pool.actors
+        if low == self.maximum:
+            return {"num_replicas": low}
+        bounds = {"min_replicas": low, "max_replicas": self.maximum}
+        when = {"target_ongoing_requests": self.per_replica, "upscale_delay_s": UPSCALE_SECONDS}
+        return {"autoscaling_config": bounds | when}
+
+
+@contextlib.contextmanager
+def running(
+    make_app: Callable[[], ASGIApp],
+    models: Mapping[str, str],
+    replicas: Replicas,
+    device: str | None,
+    drain: float,
+) -> Iterator[ASGIApp]:
+    """An application in front of replicas, each of which calls `make_app`. `models`: folders or Hub ids by name.
+
+    ValueError where the cluster, one of its machines or a replica is not as it should be.
+    """
+    name = "-".join(["colar", *models])
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    paths = list(models.values())
+    with ray_cluster.joined(replicas.pool, device, paths, [], "--ray_address") as actors:
+        progress.say(f"starting {actors.n} replicas on {len(ray.nodes())} machines")
+        deployment = serve.deployment(
+            Replica,
+            # The engine has its own queue, and refuses requests beyond it.
+            max_ongoing_requests=MAX_CONNECTIONS,
+            ray_actor_options=dict(actors.reserved),
+            graceful_shutdown_timeout_s=drain,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=HEALTH_PERIOD,
+            max_constructor_retry_count=1,
+            **replicas.options(),
+        )
+        try:
+            yield Front(_start(deployment.bind(make_app), name)).app
+        finally:
+            with contextlib.suppress(Exception):
+                serve.delete(name)
+
+
+def _start(application: Any, name: str) -> Any:
+    """Ray Serve's handle of the replicas, once all are there. ValueError where one cannot start."""
+    try:
+        # Without its proxies: they would listen on every machine.
+        serve.start(proxy_location="Disabled")
+        return serve.run(application, name=name, route_prefix=None)
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        raise ValueError(f"--ray: no replica could start: {ray_cluster.last_line(error)}") from error
+
+
+# In an actor
+
+
+class Replica:
+    """The application of one process, which has messages in place of a socket."""
+
+    def __init__(self, make_app: Callable[[], ASGIApp]) -> None:
+        self.app = make_app()
+
+    async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
+        """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        asked: list[Message] = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Message:
+            # A client that leaves cancels this call: there is no message of it.
+            return asked.pop() if asked else await asyncio.Future()
+
+        answering = asyncio.ensure_future(self.app(scope, receive, sent.put))
+        answering.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            while (message := await sent.get()) is not None:
+                messages = [message]
+                while not sent.empty() and (message := sent.get_nowait()) is not None:
+                    messages.append(message)
+                yield messages
+                if message is None:
+                    break
+            await answering
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def whole(self, scope: Scope) -> Whole:
+        """The response to a request without a body."""
+        messages = [message async for several in self.respond(scope, b"") for message in several]
+        body = b"".join(message.get("body", b"") for message in messages)
+        return Whole(
+            serve.get_replica_context().replica_id.unique_id,
+            messages[0]["status"],
+            messages[0]["headers"],
+            body,
+        )
+
+    async def check_health(self) -> None:
+        """Raise where /health is not 200: Ray Serve then replaces this replica."""
+        found = [each async for several in self.respond(_get("/health"), b"") for each in several]
+        if found[0]["status"] != 200:
+            raise RuntimeError(found[1]["body"].decode())
+
+
+class Whole(NamedTuple):
+    """A replica's response."""
+
+    replica: str
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+# In the process of the command
+
+
+class Front:
+    """Gives requests to replicas."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.replicas = handle.options(stream=True)
+        routes = [Route("/metrics", self.metrics_text), Mount("/", self.forward)]
+        self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
+
+    async def metrics_text(self, request: Request) -> Response:
+        """The metrics of all replicas, each with its name as a label."""
+        try:
+            asked = self.handle.broadcast("whole", _portable(request.scope))
+            found = await asked.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
+        except Exception as error:
+            raise _failed(error) from error
+        answers = [each for each in found if isinstance(each, Whole)]
+        if not answers:
+            raise _failed(found[0])
+        # Without a valid key all say so.
+        refused = next((each for each in answers if each.status != 200), None)
+        if refused is not None:
+            response = Response(refused.body, refused.status)
+            response.raw_headers = refused.headers
+            return response
+        texts = {each.replica: each.body.decode() for each in answers}
+        return Response(with_replicas(texts), media_type=CONTENT_TYPE_LATEST)
+
+    async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        try:
+            async for part in Request(scope, receive).stream():
+                body += part
+                # The replica says that it is too large.
+                if len(body) > MAX_BODY:
+                    break
+        except ClientDisconnect:
+            return
+        try:
+            await unless_gone(receive, self._forward(scope, body, send))
+        except ApiError as error:
+            # Of a response that has begun no other can be made, and this one has no reader.
+            if error.status != LEFT:
+                raise
+
+    async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Have a replica answer. ApiError 503 where it fails and nothing is sent; a stream ends with that error."""
+        seconds = CONTROL_SECONDS if scope["path"] == "/health" else None
+        answer = self.replicas.respond.remote(_portable(scope), body)
+        first: Message | None = None
+        last: Message = {}
+        try:
+            async with asyncio.timeout(seconds):
+                async for messages in answer:
+                    for last in messages:
+                        first = first or last
+                        await send(last)
+        except Exception as error:
+            failed = _failed(error)
+            if first is None:
+                raise failed from error
+            kind = dict(first["headers"]).get(b"content-type", b"")
+            if kind.startswith(b"text/event-stream") and last.get("more_body", True):
+                end = chat_response.event(failed.body())
+                await send({"type": "http.response.body", "body": end})
+        except BaseException:
+            answer.cancel()
+            raise
+
+
+def _failed(error: Exception) -> ApiError:
+    # Of a defect the whole traceback; a dead process has a page of advice.
+    died = isinstance(error, ray.exceptions.RayActorError)
+    log.error("a replica failed: %s", ray_cluster.last_line(error) if died else error)
+    words = "the replica that had this request failed, or there is none: send it again"
+    return ApiError(503, words, code="replica_failed", type="server_error", headers={"Retry-After": "1"})
+
+
+def _portable(scope: Scope) -> Scope:
+    """A request as another process can have it."""
+    keys = (
+        "type",
+        "http_version",
+        "method",
+        "scheme",
+        "path",
+        "raw_path",
+        "query_string",
+        "headers",
+        "client",
+        "server",
+    )
+    return {"asgi": {"version": "3.0"}, **{key: scope[key] for key in keys if key in scope}}
+
+
+def _get(path: str) -> Scope:
+    """A request of this process itself, from a host that is always allowed."""
+    return {
+        "asgi": {"version": "3.0"}, "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http",
+        "path": path, "query_string": b"", "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
