@@ -9,11 +9,13 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2 as httpx
 import psutil
 import pytest
 import ray_workers
+import yaml
 from families import save_untrained
 from prometheus_client.parser import text_string_to_metric_families
 from serving import QUESTION, cot_model, serve_model, until
@@ -21,7 +23,9 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("ray.serve", reason="needs the extra ray: pip install '.[ray]'", exc_type=ImportError)
 
-from colar.cli import build_parser, main
+import ray
+
+from colar.cli import build_parser, main, underscored
 from colar.cli import serve as command
 from colar.serve import app, ray_serve
 from colar.serve.metrics import with_replicas
@@ -330,3 +334,40 @@ def test_replicas_that_do_not_fit_are_one_line(checkpoint, cluster, capsys):
     assert (
         "the cluster has 2 CPUs and 0 GPUs: too few for 3 engines" in capsys.readouterr().err.splitlines()[-1]
     )
+
+
+FIELDS = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"entrypoint", "shutdownAfterJobFinishes", "rayClusterSpec"},
+    "spec.rayClusterSpec": {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"},
+    "spec.rayClusterSpec.headGroupSpec": {"rayStartParams", "template"},
+    "spec.rayClusterSpec.workerGroupSpecs.0": {
+        "groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template",
+    },
+}  # fmt: skip
+"""The fields of KubeRay's RayJob (ray.io/v1) that the manifest may have, by their place."""
+
+
+def test_the_manifest_has_kuberays_fields_and_a_command_that_parses():
+    manifest = yaml.safe_load((Path(__file__).parent.parent / "examples" / "kuberay.yaml").read_text())
+    for place, fields in FIELDS.items():
+        found = manifest
+        for part in place.split(".") if place else ():
+            found = found[int(part) if part.isdecimal() else part]
+        assert set(found) == fields, place
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = manifest["spec"]["rayClusterSpec"]
+    assert cluster["rayVersion"] == ray.__version__
+    program, *words = manifest["spec"]["entrypoint"].split()
+    assert program == "colar"
+    given = build_parser().parse_args([underscored(word) for word in words])
+    replicas = ray_serve.Replicas.parse(given.ray, given.ray_address, given.ray_cpus, given.batch_size)
+    [group] = cluster["workerGroupSpecs"]
+    assert (replicas.pool.actors, replicas.maximum) == (group["minReplicas"], group["maxReplicas"])
+    # What a container mounts is a volume of its pod.
+    for each in (cluster["headGroupSpec"], group):
+        pod = each["template"]["spec"]
+        [container] = pod["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }

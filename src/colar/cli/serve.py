@@ -106,7 +106,7 @@ def run_serve(args: argparse.Namespace) -> None:
 
 
 def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[Any]]:
-    """What makes the application in this process, or in replicas on a Ray cluster."""
+    """The way to make the application: in this process, or in replicas on a Ray cluster."""
     if args.ray is None:
         if args.ray_address is not None:
             raise ValueError("--ray_address goes with --ray, a number of replicas")
