@@ -130,10 +130,11 @@ class Driver:
 
 
 def kill_runs(
-    cluster: Any, checkpoint: Path, work: Path, n: int, rows: int, rng: Random
-) -> list[dict[str, Any]]:
-    """Of each kind of kill `n`."""
-    source = write_questions(work / "questions.jsonl", rows)
+    cluster: Any, checkpoint: Path, work: Path, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The state of an output after each kill and what followed."""
+    rng = Random(args.seed)
+    source = write_questions(work / "questions.jsonl", args.rows)
     alone = alone_answers(checkpoint, source, work)
     with open(source, "a") as stream:
         stream.write(json.dumps({"id": "poison", "question": "1 + " * 5000}) + "\n")
@@ -160,11 +161,10 @@ def kill_runs(
     seconds = time.monotonic() - started
     if "1 rows have no answer" not in done:
         raise SystemExit(f"a run without a kill failed: {done}")
-    found = []
     for kind in ("actor", "machine", "driver"):
-        kills: list[dict[str, Any]] = []
-        while len(kills) < n:
-            folder = work / f"{kind}-{len(kills)}-{time.monotonic_ns()}"
+        n = 0
+        while n < args.kills:
+            folder = work / f"{kind}-{time.monotonic_ns()}"
             driver = start(folder)
             moment = rng.uniform(0, seconds)
             time.sleep(moment)
@@ -187,16 +187,15 @@ def kill_runs(
                 second = machine()
             while "1 rows have no answer" not in last and runs < 5:
                 last, runs = start(folder).wait(), runs + 1
-            kill = {
+            n += 1
+            state = judged(folder / "out", alone)
+            yield {
+                "killed": kind,
                 "after_seconds": round(moment, 2),
                 "parts_then": parts,
                 "runs": runs,
-                **judged(folder / "out", alone),
+                **state,
             }
-            kills.append(kill)
-            progress.say(f"{kind}: kill {len(kills)} of {n}: {kill}")
-        found.append({"killed": kind, "seconds_without_a_kill": round(seconds, 2), "kills": kills})
-    return found
 
 
 def alone_answers(checkpoint: Path, source: Path, work: Path) -> dict[str, Any]:
@@ -322,11 +321,30 @@ def growth_run(
     }
 
 
+def memory_runs(
+    cluster: Any, checkpoint: Path, work: Path, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The one large input."""
+    yield memory_run(cluster, checkpoint, work, args.megabytes, args.rows)
+
+
+def growth_runs(
+    cluster: Any, checkpoint: Path, work: Path, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """By the number of actors; then the largest number again with larger chunks."""
+    settings = [(n, BATCH) for n in args.actors] + [(max(args.actors), 8 * BATCH)]
+    for i, (n, batch) in enumerate(settings):
+        yield growth_run(cluster, checkpoint, work / str(i), n, batch, args.each * batch // BATCH)
+
+
+PARTS = {"kills": kill_runs, "memory": memory_runs, "growth": growth_runs}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=["kills", "memory", "growth"])
+    parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--output", default="results/speed/ray", help="folder for the JSON of each part")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind")
     parser.add_argument(
@@ -340,29 +358,19 @@ def main() -> int:
     output = files.require_writable(args.output)
     bad = 0
     for part in args.parts:
+        report = {"provenance": collect_provenance(), "seed": args.seed, "step_seconds": STEP_S, "rows": []}
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
             checkpoint = save_untrained(work / "checkpoint")
             cpus = {"kills": 1, "memory": 1, "growth": max(args.actors)}[part]
             with ray_workers.cluster(work, cpus, object_store_memory=STORE_BYTES) as cluster:
-                if part == "kills":
-                    rows = kill_runs(cluster, checkpoint, work, args.kills, args.rows, Random(args.seed))
-                    verdicts = [kill for row in rows for kill in row["kills"]]
-                elif part == "memory":
-                    rows = [memory_run(cluster, checkpoint, work, args.megabytes, args.rows)]
-                    verdicts = rows
-                else:
-                    settings = [(n, BATCH) for n in args.actors] + [(max(args.actors), 8 * BATCH)]
-                    rows, verdicts = [], []
-                    for i, (n, batch) in enumerate(settings):
-                        each = args.each * batch // BATCH
-                        rows.append(growth_run(cluster, checkpoint, work / str(i), n, batch, each))
-                        progress.say(str(rows[-1]))
-        wrong = ("missing", "twice", "different", "torn")
-        bad += sum(each[name] for each in verdicts for name in wrong)
-        report = {"provenance": collect_provenance(), "seed": args.seed, "step_seconds": STEP_S, "rows": rows}
-        files.write_json(output / f"{part}.json", report)
-        print(json.dumps({"part": part, "rows": len(rows), "bad": bad}))
+                for row in PARTS[part](cluster, checkpoint, work, args):
+                    report["rows"].append(row)
+                    # As it goes: an end by force loses one run.
+                    files.write_json(output / f"{part}.json", report)
+                    progress.say(f"{part}: {row}")
+                    bad += sum(row.get(name, 0) for name in ("missing", "twice", "different", "torn"))
+        print(json.dumps({"part": part, "rows": len(report["rows"]), "bad": bad}))
     return int(bad > 0)
 
 

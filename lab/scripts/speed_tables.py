@@ -235,6 +235,32 @@ def kills(folder: Path) -> TextTable:
     return TextTable("", [*head, "same result"], body)
 
 
+def growth(folder: Path) -> TextTable:
+    """Rows a second by the number of actors."""
+    body = []
+    found = report(folder, "growth")["rows"]
+    for row in found:
+        speedup = row["rows_per_second"] / found[0]["rows_per_second"]
+        line = [f"{row['actors']}", f"{row['batch']}", digits(row["rows_per_second"]), digits(speedup)]
+        line += [digits(row["seconds_to_first_answer"]), digits(row["driver_cpu_ms_per_row"] * row["batch"])]
+        body.append([*line, digits(row["ray_cpu_ms_per_row"] * row["batch"])])
+    head = ["actors", "rows a chunk", "rows/s", "x one actor", "seconds to the first answer"]
+    return TextTable("", [*head, "CPU ms a chunk: driver", "raylet and GCS"], body)
+
+
+def cluster_kills(folder: Path) -> TextTable:
+    """Runs on a Ray cluster in which something was killed at random."""
+    body = []
+    found = report(folder, "kills")["rows"]
+    for kind in ("actor", "machine", "driver"):
+        kills = [row for row in found if row["killed"] == kind]
+        runs = sum(kill["runs"] == 1 for kill in kills)
+        wrong = (sum(kill[name] for kill in kills) for name in ("missing", "twice", "different", "torn"))
+        body.append([kind, f"{len(kills)}", f"{runs}", *(f"{n}" for n in wrong)])
+    head = ["killed", "kills", "went on", "rows missing", "twice", "different", "torn files"]
+    return TextTable("", head, body)
+
+
 def engines(folder: Path) -> TextTable:
     """Beside llama.cpp."""
     cells = report(folder)["cells"]
@@ -288,6 +314,8 @@ TABLES: dict[str, Callable[[Path], TextTable]] = {
     "rows": rows,
     "peaks": peaks,
     "kills": kills,
+    "growth": growth,
+    "cluster_kills": cluster_kills,
     "engines": engines,
     "one_row": one_row,
     "quantised": quantised,
