@@ -14,7 +14,7 @@ from test_scheduling import drain, ids, widths
 
 from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine
-from colar.engine.completion import fold
+from colar.engine.completion import completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
@@ -38,7 +38,7 @@ def run(engine, requests):
     events = []
     while engine.busy:
         events += engine.step()
-    return events, {done.number: done for done in fold(engine.lm, events)}
+    return events, {done.number: done for done in completions_of(engine.lm, events)}
 
 
 def culprits(case, n=1):
@@ -223,7 +223,7 @@ def test_a_stream_raises_when_the_others_have_finished(colar):
     seen = []
     with pytest.raises(ZeroDivisionError, match="think"):
         seen.extend(engine.stream([*bad, *colar.requests]))
-    done = list(fold(colar.lm, seen))
+    done = list(completions_of(colar.lm, seen))
     assert {each.request.id for each in done} == {request.id for request in colar.requests}
     assert not engine.busy
     with pytest.raises(ZeroDivisionError, match="think"):
@@ -340,7 +340,7 @@ def test_running_rows_wait_for_one_chunk_at_most():
     finally:
         handle.remove()
     assert n_chunks > 3
-    found = {done.request.id: done for done in fold(lm, events)}
+    found = {done.request.id: done for done in completions_of(lm, events)}
     assert set(found) == {request.id for request in (*short, *samples)}
     for request in (*short, *samples):
         same(found[request.id], reference.complete(lm, method, request))

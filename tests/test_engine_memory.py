@@ -12,7 +12,7 @@ from test_engine_failures import Hooked, check_others, reference_of, run
 from test_scheduling import ids
 
 from colar.engine.cache import EMPTY, CacheSize, SlotCache
-from colar.engine.completion import fold
+from colar.engine.completion import completions_of
 from colar.engine.engine import FAILURES_ALONE, Engine, out_of_memory
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_grow(colar, at):
     for request in requests:  # one by one: slots are doubled, columns grow
         engine.submit(request)
         events += engine.step()
-    found = {done.request.id: done for done in fold(engine.lm, [*events, *run(engine, [])[0]])}
+    found = {done.request.id: done for done in completions_of(engine.lm, [*events, *run(engine, [])[0]])}
     assert fails.calls > at
     assert len(found) == len(requests)
     for request in requests:
@@ -223,7 +223,7 @@ def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots, 
         assert engine.cache.positions <= budget
         assert len(engine.running) <= slots
     assert engine.cache.positions == 0
-    found = {done.request.id: done for done in fold(engine.lm, events)}
+    found = {done.request.id: done for done in completions_of(engine.lm, events)}
     for request in requests:
         expected = reference_of(colar, dataclasses.replace(request, id=""))
         same(found[request.id], dataclasses.replace(expected, request=request))
@@ -247,7 +247,7 @@ def test_one_wide_request_does_not_make_all_slots_wide_for_ever(colar):
         together.append(len(engine.running))
     assert 800 < most <= 1000
     assert max(together) > 8
-    assert len(list(fold(colar.lm, events))) == len(narrow) + 1
+    assert len(list(completions_of(colar.lm, events))) == len(narrow) + 1
     assert engine.cache.positions == 0
 
 

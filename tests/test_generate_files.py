@@ -14,7 +14,7 @@ from families import save_untrained
 from colar import files
 from colar.cli import main
 from colar.engine.async_engine import AsyncEngine
-from colar.engine.completion import fold
+from colar.engine.completion import completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import answer_files
@@ -130,7 +130,7 @@ async def served(lm, method, asked):
 
     async def ask(engine, request):
         events = [event async for event in engine.stream(request)]
-        (completion,) = fold(lm, events)
+        (completion,) = completions_of(lm, events)
         found[request.id, request.params.compression_factor] = summary(completion)
 
     engine = AsyncEngine(Engine(lm, method, max_batch=5))

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from colar.engine import graphs, runner
 from colar.engine.cache import EMPTY, CacheSize
-from colar.engine.completion import Completion, Event, fold
+from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
@@ -281,7 +281,7 @@ def test_two_engines_that_run_at_once_have_a_cache_each(taped: list[str]) -> Non
             if engine.busy:
                 mine += engine.step()
     for mine in events:
-        same(sorted(fold(lm, mine), key=lambda completion: completion.number), wanted)
+        same(sorted(completions_of(lm, mine), key=lambda completion: completion.number), wanted)
     assert engines[0].runner.graphs is None
     assert lm.idle_graphs is not None
     n = len(taped)
@@ -337,7 +337,7 @@ def test_a_smaller_budget_gives_memory_back(taped: list[str]) -> None:
     while small.busy:
         events += small.step()
         assert small.cache.positions <= 3 * 128
-    same(sorted(fold(lm, events), key=lambda completion: completion.number), wanted)
+    same(sorted(completions_of(lm, events), key=lambda completion: completion.number), wanted)
 
 
 @pytest.mark.parametrize(("family", "lora"), [("llama", LORA), ("gemma3", LORA), ("gpt2", None)])

@@ -16,7 +16,7 @@ from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralFo
 from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
 from colar.engine.cache import check_attention, round_up
-from colar.engine.completion import fold
+from colar.engine.completion import completions_of
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Queued, Scheduler
@@ -36,7 +36,7 @@ def drain(engine, events=()):
     events = list(events)
     while engine.busy:
         events += engine.step()
-    return {done.request.id: done for done in fold(engine.lm, events)}
+    return {done.request.id: done for done in completions_of(engine.lm, events)}
 
 
 # Coming and going
@@ -81,7 +81,7 @@ def test_hundreds_of_requests(colar):
     assert engine.cache.positions == 0
     # First come, first served: nobody starts before one who came a batch and its company earlier.
     assert all(place >= index - 64 for index, place in enumerate(order))
-    completions = sorted(fold(colar.lm, events), key=lambda done: done.number)
+    completions = sorted(completions_of(colar.lm, events), key=lambda done: done.number)
     for found in rng.sample(completions, 25):
         (alone,) = Engine(colar.lm, colar.method, 32).generate([found.request])
         same(found, alone)
@@ -151,7 +151,7 @@ def test_requests_that_are_alike_are_told_apart_by_number(colar):
     while engine.busy:
         events += engine.step()
     assert {event.number for event in events} == {0, 1, 2}
-    for done in fold(engine.lm, events):
+    for done in completions_of(engine.lm, events):
         assert done.request is request
         same(done, colar.expected[request.id])
     found = engine.generate([request, colar.requests[0], request])

@@ -22,7 +22,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
-from colar.data.sources import found, load
+from colar.data.sources import load, location_of
 from colar.evaluation.names import name_sources
 from colar.training.grpo.rewards import accuracy
 
@@ -587,12 +587,12 @@ def test_mistakes_in_data_show_are_named(
 
 def test_the_place_of_each_source_is_shown(tmp_path: Path) -> None:
     put(tmp_path, "gsm8k_aug/test.txt", ICOT)
-    without = {name: found(source, None) for name, source in SOURCES.items()}
+    without = {name: location_of(source, None) for name, source in SOURCES.items()}
     assert without["gsm8k"] == "Hub openai/gsm8k"
     assert without["arithmetic"] == "built in"
     assert without["prosqa"].startswith("files only")
-    assert found(SOURCES["gsm8k-aug"], tmp_path) == f"{tmp_path} (not there: train, validation)"
-    assert found(SOURCES["gpqa"], tmp_path) == "Hub Idavidrein/gpqa"
+    assert location_of(SOURCES["gsm8k-aug"], tmp_path) == f"{tmp_path} (not there: train, validation)"
+    assert location_of(SOURCES["gpqa"], tmp_path) == "Hub Idavidrein/gpqa"
 
 
 def test_the_table_is_whole() -> None:

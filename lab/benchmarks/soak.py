@@ -39,7 +39,7 @@ from rich.console import Console
 
 from colar import progress
 from colar.engine.async_engine import AsyncEngine
-from colar.engine.completion import Completion, Event, fold
+from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
@@ -268,7 +268,7 @@ class Soak:
             break
         if [event.kind for event in events].count("finished") != 1 or events[-1].kind != "finished":
             return "did not end once"
-        (completion,) = fold(self.lm, events)
+        (completion,) = completions_of(self.lm, events)
         self.answered.append((planned.request, digest(completion)))
         return "answered"
 

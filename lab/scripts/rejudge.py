@@ -28,7 +28,7 @@ from colar.data.judge.answers import judge
 from colar.evaluation import report
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, speed_text
+from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, c_text
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -142,7 +142,7 @@ def points(share: float | None) -> str:
 
 def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, speed_text(system.params)]
+    parts = [system.method, c_text(system.params)]
     if system.note:
         parts.append(f"({system.note})")
     if system.decoding != "greedy":

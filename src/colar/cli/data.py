@@ -55,7 +55,7 @@ def add_data(data: Parser) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     for name, source in catalogue.SOURCES.items():
-        found = sources.found(source, args.data_dir)
+        found = sources.location_of(source, args.data_dir)
         print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
         print(f"{'':<12} {source.about} ({source.licence})")
 

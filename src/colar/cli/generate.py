@@ -23,7 +23,7 @@ from colar.cli.options import (
     params_options,
     ray_options,
 )
-from colar.engine.completion import Completion, fold
+from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, answer_key
 from colar.evaluation import answer_files
@@ -142,7 +142,7 @@ def _write_answers(
     found = answer_files.find_answers(args.output, asked)
     missing = [request for request in requests if answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
-        for completion in fold(lm, engine.stream(missing)):
+        for completion in completions_of(lm, engine.stream(missing)):
             completion.require_answer()
             write(_row(args, asked, lm, completion, expected.get(completion.request.id)))
             bar.advance()

@@ -137,7 +137,7 @@ def user_file(source: str, split: str) -> Path | None:
     return data_files.file_of(Path(source), split).resolve()
 
 
-def found(source: Source, data_dir: str | Path | None) -> str:
+def location_of(source: Source, data_dir: str | Path | None) -> str:
     """Name the place of a source: "built in", the Hub id, or the folder, with the splits whose files are not there."""
     under = _folder(data_dir)
     plans = {name: plan for name, plan in source.splits.items() if plan.files}

@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from colar.engine.completion import Completion, Event, fold
+from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 
@@ -103,7 +103,7 @@ class AsyncEngine:
     async def generate(self, request: Request) -> Completion:
         """Answer one request. Raises as `stream` does."""
         events = [event async for event in self.stream(request)]
-        (completion,) = fold(self.engine.lm, events)
+        (completion,) = completions_of(self.engine.lm, events)
         return dataclasses.replace(completion, request=request)
 
     async def close(self) -> None:

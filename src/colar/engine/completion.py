@@ -1,4 +1,4 @@
-"""Events come out of an engine, and `fold` makes completions of them."""
+"""Events come out of an engine, and `completions_of` makes completions of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def not_finite(request: Request, where: str = "") -> NonFiniteError:
     return NonFiniteError(f"{where}the model's numbers for {request.id} are not finite")
 
 
-def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
+def completions_of(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
     """Completions out of a stream of events, each as soon as its request has finished."""
     unfinished: dict[int, list[Event]] = {}
     for event in events:

@@ -26,7 +26,7 @@ import torch
 from colar import checks
 from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
-from colar.engine.completion import Completion, Event, fold
+from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.prefill import Prefill
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import Request, check_runnable
@@ -148,7 +148,7 @@ class Engine:
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
-        completions = fold(self.lm, self.stream(requests))
+        completions = completions_of(self.lm, self.stream(requests))
         return sorted(completions, key=lambda completion: completion.number)
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:

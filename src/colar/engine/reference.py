@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from colar.engine.completion import Completion, Event, fold
+from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import Request
 from colar.methods.base import Method
@@ -31,7 +31,7 @@ from colar.ops.sampling import sample_tokens, token_logps
 
 def complete(lm: LatentLM, method: Method, request: Request) -> Completion:
     """Answer one request."""
-    (completion,) = fold(lm, stream(lm, method, request))
+    (completion,) = completions_of(lm, stream(lm, method, request))
     return completion
 
 

@@ -8,4 +8,12 @@ compare        paired differences
 tables         a report for people;  text_table is one table
 accuracy_vs_length   its picture;  picture has the style of all pictures
 answer_files   questions and answers of `colar generate`
+
+One question, from the command line to a table:
+
+    GridPoint    a model asked a data set's questions in one way, under one decoding seed     --compression_factor 2
+      Question   an example of it with its request  ->  the engine's Completion
+      record     the judged completion, a line of records.jsonl, named by its RecordKey       id, seed, accuracy ...
+    Cell         the records of a system on a data set, all seeds together  ->  a ReportRow
+      System     what a line of a table is about: model, method, label, params, decoding, training seed
 """

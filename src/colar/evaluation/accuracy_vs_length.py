@@ -20,10 +20,10 @@ from colar.evaluation.report_rows import (
     ReportRow,
     System,
     base_name,
+    c_text,
     datasets_of,
     note,
     options,
-    speed_text,
     systems_of,
 )
 from colar.evaluation.stats import Z95
@@ -180,7 +180,7 @@ def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
             told = tuple(pair for pair in values if pair not in shared) or values
             if not told:
                 continue
-            texts = [speed_text(told), *(f"{value:g}" for _, value in options(told))]
+            texts = [c_text(told), *(f"{value:g}" for _, value in options(told))]
             text = axes.annotate(
                 ", ".join(text for text in texts if text),
                 (row.length, 100 * row.accuracy),

@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
-from colar.engine.completion import Completion, fold
+from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import DECODINGS, Request
@@ -223,7 +223,7 @@ def make_records(
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
-    for completion in fold(model.lm, events):
+    for completion in completions_of(model.lm, events):
         question = questions[completion.number]
         completion.require_answer(f"{model.name} on {question.point.dataset}, {dtype}")
         yield make_record(question, completion)
@@ -235,7 +235,7 @@ def answer_all(
     """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `make_records`."""
     completions = []
     events = Engine(lm, method, batch_size).stream(requests)
-    for completion in progress.track(fold(lm, events), note, len(requests)):
+    for completion in progress.track(completions_of(lm, events), note, len(requests)):
         completion.require_answer()
         completions.append(completion)
     # They finish in any order.

@@ -44,7 +44,7 @@ def speed(values: Given) -> float | None:
     return dict(values).get(SPEED)
 
 
-def speed_text(values: Given) -> str:
+def c_text(values: Given) -> str:
     """The speed as tables have it, `c=2`; "" where there is none."""
     factor = speed(values)
     return "" if factor is None else f"c={factor:g}"
@@ -150,7 +150,7 @@ def base_name(system: System, systems: Collection[System]) -> str:
 def system_name(system: System, systems: Collection[System]) -> str:
     """Name of a system in a table of `systems`: model and method, speed, note, training run, as far as they differ."""
     bracketed = f"({system.note})" if system.note else ""
-    parts = [base_name(system, systems), speed_text(system.params), bracketed]
+    parts = [base_name(system, systems), c_text(system.params), bracketed]
     name = " ".join(part for part in parts if part)
     # Other methods may have been trained more often: that is no reason to number the runs of this one.
     runs = {
