@@ -22,9 +22,9 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "ray", "smallest_runs", "training", "grpo", "engine", "device_script", "parallel_evaluation", "methods", "terminal", "shortlist", "released",
-    "update", "processes", "real_factors", "equations", "sharded", "parallel_training", "auto", "other_device", "fuzz",
-    "serve_page", "graphs", "inspect_page_browser", "cli", "sequential", "generate_files", "lm_eval",
+    "ray", "smallest_runs", "ray_serve", "training", "engine", "graphs", "update", "other_device", "grpo", "gpu_syncs",
+    "fuzz", "methods", "terminal", "real_factors", "baselines", "equations", "device", "released", "scheduling", "serve",
+    "recipe", "results", "shortlist", "serve_page", "auto", "processes", "sharded", "docs", "cli", "programs",
 )  # fmt: skip
 """Files that take ten seconds or more, the longest first: processes that take them in this order end together."""
 

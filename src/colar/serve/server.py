@@ -42,6 +42,8 @@ def make(app: ASGIApp, drain: float = 60, log_config: str | None = None) -> uvic
     default["handlers"]["access"]["stream"] = "ext://sys.stderr"
     config = uvicorn.Config(
         app,
+        # Also where httptools is installed (by Ray Serve), which takes headers of any size.
+        http="h11",
         ws="none",
         lifespan="on",
         log_config=log_config or default,
