@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow
 import pytest
 import ray_workers
@@ -123,7 +122,7 @@ def kill_all(folder, machine):
     """Kill the actors and a whole machine once the folder has another part. Returns the numbers of actors and of parts."""
     before = len(list(folder.glob("part-*")))
     wait_for(lambda: len(list(folder.glob("part-*"))) > before)
-    actors = [each for each in psutil.Process().children(True) if "Answerer" in each.name()]
+    actors = cluster.workers("Answerer")
     machine.kill_raylet()
     for actor in actors:
         actor.kill()

@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import ray_workers  # the machines are the tests'
 from families import save_untrained
 
-STEP_S = 0.2
+STEP_S = 0.05
 """Of a simulated forward pass."""
 BATCH = 4
 LIMITS = ["--max_latents", "12", "--max_completion_length", "12", "--decoding", "sampled"]
@@ -288,7 +288,7 @@ def growth_run(
             times.append(time.monotonic())
             yield done
 
-    of_ray = [each for each in psutil.Process().children(True) if each.name() in ("raylet", "gcs_server")]
+    of_ray = workers("/raylet/raylet --") + workers("/gcs_server --")
     ray_generate.Answerer, answerer = Simulated, ray_generate.Answerer  # type: ignore[misc]
     ray_generate.answers = timed
 
@@ -352,7 +352,7 @@ def main() -> int:
     )
     parser.add_argument("--megabytes", type=int, default=120, help="size of the large input")
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--each", type=int, default=20, help="rows an actor where growth is measured")
+    parser.add_argument("--each", type=int, default=40, help="rows an actor where growth is measured")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     output = files.require_writable(args.output)

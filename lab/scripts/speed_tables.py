@@ -235,19 +235,6 @@ def kills(folder: Path) -> TextTable:
     return TextTable("", [*head, "same result"], body)
 
 
-def growth(folder: Path) -> TextTable:
-    """Rows a second by the number of actors."""
-    body = []
-    found = report(folder, "growth")["rows"]
-    for row in found:
-        speedup = row["rows_per_second"] / found[0]["rows_per_second"]
-        line = [f"{row['actors']}", f"{row['batch']}", digits(row["rows_per_second"]), digits(speedup)]
-        line += [digits(row["seconds_to_first_answer"]), digits(row["driver_cpu_ms_per_row"] * row["batch"])]
-        body.append([*line, digits(row["ray_cpu_ms_per_row"] * row["batch"])])
-    head = ["actors", "rows a chunk", "rows/s", "x one actor", "seconds to the first answer"]
-    return TextTable("", [*head, "CPU ms a chunk: driver", "raylet and GCS"], body)
-
-
 def cluster_kills(folder: Path) -> TextTable:
     """Runs on a Ray cluster in which something was killed at random."""
     body = []
@@ -314,7 +301,6 @@ TABLES: dict[str, Callable[[Path], TextTable]] = {
     "rows": rows,
     "peaks": peaks,
     "kills": kills,
-    "growth": growth,
     "cluster_kills": cluster_kills,
     "engines": engines,
     "one_row": one_row,
