@@ -122,16 +122,16 @@ def test_limits_stay_within_the_context() -> None:
 
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), rows, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (found.rows, found.chain, found.answer) == (40, 7, 1)
     assert found.equations
     assert not found.digits
     assert found.judged
     assert found.layout == "plain"
-    assert auto_recipe.facts_of(auto_recipe.Reader.of("tiny-digits"), rows, device="cpu").digits
+    assert auto_recipe.facts_of(auto_recipe.RowReader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    found = auto_recipe.facts_of(auto_recipe.Reader.of("tiny"), words, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), words, device="cpu")
     assert not found.equations
     assert not found.judged
 

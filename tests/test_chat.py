@@ -410,9 +410,11 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert rows[0].context == (("system", "Be brief."),)
 
     folder = str(tmp_path / "model")
-    found = auto_recipe.facts_of(auto_recipe.Reader.of(folder), rows, device="cpu")
+    found = auto_recipe.facts_of(auto_recipe.RowReader.of(folder), rows, device="cpu")
     assert found.layout == "chat"
-    assert auto_recipe.facts_of(auto_recipe.Reader.of(folder, "plain"), rows, device="cpu").layout == "plain"
+    assert (
+        auto_recipe.facts_of(auto_recipe.RowReader.of(folder, "plain"), rows, device="cpu").layout == "plain"
+    )
     tree, why = auto_recipe.make_recipe(found, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why
     files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
@@ -429,7 +431,7 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert request.context == tuple(context)
     assert answer.completion.token_ids == reference.complete(model.lm, model.method, request).token_ids
     with pytest.raises(ValueError, match="--template chat: the tokenizer of tiny has no chat template"):
-        auto_recipe.Reader.of("tiny", "chat")
+        auto_recipe.RowReader.of("tiny", "chat")
 
 
 def test_one_question_after_other_turns_is_another(tmp_path):

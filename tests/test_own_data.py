@@ -220,7 +220,7 @@ def _examples(questions: list[str]) -> list[Example]:
 @given(st.lists(st.integers(0, 200), min_size=40, max_size=400), st.randoms())
 def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: random.Random) -> None:
     rows = _examples([f"question {number}" for number in [*numbers, *range(201, 321)]])
-    split = own.split(rows)
+    split = own.divide(rows)
     sides = [{row.question for row in part} for part in (split.train, split.validation, split.test)]
     assert all(sides)
     assert not sides[0] & sides[1]
@@ -231,19 +231,19 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
     )
     shuffled = list(rows)
     order.shuffle(shuffled)
-    again = own.split(shuffled)
+    again = own.divide(shuffled)
     assert [{row.question for row in part} for part in (again.train, again.validation, again.test)] == sides
 
 
 @pytest.mark.parametrize(("n", "held"), [(20, 5), (100, 25), (400, 50), (2000, 100), (30_000, 500)])
 def test_a_twentieth_is_held_out(n: int, held: int) -> None:
-    split = own.split(_examples([f"q{i}" for i in range(n)]))
+    split = own.divide(_examples([f"q{i}" for i in range(n)]))
     assert (len(split.train), len(split.validation), len(split.test)) == (n - 2 * held, held, held)
 
 
 def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
-    split = own.split(rows, rows[:10])
+    split = own.divide(rows, rows[:10])
     assert (len(split.test), split.also_in_test) == (10, 10)
     asked = {row.question for row in rows[:10]}
     assert not asked & {row.question for row in (*split.train, *split.validation)}

@@ -26,7 +26,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe.dry_run import PROFILED, UPDATES, WARMUP, Updates, check, waiting
+from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, check, waiting
 from colar.training import preflight, run
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective

@@ -79,7 +79,7 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
 
 def test_ranks_by_hand():
     """Four tokens: two axes, their opposite, and one between them."""
-    vocabulary = thought.Vocabulary(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]]))
+    vocabulary = thought.EmbeddingIndex(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]]))
     latents = torch.tensor([[3.0, 0.3], [1.0, 1.0]])
     # The first latent's order: 0, 3, 1, 2. The second's: 3, then 0 and 1 alike, then 2.
     found = ranks.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)

@@ -20,7 +20,7 @@ from colar.serve.app import read_keys
 from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import first_mistake
 from colar.serve.samples import Sample, pieces
-from colar.serve.served_model import check_request
+from colar.serve.served_model import build_request
 from colar.serve.thought_text import NearestTokens
 from colar.template.token_text import AnswerText, TokenText
 
@@ -202,7 +202,7 @@ def test_times_are_the_engines_not_the_readers():
     """A reader that is late by more than a whole answer changes neither time."""
     served = serve_model("colar", colar_model())
     body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    made = check_request(served, ChatRequest.model_validate(body), "id")
+    made = build_request(served, ChatRequest.model_validate(body), "id")
 
     async def late():
         async for piece in pieces(made, [Sample(0)]):

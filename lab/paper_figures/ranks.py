@@ -15,7 +15,7 @@ from torch import Tensor
 
 from colar.engine.completion import Completion
 from colar.look.reference_chain import ReferencePass, Token, groups_thought
-from colar.look.thought import Vocabulary
+from colar.look.thought import EmbeddingIndex
 from colar.model.latent_lm import LatentLM
 
 Ranks = dict[str, Any]
@@ -31,7 +31,7 @@ Ranks = dict[str, Any]
 
 @torch.no_grad()
 def rank_tokens(
-    latents_KD: Tensor, groups: Sequence[Sequence[int]], vocabulary: Vocabulary
+    latents_KD: Tensor, groups: Sequence[Sequence[int]], vocabulary: EmbeddingIndex
 ) -> list[list[int]]:
     """Number of tokens of the vocabulary that are nearer to each latent than each token of its group.
 
@@ -54,19 +54,19 @@ def rank_tokens(
 # The three chains
 
 
-def written_ranks(each: ReferencePass, vocabulary: Vocabulary) -> list[Ranks]:
+def written_ranks(each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
     """Thoughts that the method writes after a right prefix."""
     # At the last position the method should stop: its embedding there stands for no group.
     return _ranks(each.example.first_id, each.thought.embeds[:-1], each.groups, vocabulary)
 
 
-def reference_ranks(each: ReferencePass, vocabulary: Vocabulary) -> list[Ranks]:
+def reference_ranks(each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
     """The reference's latents."""
     return _ranks(each.example.first_id, each.latents_KD, each.groups, vocabulary)
 
 
 def own_ranks(
-    lm: LatentLM, each: ReferencePass, completion: Completion, vocabulary: Vocabulary
+    lm: LatentLM, each: ReferencePass, completion: Completion, vocabulary: EmbeddingIndex
 ) -> list[Ranks]:
     """Thoughts of the model's own chain, as far as the reference goes; [] for a chain without any.
 
@@ -84,7 +84,7 @@ def _ranks(
     question: str,
     embeds_KD: Tensor,
     groups: Sequence[Sequence[Token]],
-    vocabulary: Vocabulary,
+    vocabulary: EmbeddingIndex,
 ) -> list[Ranks]:
     token_ids = [[token.token_id for token in group] for group in groups]
     ranked = rank_tokens(embeds_KD, token_ids, vocabulary)

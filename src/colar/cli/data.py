@@ -88,7 +88,7 @@ def _show_own(args: argparse.Namespace) -> None:
     # It needs torch, and the other commands do not.
     from colar.recipe import auto_recipe
 
-    reader = auto_recipe.Reader.of(args.model)
+    reader = auto_recipe.RowReader.of(args.model)
     lengths = sorted(reader.tokens(example)[1] for example in rows.examples)
     middle = lengths[len(lengths) // 2]
     print(
@@ -101,7 +101,7 @@ def _show_own(args: argparse.Namespace) -> None:
         )
     try:
         rows.require_chains()
-        divided = own.split(rows.examples)
+        divided = own.divide(rows.examples)
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return

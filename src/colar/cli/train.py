@@ -161,7 +161,7 @@ def _check(stages: Any) -> None:
     """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
-    from colar.recipe.dry_run import check
+    from colar.recipe.check import check
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from

@@ -56,7 +56,7 @@ class OwnRows:
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
             f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
         ]
-        lines += told(self.left_out)
+        lines += left_out_lines(self.left_out)
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
@@ -71,7 +71,7 @@ class OwnRows:
             )
 
 
-def told(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
     """A line for each kind of reason: how many rows, and the places of the first."""
     # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
     kinds: defaultdict[str, dict[str, Sequence[str]]] = defaultdict(dict)
@@ -233,7 +233,7 @@ def _answer_type(rows: Sequence[Fields]) -> AnswerType:
 # --- splits ------------------------------------------------------------------------------------------------
 
 
-def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Divided:
+def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Divided:
     """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
 
     Of fewer than 200 rows a quarter is taken for each. The same rows give the same split in any order and on any

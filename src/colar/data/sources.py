@@ -230,7 +230,7 @@ def _say_left_out(name: str, n_read: int, left_out: Mapping[str, Sequence[str]])
     if left_out:
         n_rows = n_read + sum(map(len, left_out.values()))
         progress.say(f"{name}: read {n_read:,} of {n_rows:,} rows")
-    for line in own.told(left_out):
+    for line in own.left_out_lines(left_out):
         progress.say(f"  {line}")
 
 

@@ -43,8 +43,8 @@ from colar.look.reference_chain import (
     reference_thoughts,
 )
 from colar.look.thought import (
+    EmbeddingIndex,
     ReadAs,
-    Vocabulary,
     group_size,
     nearest_ids,
     read_thoughts,
@@ -93,7 +93,7 @@ def _read_answer(
     params: Any,
     completion: Completion,
     groups: Sequence[list[Token]] | None,
-    vocabulary: Vocabulary,
+    vocabulary: EmbeddingIndex,
 ) -> dict[str, Any]:
     """An answer as the page has it.
 
@@ -233,7 +233,7 @@ def read(
     return [verdict(completion.text, example).correct for completion, example in pairs]
 
 
-def groups_written(each: ReferencePass, params: Any, vocabulary: Vocabulary) -> int:
+def groups_written(each: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
     """The groups of a chain that the method says after a right prefix."""
     # The last position is the stop's: the embedding there is ignored.
     nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), vocabulary)

@@ -38,7 +38,7 @@ class Neighbour(NamedTuple):
     cosine: float
 
 
-class Vocabulary:
+class EmbeddingIndex:
     """The embeddings of all tokens, (V, D), to compare latents with; made once for many latents.
 
     Cosines are computed in the dtype of `embeddings_VD`.
@@ -67,9 +67,9 @@ class Vocabulary:
         return [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
 
 
-def vocabulary_of(lm: LatentLM) -> Vocabulary:
+def vocabulary_of(lm: LatentLM) -> EmbeddingIndex:
     """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16."""
-    return Vocabulary(lm.embedding_table().float())
+    return EmbeddingIndex(lm.embedding_table().float())
 
 
 def group_size(params: Any) -> int:
@@ -81,7 +81,10 @@ def group_size(params: Any) -> int:
 
 
 def read_thoughts(
-    lm: LatentLM, completion: Completion, neighbours: int = NEIGHBOURS, vocabulary: Vocabulary | None = None
+    lm: LatentLM,
+    completion: Completion,
+    neighbours: int = NEIGHBOURS,
+    vocabulary: EmbeddingIndex | None = None,
 ) -> list[dict[str, Any]]:
     """The THOUGHTs of a completion that was made with `keep_latents`; [] of any other.
 
@@ -178,12 +181,12 @@ def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
     return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
 
 
-def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: Vocabulary) -> list[ReadAs]:
+def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[ReadAs]:
     """The tokens that each embedding can be read as: its c nearest."""
     return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
 
 
-def said_by(completion: Completion, c: int, vocabulary: Vocabulary) -> list[ReadAs]:
+def said_by(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[ReadAs]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []

@@ -3,6 +3,15 @@
 A row is one sequence of a batch: an example in training, a request while it thinks, a sampled output in reinforcement.
 A group is the reasoning tokens that one latent stands for.
 
+    Row, Batch     an example as token ids with its params; rows padded segment by segment
+    Fed            the latents of a batch's chains and their group sizes, as training feeds them
+    ThinkState     rows before a step of thinking;  Thought: the step's result, an embedding to feed or the stop
+    begun          columns of ThinkState that the method's `begin` made once for each request
+    branches       facts by which Python branches in a step;  ways: those about draws (greedy, plain, nucleus)
+    phase          a draw that shifts where groups begin, for a c that is not whole
+    unit           what c counts: a token, or in `grouping: equations` a number or a sign
+    declined       the token that would have continued a group which a draw of low confidence ended
+
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`
 cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others

@@ -77,7 +77,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RowReader:
     """A backbone's config and its template, by which rows are measured."""
 
     model: str
@@ -85,7 +85,7 @@ class Reader:
     template: Template
 
     @classmethod
-    def of(cls, model: str, layout: str = "auto") -> Reader:
+    def of(cls, model: str, layout: str = "auto") -> RowReader:
         """The reader of a backbone, without its weights. ValueError where the backbone is not there."""
         if model in backbones.BUILT_IN:
             backbone = backbones.load(model)
@@ -122,7 +122,7 @@ class Reader:
         return found
 
 
-def facts_of(reader: Reader, examples: Sequence[Example], device: str | None = None) -> Facts:
+def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None = None) -> Facts:
     """Describe a backbone and the training rows."""
     lengths = np.array([reader.tokens(example) for example in examples])
     question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()

@@ -118,7 +118,7 @@ def prepare_run(
         if known == asked and (output / RECIPE).exists():
             return
         # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-        reader = auto_recipe.Reader.of(model, template)
+        reader = auto_recipe.RowReader.of(model, template)
         split = _split(data, test, columns, judged_by)
         rows = {
             "train": leave_out(split.train, reader.too_long(split.train), "training rows", auto_recipe.LONGER)
@@ -162,7 +162,7 @@ def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str |
         progress.say(line)
     rows.require_chains()
     test_rows = None if test is None else own.read(test, columns, "test", judge).examples
-    split = own.split(rows.examples, test_rows)
+    split = own.divide(rows.examples, test_rows)
     if split.also_in_test:
         progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
     progress.say(

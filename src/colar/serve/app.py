@@ -31,7 +31,7 @@ from colar.serve.chat_response import ChatResponse
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, Metrics
 from colar.serve.samples import Sample, SamplePiece
-from colar.serve.served_model import ServedModel, check_request
+from colar.serve.served_model import ServedModel, build_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
 PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
@@ -90,7 +90,7 @@ class Api:
         self.metrics = Metrics(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        asked = check_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
+        asked = build_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
         samples = [Sample(index) for index in range(body.n)]
         response = ChatResponse(asked, samples)
         found = self.metrics.observed(asked, samples)

@@ -127,8 +127,8 @@ class ApiRequest:
         return self.requests[0].seed
 
 
-def check_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest:
-    """Check everything that can be checked before the engine has it. ApiError 400 names the field."""
+def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest:
+    """The request to the engine, with all checked that can be checked before it. ApiError 400 names the field."""
     values = served.effort(body.reasoning_effort) if body.reasoning_effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
     budget = values.pop("thinking_token_budget", None)

@@ -17,8 +17,8 @@ from colar.engine.completion import Event
 from colar.look.thought import (
     MOST_TOKENS,
     NEIGHBOURS,
+    EmbeddingIndex,
     Neighbour,
-    Vocabulary,
     chosen_tokens,
     group_size,
     thought_object,
@@ -35,7 +35,7 @@ class NearestTokens:
     """
 
     def __init__(self, lm: LatentLM, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self.vocabulary = Vocabulary(lm.embedding_table())
+        self.vocabulary = EmbeddingIndex(lm.embedding_table())
         self.run = run
         self._wanted: list[tuple[Tensor, int]] = []
         self._task: asyncio.Task[list[list[Neighbour]]] | None = None
