@@ -51,8 +51,9 @@ SFT = (
     "--training.warmup_steps",
     "2",
 )
+GRPO_RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "grpo-cot.yaml")
 GRPO = (
-    "train", "tiny/grpo-cot", *SMALL, "--training.per_device_train_batch_size", "8", "--training.max_steps", "8",
+    "train", GRPO_RECIPE, *SMALL, "--training.per_device_train_batch_size", "8", "--training.max_steps", "8",
     "--training.eval_steps", "4", "--grpo.num_iterations", "2", "--grpo.max_latents", "8",
 )  # fmt: skip
 EVALUATION = (

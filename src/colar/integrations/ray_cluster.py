@@ -61,7 +61,7 @@ def joined(
     except ray.exceptions.RayError as error:
         # Of an error in a task, Ray's own text ends with what its settings could be.
         cause = getattr(error, "cause", None) or error
-        raise ValueError(f"{option} {pool.address}: {last_line(cause)}") from error
+        raise ValueError(f"{option} {pool.address or 'by default'}: {last_line(cause)}") from error
     finally:
         ray.shutdown()
 
@@ -89,7 +89,7 @@ def connect(address: str | None, option: str = "--ray") -> None:
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         hint = "; `ray start --head` starts one here" if address == "auto" else ""
         raise ValueError(
-            f"{option} {address}: no Ray cluster answers there{hint} ({last_line(error)})"
+            f"{option} {address or 'by default'}: no Ray cluster answers there{hint} ({last_line(error)})"
         ) from error
 
 
