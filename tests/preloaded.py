@@ -14,7 +14,7 @@ import launch
 
 import colar.cli
 import colar.recipe
-import colar.training.grpo.run
+import colar.training.grpo.train
 
 gc.enable()
 gc.freeze()

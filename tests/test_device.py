@@ -29,10 +29,10 @@ from colar.ops import noise
 from colar.ops.sampling import sample_tokens
 from colar.training import sft
 from colar.training.config import TrainingConfig
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 from colar.training.objective import Objective
-from colar.training.run import TrainResult
+from colar.training.resumable_run import TrainResult
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("one_thread")]
 
@@ -359,7 +359,7 @@ def reinforce(folder: Path, device: str, dtype: str, **config: Any) -> tuple[Lat
         compression_factors=(2.0, 3.0),
         num_iterations=2,
     )
-    result = grpo_run.train(
+    result = grpo_train.train(
         lm,
         method,
         EXAMPLES,

@@ -31,7 +31,7 @@ from colar.ops import devices
 from colar.ops.sampling import Ways, is_drawn, sample_tokens
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation
 from colar.training.grpo.trainer import dropout_rates_zeroed
@@ -389,7 +389,7 @@ def grpo_updates(case: str, folder: Path, grpo: dict[str, Any], **config: Any) -
     sampling = GrpoConfig(
         num_generations=2, steps_per_generation=UPDATES, max_latents=6, max_completion_length=4, **grpo
     )
-    trainer = grpo_run.make_trainer(lm, method, EXAMPLES, settings(**config), sampling, RunFolder(folder))
+    trainer = grpo_train.make_trainer(lm, method, EXAMPLES, settings(**config), sampling, RunFolder(folder))
     trainer.args.eval_on_start = False
     trainer.args.save_strategy = "no"
     sample = trainer.sampler.generate

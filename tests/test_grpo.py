@@ -34,7 +34,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.generation import QuestionSchedule, RolloutSampler, reward_metrics
 from colar.training.grpo.loss import (
@@ -45,9 +45,9 @@ from colar.training.grpo.loss import (
     policy_loss,
 )
 from colar.training.grpo.rollout import Output
-from colar.training.grpo.run import EarlyStopping
+from colar.training.grpo.train import EarlyStopping
 from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
-from colar.training.run import TrainResult, arguments
+from colar.training.resumable_run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
 
 SMALL = {
@@ -115,7 +115,7 @@ def run(
 ) -> tuple[LatentLM, TrainResult]:
     lm, method = model(family, lora)
     settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, "max_steps": 4, **training})
-    result = grpo_run.train(
+    result = grpo_train.train(
         lm,
         method,
         EXAMPLES,
@@ -945,7 +945,7 @@ def test_a_chain_of_tokens_learns_what_is_rewarded(tmp_path: Path) -> None:
     lm, method = publishable(liven(tiny_lm("llama"))), Cot(CotConfig())
     training = {**QUICK, "max_steps": 8, "per_device_train_batch_size": 24, "learning_rate": 3e-2}
     config, funcs = grpo(compression_factors=None), {"own": shorter}
-    result = grpo_run.train(
+    result = grpo_train.train(
         lm, method, EXAMPLES, TrainingConfig(**training), config, tmp_path, reward_funcs=funcs
     )
     lengths = [row["latents/mean_length"] for row in curve(result)]
@@ -1093,7 +1093,7 @@ def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path)
             return by_tokens(completions, **columns)
 
         funcs = {"own": reward}
-        result = grpo_run.train(lm, method, EXAMPLES, settings, config, folder, reward_funcs=funcs)
+        result = grpo_train.train(lm, method, EXAMPLES, settings, config, folder, reward_funcs=funcs)
         return lm, result, rewarded
 
     with pytest.raises(KeyboardInterrupt):
@@ -1199,7 +1199,7 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     with torch.no_grad():
         lm.extra["latent_head"].log_std.bias[0] = math.nan
     with pytest.raises(NonFiniteError, match=r"generation 0: .* not finite"):
-        grpo_run.train(lm, method, EXAMPLES, TrainingConfig(**QUICK), grpo(num_generations=16), tmp_path)
+        grpo_train.train(lm, method, EXAMPLES, TrainingConfig(**QUICK), grpo(num_generations=16), tmp_path)
 
 
 # --- refusals ------------------------------------------------------------------------------------------
@@ -1273,15 +1273,15 @@ def test_what_does_not_fit_is_found_before_the_first_step(
 def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path) -> None:
     lm, pause = tiny_lm("llama"), registry.build("pause")
     with pytest.raises(ValueError, match="method.name pause cannot be trained by grpo"):
-        grpo_run.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
+        grpo_train.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
     for without in (registry.build("sequential"), registry.build("colar", {"head": "deterministic"})):
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for .* got 'sum'"):
-            grpo_run.train(
+            grpo_train.train(
                 lm, without, EXAMPLES, TrainingConfig(**QUICK), grpo(latent_logprob="sum"), tmp_path
             )
     lm, method = model()
     with pytest.raises(ValueError, match="some questions are there twice"):
-        grpo_run.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)
+        grpo_train.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)
     with pytest.raises(
         ValueError, match="unknown reward in grpo.reward_funcs: 'acuracy', did you mean 'accuracy'"
     ):

@@ -27,7 +27,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
 from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, check, waiting
-from colar.training import preflight, run
+from colar.training import preflight
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective
 from colar.training.rows import collate
@@ -162,7 +162,7 @@ def test_a_run_is_the_same_without_it(tmp_path: Path, monkeypatch: pytest.Monkey
     results = []
     for turn in ("with", "without"):
         if turn == "without":
-            monkeypatch.setattr(run.preflight, "before_training", lambda *args: None)
+            monkeypatch.setattr(preflight, "before_training", lambda *args: None)
         lm, method = made("colar")
         result = train(lm, method, EXAMPLES, settings, tmp_path / turn)
         losses = [row["loss"] for row in result.history if "loss" in row]
@@ -204,7 +204,7 @@ def test_reinforcement_is_checked_with_the_outputs_that_it_learns_from(
     checked = Sampled(tmp_path / "with")
     said = capsys.readouterr().err
     assert said.count("longest batch: 8 rows, ") == 1
-    monkeypatch.setattr(run.preflight, "before_training", lambda *args: None)
+    monkeypatch.setattr(preflight, "before_training", lambda *args: None)
     plain = Sampled(tmp_path / "without")
     assert checked.generations == plain.generations
     assert checked.curve == plain.curve

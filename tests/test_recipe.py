@@ -56,7 +56,7 @@ def test_every_recipe_loads_and_builds(name):
         for values in loaded.validation.params:
             assert method.check_params(registry.make_params(method, values)) is None
         if loaded.grpo is not None:
-            for param, drawn in loaded.grpo.drawn.items():
+            for param, drawn in loaded.grpo.param_choices.items():
                 for value in drawn:
                     assert method.check_params(registry.make_params(method, {param: value})) is None
         assert loaded.output.startswith("runs/")

@@ -28,7 +28,7 @@ from colar.methods.sequential.decoder import tokens_from
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
@@ -320,7 +320,7 @@ def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:
     config = GrpoConfig(
         num_generations=4, max_latents=5, max_completion_length=4, compression_factors=(2.0, 3.0)
     )
-    result = grpo_run.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
+    result = grpo_train.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
     rows = [row for row in result.history if "loss" in row]
     lengths = [row["latents/mean_length"] for row in rows]
     assert sum(lengths[:2]) / 2 - sum(lengths[-2:]) / 2 > 0.5

@@ -42,7 +42,7 @@ from colar.ops.sampling import Ways
 from colar.template.template import Template
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
@@ -524,7 +524,7 @@ def test_reinforcement_samples_with_the_weights_that_it_trains(tmp_path: Path) -
     )
     before = lm.causal_lm.get_output_embeddings().weight.detach().clone()
     shorter = lambda completions, length, **columns: [-n for n in length]  # noqa: E731
-    result = grpo_run.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
+    result = grpo_train.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
     rows = [row for row in result.history if "loss" in row]
     assert len(rows) == 6
     assert max(row["sampling/logp_difference"] for row in rows) < 1e-3

@@ -57,8 +57,8 @@ from colar.training import preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import LossTermSums, Objective
+from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import RowSchedule, TrainingRows, collate
-from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder, fault
 from colar.training.sft import TrainingConfig, train
 from colar.training.trainer import LatentTrainer

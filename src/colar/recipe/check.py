@@ -25,7 +25,7 @@ from colar.recipe.run import load, start_method
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
@@ -92,7 +92,7 @@ def check(recipe: Recipe) -> Table:
         if recipe.grpo is None:
             trainer = sft.make_trainer(lm, method, examples, recipe.training, run, held_out=held_out)
         else:
-            trainer = grpo_run.make_trainer(lm, method, examples, recipe.training, recipe.grpo, run)
+            trainer = grpo_train.make_trainer(lm, method, examples, recipe.training, recipe.grpo, run)
             stack.enter_context(dropout_rates_zeroed(lm))
         return _measured(recipe, trainer, held_out)
 

@@ -26,7 +26,7 @@ from colar.model.latent_lm import LatentLM
 from colar.recipe.example_sets import load_examples
 from colar.recipe.schema import Recipe, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
-from colar.training.grpo import run as grpo_run
+from colar.training.grpo import train as grpo_train
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
 
@@ -163,7 +163,7 @@ def _train(
         )
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     if recipe.grpo is not None:
-        result = grpo_run.train(
+        result = grpo_train.train(
             lm, method, examples, recipe.training, recipe.grpo, folder.path,
             validate=validate, run_info=info, resume=resume,
         )  # fmt: skip

@@ -4,7 +4,7 @@ sft            supervised fine-tuning: `train`;  grpo/ is reinforcement
 config         length and speed of a run
 rows           rows as functions of (seed, epoch, row id), in batches
 objective      the loss of a batch;  trainer is transformers' Trainer around it
-run            the trainer in its folder: resume, publish;  run_folder has the files, callbacks the actions
+resumable_run  the trainer in its folder: resume, publish;  run_folder has the files, callbacks the actions
 preflight      the longest batch, before the first step
 curriculum     stages of iCoT and Coconut
 """

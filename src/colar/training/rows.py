@@ -214,28 +214,39 @@ class RowSchedule(Schedule):
 
     def permutation(self, epoch: int) -> list[int]:
         """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, update_rows)."""
-        # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
-        places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
-        shuffled = sorted(range(len(self.ids)), key=lambda index: (places[index], index))
+        return epoch_order(self.ids, self.seed, epoch, self.update_examples, self.lengths)
 
-        # The rows that fill no whole update come last: a short update in the middle would cut all later ones anew.
-        whole = len(self.ids) - len(self.ids) % self.update_examples
-        pool_rows = self.update_examples * min(POOL, max(1, whole // self.update_examples // POOLS))
-        updates = []
-        for start in range(0, whole, pool_rows):
-            end = min(start + pool_rows, whole)
-            pool = sorted(shuffled[start:end], key=lambda index: self.lengths[index])
-            for first in range(0, len(pool), self.update_examples):
-                updates.append(pool[first : first + self.update_examples])
 
-        rng = Random(seed_from(self.seed, "groups", epoch))
-        rng.shuffle(updates)
-        order: list[int] = []
-        # Within an update too, so that the batches of an update are not sorted by length.
-        for update in updates:
-            rng.shuffle(update)
-            order += update
-        return order + shuffled[whole:]
+def epoch_order(
+    ids: Sequence[str], seed: int, epoch: int, update_size: int, lengths: Sequence[int] | None = None
+) -> list[int]:
+    """The indices of all `ids` in the order of an epoch: updates of `update_size` and, last, a rest that fills none.
+
+    With `lengths` those of an update are alike.
+    """
+    # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
+    places = [seed_from(seed, "order", epoch, name) for name in ids]
+    shuffled = sorted(range(len(ids)), key=lambda index: (places[index], index))
+
+    # The rest comes last: a short update in the middle would cut all later ones anew.
+    in_updates = len(ids) - len(ids) % update_size
+    pool_size = update_size * min(POOL, max(1, in_updates // update_size // POOLS))
+    updates = []
+    for start in range(0, in_updates, pool_size):
+        pool = shuffled[start : min(start + pool_size, in_updates)]
+        if lengths is not None:
+            pool.sort(key=lambda index: lengths[index])
+        for first in range(0, len(pool), update_size):
+            updates.append(pool[first : first + update_size])
+
+    rng = Random(seed_from(seed, "groups", epoch))
+    rng.shuffle(updates)
+    order: list[int] = []
+    # Within an update too, so that the batches of an update are not sorted by length.
+    for update in updates:
+        rng.shuffle(update)
+        order += update
+    return order + shuffled[in_updates:]
 
 
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:

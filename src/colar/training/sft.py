@@ -1,8 +1,8 @@
 """Supervised fine-tuning of any method: `train`.
 
-A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint (`run.py`). On
-several devices start it with torchrun: processes divide rows, validation and the first look at all rows; the main
-process writes.
+A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint
+(`resumable_run.py`). On several devices start it with torchrun: processes divide rows, validation and the first look at
+all rows; the main process writes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
+from colar.training.resumable_run import TrainResult, arguments, run_trainer
 from colar.training.rows import RowSchedule, TrainingRows
-from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 

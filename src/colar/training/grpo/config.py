@@ -44,10 +44,11 @@ class GrpoConfig:
     latent_temperature: float = 1.0
     """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. The
     thoughts of `sequential` are tokens: it divides their logits; 0: the likeliest, not scored."""
+    # Per-request values of the method, by which outputs are sampled: for each question one of each list is drawn.
     compression_factors: tuple[float, ...] | None = None
-    """Factors drawn from, one for all outputs of a question; null: the method's default."""
+    """Compression factors c to draw from: all outputs of a question have the same c; null: the method's default."""
     confidence_thresholds: tuple[float, ...] | None = None
-    """Thresholds drawn from, as factors are: a group of `sequential` ends before a token that is less likely.
+    """Thresholds to draw from, likewise (`sequential` only): a group of tokens ends before one that is less likely.
     Each is 0 (none) or above 0.5; null: the method's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
@@ -106,10 +107,10 @@ class GrpoConfig:
         thresholds = self.confidence_thresholds or ()
         # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
         scorable = all(threshold == 0 or 0.5 < threshold <= 1 for threshold in thresholds)
-        given = self.confidence_thresholds is None or len(thresholds) > 0
+        is_filled = self.confidence_thresholds is None or len(thresholds) > 0
         wanted = "a list of at least one value, each 0 or above 0.5 and at most 1, or null for the method's default"
         checks.check_holds(
-            "grpo.confidence_thresholds", scorable and given, self.confidence_thresholds, wanted
+            "grpo.confidence_thresholds", scorable and is_filled, self.confidence_thresholds, wanted
         )
         funcs = self.reward_funcs
         checks.check_holds("grpo.reward_funcs", len(funcs) > 0, funcs, "a list of at least one reward")
@@ -147,8 +148,8 @@ class GrpoConfig:
         )
 
     @property
-    def drawn(self) -> dict[str, tuple[float, ...]]:
-        """Choices from which the method's values are drawn, by name; a value without any is its default."""
+    def param_choices(self) -> dict[str, tuple[float, ...]]:
+        """Per-request values of the method that are drawn, by name: the choices of each."""
         choices = {
             "compression_factor": self.compression_factors,
             "confidence_threshold": self.confidence_thresholds,

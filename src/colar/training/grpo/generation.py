@@ -39,7 +39,7 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output
-from colar.training.rows import RowSchedule, Schedule
+from colar.training.rows import Schedule, digest_of, epoch_order
 
 NEAREST = 3
 """Tokens that a latent is read as in completions.jsonl."""
@@ -64,12 +64,10 @@ class QuestionSchedule(Schedule):
         self.generations_per_epoch = len(examples) // plan.questions
         if not self.generations_per_epoch:
             raise ValueError(f"{len(examples)} questions do not fill a generation of {plan.questions}")
-        # With all lengths equal, sorting by length leaves the shuffle as it is.
-        equal_lengths = [0] * len(examples)
-        self._shuffle = RowSchedule(examples, equal_lengths, seed, plan.questions)
-        self.digest = self._shuffle.digest
-        self._shuffled_epoch = -1
-        self._shuffled: list[int] = []
+        self.seed = seed
+        self.digest = digest_of(examples)
+        self._ordered_epoch = -1
+        self._order: list[int] = []
 
     def __len__(self) -> int:
         return self.generations_per_epoch * self.plan.outputs * self.plan.iterations
@@ -84,11 +82,12 @@ class QuestionSchedule(Schedule):
     def questions(self, number: int) -> list[int]:
         """Indices of the questions of a generation."""
         epoch, place = divmod(number, self.generations_per_epoch)
-        if self._shuffled_epoch != epoch:
-            self._shuffled_epoch = epoch
-            self._shuffled = self._shuffle.permutation(epoch)
+        if self._ordered_epoch != epoch:
+            ids = [example.id for example in self.examples]
+            self._order = epoch_order(ids, self.seed, epoch, self.plan.questions)
+            self._ordered_epoch = epoch
         start = place * self.plan.questions
-        return self._shuffled[start : start + self.plan.questions]
+        return self._order[start : start + self.plan.questions]
 
 
 class Slots(Dataset[SlotKey]):
@@ -212,28 +211,28 @@ class RolloutSampler:
 
     def _groups(self, number: int) -> tuple[list[OutputGroup], list[OutputGroup]]:
         """The groups to learn from, and all that were sampled (more of them with dynamic sampling)."""
-        asked = self.schedule.questions(number)
-        groups = self._sample(asked, number)
+        questions = self.schedule.questions(number)
+        groups = self._sample(questions, number)
         sampled = list(groups)
         for _ in range(self.config.dynamic_sampling):
             flat = [place for place, group in enumerate(groups) if not group.spread]
-            more = self._others(number, asked, len(flat))
-            if not more:
+            others = self._others(number, questions, len(flat))
+            if not others:
                 break
-            found = self._sample(more, number)
-            asked = asked + more
-            sampled += found
+            more_groups = self._sample(others, number)
+            questions = questions + others
+            sampled += more_groups
             # A group with spread takes the very place of one without: no update of the generation is left without.
-            with_spread = [group for group in found if group.spread]
+            with_spread = [group for group in more_groups if group.spread]
             for place, group in zip(flat, with_spread, strict=False):
                 groups[place] = group
         return groups, sampled
 
-    def _others(self, number: int, asked: Sequence[int], n: int) -> list[int]:
-        """N questions beside those already asked, or fewer where no more are left."""
+    def _others(self, number: int, sampled: Sequence[int], n: int) -> list[int]:
+        """N questions beside those that have been sampled, or fewer where no more are left."""
         # Sorted, for a draw must not depend on the order of a set.
-        left = sorted(set(range(len(self.schedule.examples))) - set(asked))
-        rng = Random(seed_from(self.seed, "more", number, len(asked)))
+        left = sorted(set(range(len(self.schedule.examples))) - set(sampled))
+        rng = Random(seed_from(self.seed, "more", number, len(sampled)))
         return rng.sample(left, min(n, len(left)))
 
     def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
@@ -316,8 +315,8 @@ def records_to_read(
     records = []
     for row, output in enumerate(all_outputs(groups)[:LOGGED]):
         record = _record(lm, output)
-        given = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
-        record["rewards"] = {name: value for name, value in given.items() if not math.isnan(value)}
+        values = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
+        record["rewards"] = {name: value for name, value in values.items() if not math.isnan(value)}
         record["reward"] = total_R[row].item()
         record["advantage"] = advantages_R[row].item()
         records.append(record)
@@ -331,8 +330,8 @@ def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
     for thought in read_thoughts(lm, completion, NEAREST):
         # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
         shown = thought["tokens"] if thought["kind"] == "token" else thought["neighbours"][:NEAREST]
-        kept = {key: thought[key] for key in ("sigma", "stop_probability")}
-        thoughts.append({"tokens": [token["text"] for token in shown], **kept})
+        spread_and_stop = {key: thought[key] for key in ("sigma", "stop_probability")}
+        thoughts.append({"tokens": [token["text"] for token in shown], **spread_and_stop})
     return {
         "id": output.example.id,
         "sample": completion.request.sample,

@@ -87,7 +87,7 @@ def requests(
     method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
 ) -> list[Request]:
     """G requests a question, question by question."""
-    made = []
+    queue = []
     for example in examples:
         # One seed for a question: the number of the sample tells the draws of its outputs apart.
         question_seed = seed_from(seed, "rollout", generation, example.id)
@@ -103,14 +103,14 @@ def requests(
                 keep_latents=True,
                 context=example.context,
             )
-            made.append(request)
-    return made
+            queue.append(request)
+    return queue
 
 
 def draw_params(method: Method, config: GrpoConfig, question_seed: int) -> Any:
     """The per-request values of a question's outputs: its factor and threshold, drawn."""
     values = {}
-    for name, choices in config.drawn.items():
+    for name, choices in config.param_choices.items():
         # Each has a draw of its own. The factor's keeps its first name, so that older runs' draws stay as they were.
         which = "factor" if name == "compression_factor" else name
         values[name] = Random(seed_from(question_seed, which)).choice(choices)
@@ -126,11 +126,11 @@ def roll_out(
     generation: int,
 ) -> list[Output]:
     """The outputs of these questions, G each, question by question."""
-    asked = requests(method, config, examples, seed, generation)
+    queue = requests(method, config, examples, seed, generation)
     merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
     with lm.evaluating(), merged:
         # A fresh one: what it has sampled before may decide the shape of a cache, and so the last bit of a sum.
-        completions = Engine(lm, method, max_batch=config.max_batch).generate(asked)
+        completions = Engine(lm, method, max_batch=config.max_batch).generate(queue)
     graphs.leave_room(lm)
     outputs = []
     for i, completion in enumerate(completions):
@@ -182,14 +182,14 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
 
 def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     """The latents as they were drawn, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
-    kept = [output.completion.latents for output in outputs if output.completion.latents is not None]
+    latents = [output.completion.latents for output in outputs if output.completion.latents is not None]
     thought_ids: set[int] = set()
     for output in outputs:
         thought_ids.update(output.completion.thought_ids)
     # Tokens are embedded again when they are scored, so their embeddings need not be stored.
     if thought_ids and -1 not in thought_ids:
         width = 0
-    dtype = kept[0].dtype if kept else torch.float32
+    dtype = latents[0].dtype if latents else torch.float32
     latents_RKD = torch.zeros(len(outputs), longest, width, dtype=dtype)
     for row, output in enumerate(outputs):
         latents_KD = output.completion.latents

@@ -212,7 +212,7 @@ class ReferenceWeights:
 
     def __init__(self, lm: LatentLM) -> None:
         self.trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
-        self.kept = [parameter.detach().clone() for parameter in self.trained]
+        self.stored = [parameter.detach().clone() for parameter in self.trained]
 
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
@@ -225,27 +225,27 @@ class ReferenceWeights:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for parameter, kept in zip(self.trained, self.kept, strict=True):
+        for parameter, stored in zip(self.trained, self.stored, strict=True):
             present = parameter.detach().clone()
-            parameter.copy_(kept)
-            kept.copy_(present)
+            parameter.copy_(stored)
+            stored.copy_(present)
 
 
 @contextlib.contextmanager
 def dropout_rates_zeroed(lm: LatentLM) -> Iterator[None]:
     """No dropout inside the block, in train mode either: the model that is scored is the one that sampled."""
-    found: list[tuple[nn.Module, str, float]] = []
+    rates: list[tuple[nn.Module, str, float]] = []
     for module in lm.modules():
         names = ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES
         for name in names:
             value = getattr(module, name, None)
             # Under the same name some families keep a Dropout module, which is met by itself.
             if isinstance(value, float) and value > 0:
-                found.append((module, name, value))
+                rates.append((module, name, value))
     try:
-        for module, name, _ in found:
+        for module, name, _ in rates:
             setattr(module, name, 0.0)
         yield
     finally:
-        for module, name, value in found:
+        for module, name, value in rates:
             setattr(module, name, value)

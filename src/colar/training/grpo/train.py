@@ -1,6 +1,6 @@
 """Training by GRPO: `train`, the call that a recipe's `grpo` section makes.
 
-The run folder, resume, validation, the published checkpoint and the result are those of SFT (`training/run.py`).
+The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`).
 `completions.jsonl` in the folder holds outputs to read. The model is validated before the first step too: a run that
 makes it worse publishes the weights that it started from.
 
@@ -35,7 +35,7 @@ from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
-from colar.training.run import TrainResult, arguments, run_trainer
+from colar.training.resumable_run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import Validate
 
@@ -143,7 +143,7 @@ def _checked_questions(
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
     # Each value once, in their order.
-    values_of = {name: list(dict.fromkeys(values)) for name, values in grpo.drawn.items()}
+    values_of = {name: list(dict.fromkeys(values)) for name, values in grpo.param_choices.items()}
     params = []
     for combination in itertools.product(*values_of.values()):
         params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
@@ -188,7 +188,7 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     def out_of_patience(self, state: TrainerState) -> bool:
         """True where the last `patience` validations were no better than one before them."""
         # The validation before the first step counts too.
-        found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
-        if self.patience is None or len(found) <= self.patience:
+        accuracies = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
+        if self.patience is None or len(accuracies) <= self.patience:
             return False
-        return bool(max(found[-self.patience :]) <= max(found[: -self.patience]))
+        return bool(max(accuracies[-self.patience :]) <= max(accuracies[: -self.patience]))
