@@ -19,7 +19,7 @@ ASKED = {"max_latents": 6, "max_completion_length": 5}
 
 
 def _model(name: str) -> Model:
-    method = registry.build(name, {"sigma_e": 1.0} if name == "colar" else {})
+    method = registry.build(name, {"sigma_e": 1.0, "compression_factors": "1..40"} if name == "colar" else {})
     lm = tiny_lm("qwen2")
     pretrained.attach(lm, method, 0)
     return Model(liven(lm), method)
@@ -39,11 +39,13 @@ def test_a_list_is_answered_as_the_engine_answers_it(name: str) -> None:
     assert answers[0].question == QUESTIONS[0]
 
 
-@pytest.mark.parametrize("name", ["cot", "colar", "sequential"])
-def test_a_stream_is_the_answer_in_pieces(name: str) -> None:
+# At c = 40 a thought stands for more tokens than are shown of it.
+@pytest.mark.parametrize(("name", "c"), [("cot", None), ("colar", 5), ("colar", 40), ("sequential", 5)])
+def test_a_stream_is_the_answer_in_pieces(name: str, c: int | None) -> None:
     model = _model(name)
-    whole = model.ask(QUESTIONS[0], **ASKED)
-    pieces = list(model.stream(QUESTIONS[0], **ASKED))
+    options = ASKED if c is None else {**ASKED, "compression_factor": c}
+    whole = model.ask(QUESTIONS[0], **options)
+    pieces = list(model.stream(QUESTIONS[0], **options))
     assert tuple(piece.text for piece in pieces if piece.kind == "thought") == whole.thoughts
     assert "".join(piece.text for piece in pieces if piece.kind == "answer") == whole.answer
 

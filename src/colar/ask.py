@@ -72,39 +72,39 @@ class Model:
         return f"Model({self.lm.name}, method {self.method.name}{speed})"
 
     @overload
-    def ask(self, question: str, **asked: Any) -> Answer: ...
+    def ask(self, question: str, **options: Any) -> Answer: ...
     @overload
-    def ask(self, question: Sequence[str], **asked: Any) -> list[Answer]: ...
+    def ask(self, question: Sequence[str], **options: Any) -> list[Answer]: ...
 
-    def ask(self, question: str | Sequence[str], **asked: Any) -> Answer | list[Answer]:
+    def ask(self, question: str | Sequence[str], **options: Any) -> Answer | list[Answer]:
         """Answer a question, or each of a list, which are computed together.
 
-        `asked` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
+        `options` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
         and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`, and `context`, the turns
         of a chat before each question: `[("system", "Be brief."), ...]`. ValueError for a value that the method does
         not have, or a question that does not fit the model's context.
         """
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")
-        requests = [self._request(text, number, **asked) for number, text in enumerate(questions)]
+        requests = [self._request(text, number, **options) for number, text in enumerate(questions)]
         answers = []
         for completion in self.engine.generate(requests):
             completion.require_answer()
             answers.append(self._answer(completion))
         return answers[0] if isinstance(question, str) else answers
 
-    def stream(self, question: str, **asked: Any) -> Iterator[Piece]:
+    def stream(self, question: str, **options: Any) -> Iterator[Piece]:
         """Yield the thoughts and the answer of one question as they come. Arguments are those of `ask`."""
         answer = AnswerText(self.lm.template)
-        request = self._request(question, 0, **asked)
-        size = thought.group_size(request.params)
+        request = self._request(question, 0, **options)
+        size = thought.shown_size(request.params)
         vocabulary = thought.vocabulary_of(self.lm)
         for event in self.engine.stream([request]):
             if event.kind == "thought":
                 assert event.embed is not None
                 [near] = vocabulary.nearest(event.embed[None], size)
-                found = thought.thought_object(self.lm.template, 0, event.token_id, event.info, near, size)
-                yield Piece("thought", found["text"])
+                read = thought.thought_object(self.lm.template, 0, event.token_id, event.info, near, size)
+                yield Piece("thought", read["text"])
             elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
                 text = answer.add(event.token_id)
                 if text:
@@ -144,7 +144,7 @@ class Model:
         return Answer(
             question=completion.request.question,
             answer=completion.text,
-            thoughts=tuple(each["text"] for each in thoughts),
+            thoughts=tuple(read["text"] for read in thoughts),
             truncated=completion.truncated,
             seconds=completion.seconds,
             completion=completion,

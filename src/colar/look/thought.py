@@ -8,6 +8,10 @@ tokens is near the sum of their embeddings, so its c nearest tokens are the ones
     a latent chosen token by token      these tokens, in their order ("ordered": true)
     any other latent                    its ceil(c) nearest, nearest first ("ordered": false)
 
+`thought_object` makes it, of a thought and the tokens nearest to it. These cost a product with all embeddings, so each
+reader computes them for all thoughts that it has at once: `read_thoughts` for a completion's, `colar.ask` for the one
+that has just come, `serve/thought_text.py` for those of all requests in a step.
+
 Shape suffixes: K latents, V vocabulary, D width.
 """
 
@@ -77,6 +81,11 @@ def group_size(params: Any) -> int:
     return math.ceil(getattr(params, "compression_factor", 1))
 
 
+def shown_size(params: Any) -> int:
+    """The most of a latent's nearest tokens that stand for it in a THOUGHT."""
+    return min(group_size(params), MOST_TOKENS)
+
+
 # Thoughts as data
 
 
@@ -92,7 +101,7 @@ def read_thoughts(
     """
     if completion.latents is None:
         return []
-    size = min(group_size(completion.request.params), MOST_TOKENS)
+    size = shown_size(completion.request.params)
     # At a large c a thought stands for more tokens than are shown as neighbours.
     near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, max(neighbours, size))
     thoughts = []

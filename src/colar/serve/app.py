@@ -30,7 +30,7 @@ from colar.serve.chat_request import MAX_BODY, ChatRequest
 from colar.serve.chat_response import ChatResponse
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, Metrics
-from colar.serve.samples import Sample, SamplePiece
+from colar.serve.samples import Sample, SamplePiece, pieces
 from colar.serve.served_model import ServedModel, build_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
@@ -90,20 +90,20 @@ class Api:
         self.metrics = Metrics(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        asked = build_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
+        api_request = build_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
         samples = [Sample(index) for index in range(body.n)]
-        response = ChatResponse(asked, samples)
-        found = self.metrics.observed(asked, samples)
+        response = ChatResponse(api_request, samples)
+        answer = self.metrics.counted(api_request, samples, pieces(api_request, samples))
         try:
             # Awaited before any header is sent: a full queue is still a 429.
-            first = await unless_gone(request.receive, anext(found))
+            first = await unless_gone(request.receive, anext(answer))
             if body.stream:
-                return EventStream(_events(response, first, found))
-            await unless_gone(request.receive, _finish(found))
+                return EventStream(_events(response, first, answer))
+            await unless_gone(request.receive, _finish(answer))
             return JSONResponse(response.whole())
         except BaseException:
             # A generator that is not closed would cancel the engine's requests only when it is collected.
-            await found.aclose()
+            await answer.aclose()
             raise
 
     def _served(self, name: str | None) -> ServedModel:
@@ -163,9 +163,9 @@ def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
     """The dependency that asks for a key."""
     bearer = Depends(HTTPBearer(auto_error=False))
 
-    async def check(given: HTTPAuthorizationCredentials | None = bearer) -> None:
+    async def check(authorization: HTTPAuthorizationCredentials | None = bearer) -> None:
         # Starlette decodes headers as Latin-1: encoded so again, a key is the bytes that were sent.
-        sent = given.credentials.encode("latin-1") if given else b""
+        sent = authorization.credentials.encode("latin-1") if authorization else b""
         if not any(secrets.compare_digest(sent, key.encode()) for key in keys):
             words = "no valid API key: send it as Authorization: Bearer KEY"
             headers = {"WWW-Authenticate": "Bearer"}

@@ -69,12 +69,12 @@ def _parts(content: Any) -> Any:
     return content
 
 
-def _texts(given: Any) -> Any:
+def _texts(stop: Any) -> Any:
     """One text or several, as a list."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and all(isinstance(each, str) for each in given):
-        return given
+    if isinstance(stop, str):
+        return [stop]
+    if isinstance(stop, list) and all(isinstance(text, str) for text in stop):
+        return stop
     raise ValueError("must be a text, or a list of texts")
 
 
@@ -123,25 +123,25 @@ class ChatRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_names(cls, given: Any) -> Any:
+    def _check_names(cls, body: Any) -> Any:
         """Reject unknown fields, and leave out those that change nothing. One that is null counts as missing."""
         # ApiErrors, because the error of a validator of the whole model has no field.
-        if not isinstance(given, dict):
+        if not isinstance(body, dict):
             raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
         known = [*cls.model_fields, *registry.param_names()]
-        kept = {}
-        for name, value in given.items():
+        fields = {}
+        for name, value in body.items():
             if value is None and name in (*known, *NEUTRAL):
                 continue
             if name in known:
-                kept[name] = value
+                fields[name] = value
             elif name in NEUTRAL and value not in NEUTRAL[name]:
                 allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise ApiError(400, f"{name}: this server has no such feature; it takes {allowed}", name)
             elif name not in (*NEUTRAL, *IGNORED):
                 near = did_you_mean(name, known)
                 raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
-        return kept
+        return fields
 
     @property
     def params(self) -> dict[str, Any]:
@@ -158,15 +158,15 @@ class ChatRequest(BaseModel):
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
         """The turns before the question, (role, text) of each, without empty ones. ApiError 400 for a tool's."""
-        found = []
+        turns = []
         for message in self.messages[:-1]:
             if message.role == "tool":
                 raise ApiError(400, "messages: these models have no place for a tool message", "messages")
             # OpenAI's newer name of the same.
             role = "system" if message.role == "developer" else message.role
             if message.text.strip():
-                found.append((role, message.text))
-        return tuple(found)
+                turns.append((role, message.text))
+        return tuple(turns)
 
     @property
     def max_answer(self) -> int | None:

@@ -18,9 +18,9 @@ def event(data: str) -> bytes:
 class ChatResponse:
     """The response to one request: a choice for each sample."""
 
-    def __init__(self, asked: ApiRequest, samples: Sequence[Sample]) -> None:
-        self.asked = asked
-        self.body = asked.body
+    def __init__(self, api_request: ApiRequest, samples: Sequence[Sample]) -> None:
+        self.api_request = api_request
+        self.body = api_request.body
         self.samples = samples
         self.begun: set[int] = set()
         """Samples that have had an event."""
@@ -33,7 +33,7 @@ class ChatResponse:
             if self.body.include_reasoning:
                 message |= _reasoning(sample.reasoning)
             if self.body.return_thoughts:
-                message["colar"] = sample.details(self.asked)
+                message["colar"] = sample.details(self.api_request)
             choices.append(_choice("message", sample, message, sample.finish))
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
@@ -51,7 +51,7 @@ class ChatResponse:
         if piece.text:
             delta["content"] = piece.text
         if piece.last and self.body.return_thoughts:
-            delta["colar"] = sample.details(self.asked)
+            delta["colar"] = sample.details(self.api_request)
         if not delta and not piece.last:
             return []
         choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
@@ -60,29 +60,34 @@ class ChatResponse:
 
     def end(self) -> list[bytes]:
         """The last events of a stream."""
-        found = [event("[DONE]")]
+        events = [event("[DONE]")]
         if self.body.stream_options.include_usage:
             more: dict[str, Any] = {"usage": self._usage()}
             if self.body.return_thoughts and len(self.samples) == 1:
-                more["colar"] = self.samples[0].details(self.asked)
-            found.insert(0, self._chunk([], more))
-        return found
+                more["colar"] = self.samples[0].details(self.api_request)
+            events.insert(0, self._chunk([], more))
+        return events
 
     def _usage(self) -> dict[str, Any]:
         """OpenAI's token counts: thoughts are reasoning tokens; completion tokens are these and the answer's."""
         reasoning = sum(sample.n_thoughts for sample in self.samples)
         completion = reasoning + sum(sample.n_tokens for sample in self.samples)
         return {
-            "prompt_tokens": self.asked.prompt_tokens,
+            "prompt_tokens": self.api_request.prompt_tokens,
             "completion_tokens": completion,
-            "total_tokens": self.asked.prompt_tokens + completion,
+            "total_tokens": self.api_request.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        asked = self.asked
-        return {"id": asked.id, "object": kind, "created": asked.created, "model": asked.served.name}
+        api_request = self.api_request
+        return {
+            "id": api_request.id,
+            "object": kind,
+            "created": api_request.created,
+            "model": api_request.served.name,
+        }
 
     def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         chunk = {**self._head("chat.completion.chunk"), "choices": choices, **more}

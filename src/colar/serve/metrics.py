@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from colar.engine.engine import Engine
 from colar.serve.errors import ApiError
-from colar.serve.samples import Sample, SamplePiece, pieces
+from colar.serve.samples import Sample, SamplePiece
 from colar.serve.served_model import ApiRequest, ServedModel
 
 LEFT = 499
@@ -60,17 +60,17 @@ class Metrics:
         for each in models:
             watch(each.name, each.engine.engine)
 
-    async def observed(
-        self, asked: ApiRequest, samples: Sequence[Sample]
+    async def counted(
+        self, api_request: ApiRequest, samples: Sequence[Sample], pieces: AsyncGenerator[SamplePiece, None]
     ) -> AsyncGenerator[SamplePiece, None]:
-        """The pieces of a request, counted when it ends."""
-        name = asked.served.name
+        """The same pieces, those of all `samples` of a request, which is counted when they end."""
+        name = api_request.served.name
         started = time.perf_counter()
         status = LEFT
         begun = False
         try:
-            async with contextlib.aclosing(pieces(asked, samples)) as found:
-                async for piece in found:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
                     if not begun:
                         self.first.labels(name).observe(time.perf_counter() - started)
                         begun = True
@@ -82,7 +82,7 @@ class Metrics:
         finally:
             self.requests.labels(name, str(status)).inc()
             self.seconds.labels(name).observe(time.perf_counter() - started)
-            self.tokens.labels(name, "prompt").inc(asked.prompt_tokens)
+            self.tokens.labels(name, "prompt").inc(api_request.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
 
@@ -94,14 +94,16 @@ class _Labelled(Collector):
     texts: Mapping[str, str]
 
     def collect(self) -> Iterable[Metric]:
-        found: dict[str, Metric] = {}
+        families: dict[str, Metric] = {}
         for replica, text in self.texts.items():
             for family in text_string_to_metric_families(text):
-                merged = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 merged.samples += [
                     sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
                 ]
-        return found.values()
+        return families.values()
 
 
 def with_replicas(texts: Mapping[str, str]) -> bytes:

@@ -47,19 +47,19 @@ class Sample:
     last_event: float = 0.0
     """Time of the engine's last event, on the clock of `started`."""
 
-    def details(self, asked: ApiRequest) -> dict[str, Any]:
+    def details(self, api_request: ApiRequest) -> dict[str, Any]:
         """The key `colar` of docs/serve.md."""
         began = self.last_event if self.answer_began is None else self.answer_began
-        found = {
+        fields = {
             "thoughts": self.thoughts,
             "forward_passes": self.forward_passes,
             "thinking_ms": round(1000 * (began - self.started), 3),
             "answer_ms": round(1000 * (self.last_event - began), 3),
             "finish": "length" if self.cut else "stop",
-            "seed": asked.seed,
-            "params": asdict(asked.requests[0].params),
+            "seed": api_request.seed,
+            "params": asdict(api_request.requests[0].params),
         }
-        return found | ({"warning": asked.warning} if asked.warning else {})
+        return fields | ({"warning": api_request.warning} if api_request.warning else {})
 
 
 @dataclass(frozen=True)
@@ -74,32 +74,34 @@ class SamplePiece:
     """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
 
-async def pieces(asked: ApiRequest, samples: Sequence[Sample]) -> AsyncGenerator[SamplePiece, None]:
+async def pieces(api_request: ApiRequest, samples: Sequence[Sample]) -> AsyncGenerator[SamplePiece, None]:
     """The pieces of all samples as they come. ApiError where one fails.
 
     Closing it, or cancelling its caller, cancels the engine's requests.
     """
     # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
     queue: asyncio.Queue[SamplePiece | ApiError] = asyncio.Queue()
-    tasks = [asyncio.create_task(_run(asked, sample, queue.put_nowait)) for sample in samples]
+    tasks = [asyncio.create_task(_run(api_request, sample, queue.put_nowait)) for sample in samples]
     try:
         left = len(tasks)
         while left:
-            found = await queue.get()
-            if isinstance(found, ApiError):
-                raise found
-            left -= found.last
-            yield found
+            piece = await queue.get()
+            if isinstance(piece, ApiError):
+                raise piece
+            left -= piece.last
+            yield piece
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece | ApiError], None]) -> None:
+async def _run(
+    api_request: ApiRequest, sample: Sample, put: Callable[[SamplePiece | ApiError], None]
+) -> None:
     """Put the pieces of one sample, or the error that ends them."""
     try:
-        await _answer(asked, sample, put)
+        await _answer(api_request, sample, put)
     except QueueFull as error:
         words = f"the queue is full: {error}; try again later"
         put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
@@ -108,29 +110,29 @@ async def _run(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece | A
         if isinstance(error, ValueError) and not sample.last_event:
             put(ApiError(400, str(error)))
             return
-        log.exception("request %s failed", asked.id)
+        log.exception("request %s failed", api_request.id)
         words = "the model failed to answer this request"
         put(ApiError(500, words, code="engine_error", type="server_error"))
 
 
-async def _answer(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece], None]) -> None:
-    served, body = asked.served, asked.body
-    request = asked.requests[sample.index]
+async def _answer(api_request: ApiRequest, sample: Sample, put: Callable[[SamplePiece], None]) -> None:
+    served, body = api_request.served, api_request.body
+    request = api_request.requests[sample.index]
     reader = ThoughtReader(served.lm, served.nearest, request.params, body.return_thoughts)
     answer = AnswerText(served.lm.template, body.stop)
     async with contextlib.aclosing(served.engine.stream(request)) as events:
         async for event in events:
             sample.last_event = event.at
             if event.kind == "thought":
-                put(await _thought(asked, sample, reader, event))
+                put(await _thought(api_request, sample, reader, event))
                 continue
             # The thinking is over: bytes that are no character yet will not become one.
-            kept = reader.end()
-            if kept:
-                sample.reasoning += kept
-                put(SamplePiece(sample, reasoning=kept))
+            incomplete = reader.end()
+            if incomplete:
+                sample.reasoning += incomplete
+                put(SamplePiece(sample, reasoning=incomplete))
             if event.kind == "token":
-                put(_token(asked, sample, answer, event))
+                put(_token(api_request, sample, answer, event))
                 # Leaving this loop cancels the engine's request, so that its last event does not come. Thinking is cut
                 # where it has come to its limit (`engine/step.py`).
                 if answer.stopped:
@@ -146,11 +148,13 @@ async def _answer(asked: ApiRequest, sample: Sample, put: Callable[[SamplePiece]
     put(SamplePiece(sample, text=rest, last=True))
 
 
-async def _thought(asked: ApiRequest, sample: Sample, reader: ThoughtReader, event: Event) -> SamplePiece:
+async def _thought(
+    api_request: ApiRequest, sample: Sample, reader: ThoughtReader, event: Event
+) -> SamplePiece:
     """The piece of a thought; empty where thoughts are not shown."""
     sample.n_thoughts += 1
     sample.forward_passes += 1
-    if not asked.body.include_reasoning and not asked.body.return_thoughts:
+    if not api_request.body.include_reasoning and not api_request.body.return_thoughts:
         return SamplePiece(sample)
     text, thought = await reader.read(event)
     sample.reasoning += text
@@ -159,13 +163,13 @@ async def _thought(asked: ApiRequest, sample: Sample, reader: ThoughtReader, eve
     return SamplePiece(sample, reasoning=text, thought=thought)
 
 
-def _token(asked: ApiRequest, sample: Sample, answer: AnswerText, event: Event) -> SamplePiece:
+def _token(api_request: ApiRequest, sample: Sample, answer: AnswerText, event: Event) -> SamplePiece:
     """The piece of an answer's token; its text may be kept back."""
     # EOS counts too: each token comes out of one pass, the first out of the separator's.
     sample.forward_passes += 1
     if sample.answer_began is None:
         sample.answer_began = event.at
-    if event.token_id == asked.served.lm.template.eos_id:
+    if event.token_id == api_request.served.lm.template.eos_id:
         return SamplePiece(sample)
     sample.n_tokens += 1
     text = answer.add(event.token_id)

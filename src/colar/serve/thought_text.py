@@ -15,12 +15,11 @@ from torch import Tensor
 
 from colar.engine.completion import Event
 from colar.look.thought import (
-    MOST_TOKENS,
     NEIGHBOURS,
     EmbeddingIndex,
     Neighbour,
     chosen_tokens,
-    group_size,
+    shown_size,
     thought_object,
 )
 from colar.model.latent_lm import LatentLM
@@ -54,8 +53,8 @@ class NearestTokens:
         wanted, self._wanted, self._task = self._wanted, [], None
         embeds_KD = torch.stack([embed_D for embed_D, _ in wanted])
         most = max(k for _, k in wanted)
-        found = await self.run(partial(self.vocabulary.nearest, embeds_KD, most))
-        return [near[:k] for near, (_, k) in zip(found, wanted, strict=True)]
+        neighbours = await self.run(partial(self.vocabulary.nearest, embeds_KD, most))
+        return [near[:k] for near, (_, k) in zip(neighbours, wanted, strict=True)]
 
 
 class ThoughtReader:
@@ -65,7 +64,7 @@ class ThoughtReader:
         self.lm = lm
         self.nearest = nearest
         self.detailed = detailed
-        self.size = min(group_size(params), MOST_TOKENS)
+        self.size = shown_size(params)
         self.count = 0
         self._text = TokenText(lm.template)
 
