@@ -11,7 +11,7 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation import controls
-from colar.evaluation.evaluate import EvaluatedModel, Limits, evaluate, make_grid, make_request
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, evaluate, make_grid, make_request
 from colar.files import read_jsonl
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
@@ -163,7 +163,7 @@ def test_all_but_the_thinking_is_the_methods(name):
 def test_a_control_can_be_evaluated_as_its_method(tmp_path):
     """Rows under the method's name, with a label that says what was done to it."""
     lm, method = build("coconut")
-    limits = Limits(max_latents=8, max_completion_length=4, batch_size=4)
+    limits = AnswerSettings(max_latents=8, max_completion_length=4, batch_size=4)
     (point,) = make_grid(EvaluatedModel("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
     asked = [make_request(point, example, limits) for example in EXAMPLES]
     zeroed = controls.build(lm, method, ["zeroed"], asked)[0]

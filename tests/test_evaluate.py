@@ -11,13 +11,13 @@ from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
 from colar.engine import reference
 from colar.evaluation import evaluate
-from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, Question
 from colar.evaluation.output_folder import claim_evaluation
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
-LIMITS = Limits(max_latents=5, max_completion_length=3, batch_size=4)
+LIMITS = AnswerSettings(max_latents=5, max_completion_length=3, batch_size=4)
 EXAMPLES = generate(ArithmeticConfig(), "test", 6, seed=0)
 
 

@@ -20,7 +20,7 @@ from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
-from colar.evaluation.evaluate import Limits, validate
+from colar.evaluation.evaluate import AnswerSettings, validate
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -215,7 +215,7 @@ def test_a_second_engine_records_nothing(name: str, decoding: str, taped: list[s
     assert n > 0
     same(Engine(lm, method, 4).generate(asked), wanted)
     assert len(taped) == n
-    limits = Limits(max_latents=12, max_completion_length=12, batch_size=4)
+    limits = AnswerSettings(max_latents=12, max_completion_length=12, batch_size=4)
     first = validate(lm, method, EXAMPLES, [params], decoding, limits)
     n = len(taped)
     # Training in place: the weights stay where they are.

@@ -16,7 +16,7 @@ from test_gpu_syncs import CASES as LOOKED
 
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.evaluate import Limits, validate
+from colar.evaluation.evaluate import AnswerSettings, validate
 from colar.look.inspect import Inspection, inspect_system
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
@@ -149,7 +149,7 @@ def test_reinforcement_scores_what_it_sampled(case: str, elsewhere: str) -> None
 
 def test_a_validation_by_generation_is_that_of_the_cpu(elsewhere: str) -> None:
     lm, method, params = made("gaussian")
-    limits = Limits(max_latents=4, max_completion_length=3)
+    limits = AnswerSettings(max_latents=4, max_completion_length=3)
 
     def found(device: str) -> dict[str, float]:
         metrics = validate(lm.to(device), method, ASKED, [params], "greedy", limits)

@@ -15,12 +15,12 @@ from launch import Group, together
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import controls, evaluate
-from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
-LIMITS = Limits(max_latents=5, max_completion_length=3, batch_size=4)
+LIMITS = AnswerSettings(max_latents=5, max_completion_length=3, batch_size=4)
 EXAMPLES = list(generate(ArithmeticConfig(), "test", 11, seed=0))
 DATASETS = {"a": EXAMPLES, "b": EXAMPLES[:5]}
 

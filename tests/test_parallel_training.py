@@ -20,14 +20,14 @@ from torch import Tensor
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import evaluate
-from colar.evaluation.evaluate import Limits
+from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
 from colar.training.rows import count_rows, mark_copies
 from colar.training.trainer import LatentTrainer
 
 QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
-LIMITS = Limits(max_latents=3, max_completion_length=2, batch_size=4)
+LIMITS = AnswerSettings(max_latents=3, max_completion_length=2, batch_size=4)
 SIZES = (
     "loss",
     "ce",

@@ -36,9 +36,9 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.evaluation import stats
 from colar.evaluation.evaluate import (
+    AnswerSettings,
     EvaluatedModel,
     GridPoint,
-    Limits,
     Question,
     make_record,
     make_request,
@@ -79,7 +79,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     for rows in ROWS:
         # One for all cells: it compiles once.
         engine = Engine(lm, method, rows, compile=args.compile)
-        limits = Limits(args.max_latents, args.max_completion_length, rows)
+        limits = AnswerSettings(args.max_latents, args.max_completion_length, rows)
         for name, params in _params(system, method, args):
             asked = examples if rows > 1 else examples[: args.limit_alone]
             # Not counted: kernels, caches and the memory of this width.
@@ -87,7 +87,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             cells[f"{name}/b{rows}"] = timed(engine, model, params, asked, limits)
     if args.votes and system != "cot":
         engine = Engine(lm, method, args.votes, compile=args.compile)
-        limits = Limits(args.max_latents, args.max_completion_length, args.votes)
+        limits = AnswerSettings(args.max_latents, args.max_completion_length, args.votes)
         for name, params in _params(system, method, args):
             asked = examples[: args.limit_alone]
             voted(engine, model, params, asked[:2], limits)
@@ -108,7 +108,7 @@ def _params(system: str, method: Any, args: argparse.Namespace) -> Iterator[tupl
 
 
 def timed(
-    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: Limits
+    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: AnswerSettings
 ) -> dict[str, float]:
     """Answer the questions, as many at a time as the engine has rows."""
     point = GridPoint(model, "questions", params, "greedy", seed=0)
@@ -121,7 +121,7 @@ def timed(
 
 
 def voted(
-    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: Limits
+    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: AnswerSettings
 ) -> dict[str, float]:
     """Draw an answer in each of the engine's rows to one question after another; the majority's is judged."""
     points = [

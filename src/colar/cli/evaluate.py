@@ -135,7 +135,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
     fill_limits(args, paths)
-    limits = evaluate.Limits(
+    answer_settings = evaluate.AnswerSettings(
         **limits_of(args),
         batch_size=args.batch_size,
         compile=args.compile,
@@ -173,11 +173,11 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         if args.control:
             models = controls.require_latent(models)
             grid = [point for point in grid if point.model in models]
-            controls.evaluate_controls(grid, args.control, datasets, records, limits)
+            controls.evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
             jobs = [answering(path, args) for path in checkpoints.values()]
             answer = actors and actors(dict(zip(models, jobs, strict=True)))
-            evaluate.evaluate(grid, datasets, records, limits, answer)
+            evaluate.evaluate(grid, datasets, records, answer_settings, answer)
     if PartialState().is_main_process:
         _write_report([records], output)
 

@@ -105,7 +105,7 @@ def dtype_of(args: argparse.Namespace) -> str:
 
 
 LIMITS = ("max_latents", "max_completion_length")
-"""Limits of a request: options of every command that generates, and fields of `Decoding` and `Limits`."""
+"""Limits of a request: options of every command that generates, and fields of `Decoding` and `AnswerSettings`."""
 
 
 def limit_options(parser: Parser, max_completion_length: int) -> None:

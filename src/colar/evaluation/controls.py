@@ -37,7 +37,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.evaluation import output_folder
-from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
@@ -142,8 +142,8 @@ def build(
         checks.check_choice("control", kind, tuple(KINDS))
     if not requests:
         raise ValueError("a control is built from requests, got none")
-    asked = [replace(request, keep_latents=True) for request in requests]
-    own = thoughts_of(lm, Engine(lm, method, max_batch).generate(asked))
+    with_latents = [replace(request, keep_latents=True) for request in requests]
+    own = thoughts_of(lm, Engine(lm, method, max_batch).generate(with_latents))
     return [GivenThoughts(method, requests, KINDS[kind](own, requests, seed)) for kind in kinds]
 
 
@@ -248,7 +248,7 @@ def evaluate_controls(
     kinds: Sequence[str],
     datasets: Mapping[str, Sequence[Example]],
     records: Path,
-    limits: Limits,
+    settings: AnswerSettings,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
     done = {record_key(record) for record in output_folder.read_records(records)}
@@ -263,13 +263,13 @@ def evaluate_controls(
             continue
         # The model thinks once, for all the controls that are missing.
         model = point.model
-        requests = [make_request(point, example, limits) for example in examples]
-        made = build(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
+        requests = [make_request(point, example, settings) for example in examples]
+        made = build(model.lm, model.method, missing, requests, max_batch=settings.batch_size)
         for kind, control in zip(missing, made, strict=True):
             controlled = labelled(point, kind)
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
-            n_new += evaluate([controlled], datasets, records, limits)
+            n_new += evaluate([controlled], datasets, records, settings)
     # An earlier call may have been killed with all answered, before they stood in order.
     output_folder.put_in_order(records, order)
     return n_new

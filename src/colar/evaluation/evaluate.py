@@ -39,8 +39,12 @@ GREEDY_SEED = 0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of generation, the number of requests that run at once, and how their steps run."""
+class AnswerSettings:
+    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs.
+
+    The two limits go into the `Decoding` of each request (`make_request`). Its other fields are those of the decoding
+    that a grid point names, greedy or sampled.
+    """
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""
@@ -124,14 +128,13 @@ def make_grid(
     # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
         # Greedy decoding draws nothing: every seed would give the same answers, and count as several samples.
-        asked_with = [GREEDY_SEED] if decoding == "greedy" else seeds
-        for seed in asked_with:
+        for seed in [GREEDY_SEED] if decoding == "greedy" else seeds:
             point = GridPoint(model, dataset, param, decoding, seed)
             points[point.cell, seed] = point
     return list(points.values())
 
 
-Answer = Callable[[EvaluatedModel, Sequence[Question], Limits], Iterator[dict[str, Any]]]
+Answer = Callable[[EvaluatedModel, Sequence[Question], AnswerSettings], Iterator[dict[str, Any]]]
 """Gives one record per question of a model, in any order: `make_records`, or engines on other machines."""
 
 
@@ -139,7 +142,7 @@ def evaluate(
     grid: Sequence[GridPoint],
     datasets: Mapping[str, Sequence[Example]],
     records: Path,
-    limits: Limits,
+    settings: AnswerSettings,
     answer: Answer | None = None,
 ) -> int:
     """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
@@ -148,37 +151,39 @@ def evaluate(
     call it together and divide the questions.
     """
     done = {record_key(record) for record in output_folder.read_records(records)}
-    questions = questions_of(grid, datasets, limits)
-    asked = [question for question in questions if question.key not in done]
+    questions = questions_of(grid, datasets, settings)
+    unanswered = [question for question in questions if question.key not in done]
     # A question that does not fit must stop the evaluation now, not after hours of answers.
-    processes.split(asked, _check_fit)
-    if asked:
-        _write_answers(asked, records, limits, answer or make_records)
+    processes.split(unanswered, _check_fit)
+    if unanswered:
+        _write_answers(unanswered, records, settings, answer or make_records)
     output_folder.put_in_order(records, [question.key for question in questions])
-    return len(asked)
+    return len(unanswered)
 
 
-def _write_answers(asked: Sequence[Question], records: Path, limits: Limits, answer: Answer) -> None:
+def _write_answers(
+    questions: Sequence[Question], records: Path, settings: AnswerSettings, answer: Answer
+) -> None:
     """Append the answers to `records`: of several processes the main one writes those of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
-    for question in asked:
+    for question in questions:
         by_model[question.point.model].append(question)
-    systems = {question.point.cell.system for question in asked}
+    systems = {question.point.cell.system for question in questions}
     # Of several systems the bar names the model that it has come to.
-    only = [f"evaluate {system_name(system, systems)}" for system in systems]
-    named = only[0] if len(only) == 1 else "evaluate"
+    notes = [f"evaluate {system_name(system, systems)}" for system in systems]
+    note = notes[0] if len(notes) == 1 else "evaluate"
     state = PartialState()
     n = state.num_processes
     # A kill loses the answers of a round.
-    per_round = limits.batch_size if n > 1 else 1
+    per_round = settings.batch_size if n > 1 else 1
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(progress.bar(named, len(asked)))
+        bar = stack.enter_context(progress.bar(note, len(questions)))
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
-        for model, questions in by_model.items():
+        for model, of_model in by_model.items():
             # Every n-th one: neighbours in the grid take about as long as each other.
-            mine = answer(model, questions[state.process_index :: n], limits)
-            for _ in range(math.ceil(len(questions) / (n * per_round))):
+            mine = answer(model, of_model[state.process_index :: n], settings)
+            for _ in range(math.ceil(len(of_model) / (n * per_round))):
                 for record in gather_object(list(itertools.islice(mine, per_round))):
                     if write is not None:
                         write(record)
@@ -187,13 +192,13 @@ def _write_answers(asked: Sequence[Question], records: Path, limits: Limits, ans
 
 
 def questions_of(
-    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], limits: Limits
+    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], settings: AnswerSettings
 ) -> list[Question]:
     """All questions of the grid: the order of the records."""
     questions = []
     for point in grid:
         for example in datasets[point.dataset]:
-            questions.append(Question(point, example, make_request(point, example, limits)))
+            questions.append(Question(point, example, make_request(point, example, settings)))
     return questions
 
 
@@ -206,7 +211,7 @@ def _check_fit(questions: Sequence[Question]) -> Iterator[None]:
 
 
 def make_records(
-    model: EvaluatedModel, questions: Sequence[Question], limits: Limits
+    model: EvaluatedModel, questions: Sequence[Question], settings: AnswerSettings
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per question, in the order in which they finish.
 
@@ -216,9 +221,9 @@ def make_records(
     engine = Engine(
         model.lm,
         model.method,
-        limits.batch_size,
-        compile=limits.compile,
-        cuda_graphs=False if limits.eager else None,
+        settings.batch_size,
+        compile=settings.compile,
+        cuda_graphs=False if settings.eager else None,
     )
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.lm.dtype).removeprefix("torch.")
@@ -256,14 +261,14 @@ def make_record(question: Question, completion: Completion) -> dict[str, Any]:
 
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
     """The fields of a record after its question's id: cluster, completion, the judge's verdict, lengths and time."""
-    found = verdict(completion.text, example)
+    judged = verdict(completion.text, example)
     # Only repeated questions have the key: all others are their own cluster.
     cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
         **cluster,
         "completion": completion.text,
-        "parsed": found.parsed,
-        "correct": found.correct,
+        "parsed": judged.parsed,
+        "correct": judged.correct,
         "truncated": completion.truncated,
         "length": completion.length,
         "forward_passes": completion.forward_passes,
@@ -282,12 +287,12 @@ def gold_length(lm: LatentLM, example: Example) -> int | None:
     return tokens if tokens > 0 else None
 
 
-def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
+def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -> Request:
     """The engine's request for a question of a grid point. Its noise depends on seed and question alone."""
     decoding = replace(
         DECODINGS[point.decoding],
-        max_latents=limits.max_latents,
-        max_completion_length=limits.max_completion_length,
+        max_latents=settings.max_latents,
+        max_completion_length=settings.max_completion_length,
     )
     # Of the question's id, not of its position: another --limit, or another order, changes no draw.
     seed = seed_from(point.seed, example.id)
@@ -300,7 +305,7 @@ def validate(
     examples: Sequence[Example],
     params: Sequence[Any],
     decoding: str,
-    limits: Limits,
+    settings: AnswerSettings,
 ) -> dict[str, float]:
     """Validate: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`).
 
@@ -311,10 +316,10 @@ def validate(
     lengths: dict[str, float] = {}
     for param in params:
         point = GridPoint(model, "validation", param, decoding, seed=0)
-        questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
+        questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
         with PartialState().split_between_processes(questions) as share:
-            mine = [(record["correct"], record["length"]) for record in make_records(model, share, limits)]
+            mine = [(record["correct"], record["length"]) for record in make_records(model, share, settings)]
         # Sums of whole numbers: the same however they were divided.
         graded = gather_object(mine)
         suffix = metric_suffix(param, several=len(params) > 1)

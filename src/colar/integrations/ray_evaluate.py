@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from colar.engine.completion import Completion
-from colar.evaluation.evaluate import EvaluatedModel, Limits, Question, make_record
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, Question, make_record
 from colar.integrations import ray_cluster, ray_generate
 from colar.integrations.ray_cluster import ray
 from colar.integrations.ray_generate import Asked, Job
@@ -30,7 +30,7 @@ def make_records(
     actors: ray_cluster.Actors,
     model: EvaluatedModel,
     questions: Sequence[Question],
-    limits: Limits,
+    settings: AnswerSettings,
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each question that has an answer, in the order in which they come.
 
@@ -43,7 +43,7 @@ def make_records(
         for number, question in enumerate(questions)
     ]
     # Each actor has a part, however few questions there are.
-    size = min(limits.batch_size, math.ceil(len(questions) / actors.n))
+    size = min(settings.batch_size, math.ceil(len(questions) / actors.n))
     chunks = [{"asked": pickle.dumps(asked[i : i + size])} for i in range(0, len(asked), size)]
     data = ray.data.from_items(chunks, override_num_blocks=len(chunks))
     failed = []

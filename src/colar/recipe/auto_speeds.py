@@ -81,7 +81,12 @@ class Outcome:
 
 
 def conclude(
-    output: Path, cot: Path, last: Path, examples: Sequence[Example], limits: evaluate.Limits, dtype: str
+    output: Path,
+    cot: Path,
+    last: Path,
+    examples: Sequence[Example],
+    limits: evaluate.AnswerSettings,
+    dtype: str,
 ) -> Outcome:
     """Ask both checkpoints the held-out questions, publish `output`/best, and write `output`/results.
 
@@ -97,7 +102,7 @@ def conclude(
         folder: Path,
         model: evaluate.EvaluatedModel,
         params: Sequence[Any],
-        limits: evaluate.Limits,
+        limits: evaluate.AnswerSettings,
     ) -> None:
         path = results / f"records-{name}.jsonl"
         records.append(path)
@@ -148,7 +153,7 @@ def _time_singly(
     model: evaluate.EvaluatedModel,
     asked: Sequence[Any],
     examples: Sequence[Example],
-    limits: evaluate.Limits,
+    limits: evaluate.AnswerSettings,
     records: Path,
 ) -> dict[str, float]:
     """Median seconds of a question that is computed by itself, by the values that it was asked with.
@@ -243,7 +248,7 @@ def speed_name(given: Given) -> str:
     return f"{name} with threshold {threshold:g}" if threshold else name
 
 
-def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: evaluate.Limits) -> None:
+def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: evaluate.AnswerSettings) -> None:
     """Write a checkpoint as `target` with a speed and limits of its own; its weights are links to the same files."""
     info = files.read_json(folder / "colar.json")
     info["method"] |= {

@@ -159,7 +159,7 @@ def _train(
             examples=held_out,
             params=settings.method_params(method),
             decoding=settings.decoding,
-            limits=settings.limits,
+            settings=settings.limits,
         )
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     if recipe.grpo is not None:

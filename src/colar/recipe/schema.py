@@ -11,7 +11,7 @@ from typing import Any
 from colar.checks import check_choice, check_number
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import Limits
+from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.backbones import DTYPES
@@ -152,8 +152,8 @@ class ValidationConfig:
     """The per-request values asked for, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
     decoding: str = "greedy"
     """greedy | sampled."""
-    limits: Limits = field(default_factory=Limits)
-    """Limits of generation."""
+    limits: AnswerSettings = field(default_factory=AnswerSettings)
+    """Limits of generation, and how the engine runs."""
     page_size: int = 16
     """First N validation rows for the page of the run, inspect.html; 0: no page."""
 
