@@ -1056,7 +1056,7 @@ def test_killed_and_resumed_is_uninterrupted(
     child = alone(tmp_path / "child", partial(killed_run, tmp_path / "killed", **kill))
     assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
-    assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
+    assert folder.last_whole_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
     lm, resumed = run(folder.path, grpo(**LONG_GRPO), **RESUMABLE)
     whole_lm, whole, whole_folder = uninterrupted
     assert curve(resumed) == curve(whole)

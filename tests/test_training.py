@@ -391,7 +391,7 @@ def test_killed_and_resumed_is_uninterrupted(
     child = alone(tmp_path / "child", functools.partial(killed_run, tmp_path / "killed", lora, last, **kill))
     assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
-    assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
+    assert folder.last_whole_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
     if "at_save" in kill:
         assert (folder.checkpoints / "checkpoint-6" / "adapter_model.safetensors").exists()
     config = {**LONG, "save_steps": last}
@@ -441,7 +441,7 @@ def test_a_torn_checkpoint_is_known_by_its_file(
     assert fault(torn) is None
     harm(torn / name)
     assert fault(torn) == name
-    assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-2"
+    assert folder.last_whole_checkpoint() == folder.checkpoints / "checkpoint-2"
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "digests.json"])
@@ -519,7 +519,10 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
         run(tmp_path / "run", **{**short, "num_train_epochs": 4, "per_device_train_batch_size": 4})
     with pytest.raises(ValueError, match="no rows"):  # a call that cannot start drops nothing
         train(on, Colar(ColarConfig()), [], TrainingConfig(**QUICK), tmp_path / "run", resume=False)
-    assert RunFolder(tmp_path / "run").last_checkpoint() == tmp_path / "run" / "checkpoints" / "checkpoint-3"
+    assert (
+        RunFolder(tmp_path / "run").last_whole_checkpoint()
+        == tmp_path / "run" / "checkpoints" / "checkpoint-3"
+    )
     _, fresh = run(tmp_path / "run", resume=False, **short)
     assert losses(fresh) == losses(first)
 
@@ -530,7 +533,9 @@ def test_hours_are_counted_over_resumes(tmp_path: Path) -> None:
     _, first = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
     assert seconds <= first.seconds < seconds + 5
     assert first.history[-2]["eval_accuracy"] == 0.5  # it validates, saves and ends
-    assert RunFolder(tmp_path).last_checkpoint() == tmp_path / "checkpoints" / f"checkpoint-{first.steps}"
+    assert (
+        RunFolder(tmp_path).last_whole_checkpoint() == tmp_path / "checkpoints" / f"checkpoint-{first.steps}"
+    )
     _, second = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
     assert second.steps == first.steps
     longer = {**limit, "max_hours": (first.seconds + 0.3) / 3600}
@@ -767,7 +772,7 @@ def test_a_curriculum_that_is_cut_publishes_nothing(tmp_path: Path, validates: b
         )
         assert "It ends with stage 2" in said
         assert not RunFolder(tmp_path).best.exists()
-        assert RunFolder(tmp_path).last_checkpoint() == tmp_path / "checkpoints" / "checkpoint-1"
+        assert RunFolder(tmp_path).last_whole_checkpoint() == tmp_path / "checkpoints" / "checkpoint-1"
         assert RunFolder(tmp_path).history.exists()
     _, result = cut(1)
     assert result.steps == 6

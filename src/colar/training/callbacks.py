@@ -6,7 +6,8 @@
       one update
     on_step_end         Evaluations, Checkpoints and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
-    on_evaluate         KeepBest has the Publisher write `best/` where validation is better than before
+    on_evaluate         PublishBest has the Publisher write `best/` where validation is better than before;
+                        History writes history.json, at saves too
     on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
     on_train_end        Clock stops
 
@@ -42,7 +43,7 @@ from colar.model import card, checkpoint, weights
 from colar.model.latent_lm import LatentLM
 from colar.training.curriculum import Curriculum
 from colar.training.rows import Schedule
-from colar.training.run_folder import PREFIX, RunFolder, write_digests
+from colar.training.run_folder import RunFolder, write_digests
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
@@ -93,11 +94,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
             control.should_log = True
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        saved = self.folder.checkpoints / f"{PREFIX}{state.global_step}"
         # Every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            write_digests(saved)
+            write_digests(self.folder.checkpoint(state.global_step))
             self.folder.keep_newest(self.limit)
 
 
@@ -173,10 +173,10 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
         metrics = kwargs.get("metrics") or {}
         if self.bar is None or "eval_accuracy" not in metrics:
             return
-        found = f"accuracy {metrics['eval_accuracy']:.4f}"
+        result = f"accuracy {metrics['eval_accuracy']:.4f}"
         if "eval_length" in metrics:
-            found += f", #L {metrics['eval_length']:.2f}"
-        progress.say(f"step {state.global_step}, epoch {state.epoch:.2f}: {found}")
+            result += f", #L {metrics['eval_length']:.2f}"
+        progress.say(f"step {state.global_step}, epoch {state.epoch:.2f}: {result}")
 
     def close(self) -> None:
         """Take the bar off the terminal, also after an error."""
@@ -185,13 +185,9 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
             self.bar = None
 
 
-REFRESH_EVERY_S = 10.0
-"""The history is written at evaluations, saves and the end, but in between not more often than this."""
-
-
 @dataclass
 class Publisher:
-    """Writes `best/` with its provenance, and the history that shows how the run goes."""
+    """Writes `best/` with its provenance, and loads it again."""
 
     lm: LatentLM
     method: Method
@@ -233,25 +229,16 @@ class Publisher:
             broadcast(tensor.data)
         return metrics
 
-    def refresh(self, state: TrainerState) -> None:
-        """Write the history."""
-        # It only shows the run: where that fails, the run goes on, and its weights are still published.
-        with progress.warn_on_error("the history"):
-            self.folder.write_history(state.log_history)
 
-
-class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it, and refreshes the history.
+class PublishBest(TrainerCallback):  # type: ignore[misc]
+    """Publishes at an evaluation with a higher accuracy than any before it.
 
     Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
-    With `publish_last` it publishes at none.
     """
 
-    def __init__(self, publisher: Publisher, curriculum: Curriculum, publish_last: bool = False) -> None:
+    def __init__(self, publisher: Publisher, curriculum: Curriculum) -> None:
         self.publisher = publisher
         self.curriculum = curriculum
-        self.publish_last = publish_last
-        self.refreshed = time.monotonic()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
@@ -266,9 +253,8 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         better = state.best_metric is None or accuracy > state.best_metric or self._wins_tie(state, accuracy)
         if better and self.curriculum.ends_with(state.global_step):
             state.best_metric = accuracy
-            if state.is_world_process_zero and not self.publish_last:
+            if state.is_world_process_zero:
                 self.publisher.publish(state)
-        self._refresh(state)
 
     def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
         """True where the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
@@ -279,14 +265,29 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         own = losses.pop(state.global_step, None)
         return own is not None and bool(losses) and own < min(losses.values())
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._refresh(state)
 
-    def _refresh(self, state: TrainerState) -> None:
+HISTORY_EVERY_S = 10.0
+"""The history is written at evaluations, saves and the end, but in between not more often than this."""
+
+
+class History(TrainerCallback):  # type: ignore[misc]
+    """Writes history.json, which shows how the run goes."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.written = time.monotonic()
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._write_if_due(state)
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._write_if_due(state)
+
+    def _write_if_due(self, state: TrainerState) -> None:
         # Not more often than the interval: a short run may save at every step.
-        if state.is_world_process_zero and time.monotonic() - self.refreshed > REFRESH_EVERY_S:
-            self.publisher.refresh(state)
-            self.refreshed = time.monotonic()
+        if state.is_world_process_zero and time.monotonic() - self.written > HISTORY_EVERY_S:
+            self.folder.write_history(state.log_history)
+            self.written = time.monotonic()
 
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
@@ -294,8 +295,8 @@ def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     rows = [row for row in state.log_history if "eval_accuracy" in row]
     if not rows or rows[-1]["step"] != state.global_step:
         return {}
-    found = {
+    metrics = {
         name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")
     }
-    del found["seconds"]
-    return found
+    del metrics["seconds"]
+    return metrics

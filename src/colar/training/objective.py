@@ -58,8 +58,8 @@ class Objective(nn.Module):
         outputs: dict[str, Any] = {}
         for name, term_B in terms.items():
             term_B = devices.beside(term_B.detach(), losses_B)
-            kept_B = torch.where(counted_B, term_B.float(), 0.0)
-            outputs[name.removeprefix("_")] = kept_B.sum() / rows
+            own_B = torch.where(counted_B, term_B.float(), 0.0)
+            outputs[name.removeprefix("_")] = own_B.sum() / rows
         outputs["loss"] = torch.where(counted_B, losses_B, 0.0).sum() / count
         return outputs
 

@@ -122,12 +122,12 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
     batch = longest_batch(trainer, epochs) if sampled is None else sampled
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
-        found = measure(trainer, batch)
-        while found is None:
+        measured = measure(trainer, batch)
+        while measured is None:
             halve(trainer, batch)
-            found = measure(trainer, batch)
-    progress.say(str(found))
-    return found
+            measured = measure(trainer, batch)
+    progress.say(str(measured))
+    return measured
 
 
 def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
@@ -155,10 +155,10 @@ def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, 
     n_examples = trainer.args.train_batch_size // schedule.n_draws
     batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
     widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
-    found = []
+    in_stages = []
     for epoch in epochs:
-        found.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
-    return max(found, key=lambda batch: int(trainer.positions(batch).max()))
+        in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
+    return max(in_stages, key=lambda batch: int(trainer.positions(batch).max()))
 
 
 def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:

@@ -38,8 +38,9 @@ from colar.training.callbacks import (
     Clock,
     Epochs,
     Evaluations,
-    KeepBest,
+    History,
     ProgressBar,
+    PublishBest,
     Publisher,
 )
 from colar.training.config import TrainingConfig
@@ -138,7 +139,7 @@ def run_trainer(
             trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
         )
         if trainer.args.should_save:
-            publisher.refresh(state)
+            folder.write_history(state.log_history)
         curriculum.require_end(state.global_step, config.max_hours)
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
 
@@ -240,8 +241,10 @@ def _ready_to_train(
     if trainer.validate is not None:
         every = curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
         callbacks.append(Evaluations(every))
-    keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
-    callbacks += [publisher.clock, keep_best, bar]
+    callbacks.append(publisher.clock)
+    if config.load_best_model_at_end:
+        callbacks.append(PublishBest(publisher, curriculum))
+    callbacks += [History(publisher.folder), bar]
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
         board.logging_dir = str(publisher.folder.logs)
@@ -270,7 +273,7 @@ def _ready_to_train(
 def _finish(
     trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
 ) -> TrainResult:
-    """Publish the last weights where they are asked for or nothing else was; leave the published ones in the model."""
+    """Publish the last weights where `publish_last` or nothing is published; leave the published ones in the model."""
     # All take part: each has a share of every weight.
     gathered = sharded.gathered(publisher.lm) if sharded.is_sharded(publisher.lm) else None
     if trainer.is_world_process_zero():
@@ -292,23 +295,26 @@ def _finish(
 def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
     """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
     rows, digest = trainer.get_total_train_batch_size(trainer.args), trainer.schedule.digest
-    kept = run_folder.clock_of(saved)
-    if kept:
+    saved_clock = run_folder.clock_of(saved)
+    if saved_clock:
         # With other rows, or another number of them, the saved step would point to another place in the epoch.
         checks.check_same_run(
             trainer.args.output_dir,
-            {"rows per update": kept["rows_per_update"], "digest of the training rows": kept["rows"]},
+            {
+                "rows per update": saved_clock["rows_per_update"],
+                "digest of the training rows": saved_clock["rows"],
+            },
             {"rows per update": rows, "digest of the training rows": digest},
             "some of the rows would be seen twice and others never: train on the same ones, with the same "
             "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
         )
-    return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
+    return Clock(saved_clock.get("seconds", 0.0), config.max_hours, rows, digest)
 
 
 def _still_good(folder: RunFolder) -> str:
     """A sentence that names the checkpoints on disk."""
     good = []
-    last_whole = folder.last_checkpoint()
+    last_whole = folder.last_whole_checkpoint()
     if last_whole is not None:
         good.append(f"{last_whole} (to resume from)")
     if folder.best.exists():

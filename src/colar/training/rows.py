@@ -75,7 +75,7 @@ class TrainingRows(Dataset[Row]):
         self.examples = examples
         self.seed = seed
         self.n_draws = n_draws
-        # The draws of an example are asked for one after another.
+        # The draws of an example are wanted one after another.
         self._last: tuple[tuple[float, int, int], list[Row]] | None = None
 
     def __len__(self) -> int:
@@ -119,8 +119,8 @@ class TrainingRows(Dataset[Row]):
                 # One of its own: torch's would give other random numbers afterwards.
                 generator=torch.Generator(),
             )
-            found = itertools.chain.from_iterable(loader)
-            for _, of_row in zip(progress.track(indices, f"check {name} rows"), found, strict=False):
+            lengths = itertools.chain.from_iterable(loader)
+            for _, of_row in zip(progress.track(indices, f"check {name} rows"), lengths, strict=False):
                 if isinstance(of_row, ValueError):
                     raise of_row
                 yield of_row

@@ -49,7 +49,7 @@ RESUMABLE = {
 }
 """Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it
 is logged, what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their
-number stays the same is checked where it is known (`run.py`), and so are the rows, by their digest."""
+number stays the same is checked where it is known (`resumable_run.py`), and so are the rows, by their digest."""
 
 
 class RunFolder:
@@ -72,10 +72,10 @@ class RunFolder:
 
         Without `resume` any run that is there is to be replaced. Logs where a run that has ended goes on.
         """
-        made = _with_start(recipe)
+        values = _with_start(recipe)
         # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
-        if resume and self.recipe.exists() and (self.best.exists() or self.last_checkpoint()):
-            before, now = _dotted(files.read_json(self.recipe)), _dotted(made)
+        if resume and self.recipe.exists() and (self.best.exists() or self.last_whole_checkpoint()):
+            before, now = _dotted(files.read_json(self.recipe)), _dotted(values)
             # The same weights may lie in another folder by now.
             free = RESUMABLE | ({"model.init_from"} if START in now else set())
             check_same_run(
@@ -90,7 +90,7 @@ class RunFolder:
                         f"{self.path} had ended with {key} {before[key]}: it goes on with {now[key]}"
                     )
         self.finished.unlink(missing_ok=True)
-        files.write_json(self.recipe, made)
+        files.write_json(self.recipe, values)
 
     def has_finished(self, recipe: dict[str, Any]) -> bool:
         """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
@@ -112,12 +112,15 @@ class RunFolder:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        made = (self.history, self.completions, self.page, self.numbers, self.finished)
-        for file in made:
+        for file in (self.history, self.completions, self.page, self.numbers, self.finished):
             file.unlink(missing_ok=True)
 
-    def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; None where there is none."""
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint after a step."""
+        return self.checkpoints / f"{PREFIX}{step}"
+
+    def last_whole_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is whole; None where there is none. Reads all files of a checkpoint: `fault`."""
         return next((folder for folder in self.newest_first() if fault(folder) is None), None)
 
     def keep_newest(self, number: int) -> None:
@@ -126,12 +129,15 @@ class RunFolder:
             shutil.rmtree(folder)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
-        """Write history.json; numbers that are not finite become null."""
-        # JSON has no NaN.
+        """Write history.json; numbers that are not finite become null, for JSON has no NaN.
+
+        It only shows the run: a failure is a warning, and the run goes on.
+        """
         clean = []
         for row in history:
             clean.append({key: _finite(value) for key, value in row.items()})
-        files.write_json(self.history, clean)
+        with progress.warn_on_error("the history"):
+            files.write_json(self.history, clean)
 
     def newest_first(self) -> list[Path]:
         """The folders of all checkpoints, whole or not, by their step."""
@@ -155,7 +161,8 @@ def write_digests(folder: Path) -> None:
 def fault(folder: Path) -> str | None:
     """The name of the first file of a checkpoint that is missing, cut or damaged; None where the checkpoint is whole.
 
-    Digests are the last file of a save: a checkpoint without them was never finished.
+    Every file is read, to compare its digest. Digests are the last file of a save: a checkpoint without them was never
+    finished.
     """
     try:
         digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
@@ -203,7 +210,7 @@ def _dotted(tree: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         inner = _dotted(value) if isinstance(value, dict) and value else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
+        flat |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
     return flat
 
 

@@ -90,30 +90,21 @@ def make_trainer(
     examples = list(method.prepare(lm, examples))
     if config.fsdp:
         sharded.check(lm)
-    n_draws = config.draws_per_example
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    n_examples = -1
-    # Again without those that are too long: with fewer rows the stages begin at other epochs.
-    while len(examples) != n_examples:
-        n_examples = len(examples)
-        rows = TrainingRows(lm, method, examples, config.seed, n_draws)
-        curriculum = make_curriculum(method, config, n_examples * n_draws, rows_per_update)
-        begins = curriculum.stage_epochs()
-        lengths = rows.lengths(begins)
-        examples = rows.fitting(lengths, "training rows")
-    first = [of_row[0] for of_row in lengths]
-    schedule = RowSchedule(examples, first, config.seed, rows_per_update, n_draws)
+    rows, first_lengths, curriculum = fitting_rows(lm, method, examples, config, rows_per_update)
+    schedule = RowSchedule(
+        rows.examples, first_lengths, config.seed, rows_per_update, config.draws_per_example
+    )
     # A row without a chain has no chain to be scored on.
-    others = [example for example in held_out if example.steps]
-    held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None
+    scored = [example for example in held_out if example.steps]
+    held_out_rows = TrainingRows(lm, method, scored, config.seed) if scored else None
     if held_out_rows is not None:
         # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
         # the curriculum may be a stage further.
-        found = held_out_rows.lengths(
-            [*begins, curriculum.max_steps / curriculum.steps_per_epoch], "validation"
-        )
-        held_out_rows.examples = held_out_rows.fitting(found, "validation rows")
+        epochs = [*curriculum.stage_epochs(), curriculum.max_steps / curriculum.steps_per_epoch]
+        lengths = held_out_rows.lengths(epochs, "validation")
+        held_out_rows.examples = held_out_rows.fitting(lengths, "validation rows")
     return LatentTrainer(
         Objective(lm, method),
         args,
@@ -125,6 +116,22 @@ def make_trainer(
         config.tokens_per_batch,
         config.fsdp,
     )
+
+
+def fitting_rows(
+    lm: LatentLM, method: Method, examples: list[Example], config: TrainingConfig, rows_per_update: int
+) -> tuple[TrainingRows, list[int], Curriculum]:
+    """The rows that fit the model's context in every stage, their lengths in the first one, and the curriculum."""
+    n_draws = config.draws_per_example
+    n_examples = -1
+    # Again without those that are too long: with fewer rows the stages begin at other epochs.
+    while len(examples) != n_examples:
+        n_examples = len(examples)
+        rows = TrainingRows(lm, method, examples, config.seed, n_draws)
+        curriculum = make_curriculum(method, config, n_examples * n_draws, rows_per_update)
+        lengths = rows.lengths(curriculum.stage_epochs())
+        examples = rows.fitting(lengths, "training rows")
+    return rows, [of_row[0] for of_row in lengths], curriculum
 
 
 def make_curriculum(method: Method, config: TrainingConfig, n_rows: int, rows_per_update: int) -> Curriculum:

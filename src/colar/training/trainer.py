@@ -154,8 +154,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
         if self.tokens_per_batch is None:
             return [inputs]
-        found = part_indices(self.positions(inputs), self.tokens_per_batch)
-        return [inputs] if len(found) == 1 else [take(inputs, index) for index in found]
+        indices = part_indices(self.positions(inputs), self.tokens_per_batch)
+        return [inputs] if len(indices) == 1 else [take(inputs, rows) for rows in indices]
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
@@ -186,7 +186,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss of one batch, whose terms are kept for the log."""
+        """The loss of one batch, whose terms are added up for the log."""
         rows = int(count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         # Means weighted by rows: the last batch of an epoch may be shorter.

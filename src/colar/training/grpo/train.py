@@ -161,7 +161,7 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
         return
     # The lock: the outputs of a process that still runs are not ours to drop.
     with processes.locked(folder.path):
-        resume_from = folder.last_checkpoint() if resume else None
+        resume_from = folder.last_whole_checkpoint() if resume else None
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)
         files.write_jsonl(folder.completions, [record for record in records if record["step"] < step])
