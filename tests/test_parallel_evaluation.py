@@ -14,8 +14,9 @@ from launch import Group, together
 
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
-from colar.evaluation import controls, evaluate
+from colar.evaluation import evaluate
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint
+from colar.evaluation.evaluate_controls import evaluate_controls
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -68,7 +69,7 @@ def measure_all(folder: Path) -> tuple[dict[str, float], int]:
     params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
     metrics = evaluate.validate(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
     records = folder / "controls" / "records.jsonl"
-    controls.evaluate_controls(grid(asked)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
+    evaluate_controls(grid(asked)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
     return metrics, answer_all(folder)
 
 

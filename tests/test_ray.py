@@ -186,7 +186,7 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
     """Ray would put chunks together, and one actor would answer all of a file."""
     make = functools.partial(
         answer_files.make_requests,
-        grid=[registry.make_params(registry.build("cot"), {})],
+        combinations=[registry.make_params(registry.build("cot"), {})],
         decoding=DECODINGS["greedy"],
         seed=0,
         keep_latents=False,

@@ -567,12 +567,12 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    print_tables(tables.grids(Report.from_json(made)), Console(file=out, width=200))
+    print_tables(tables.report_tables(Report.from_json(made)), Console(file=out, width=200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    print_tables(tables.grids(Report.from_json(made)), Console(file=narrow, width=80))
+    print_tables(tables.report_tables(Report.from_json(made)), Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
     average = pick(made["rows"], model="Fast", dataset="average", decoding="sampled", params=params(1))
     (line,) = [

@@ -138,7 +138,7 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
         raise ValueError(f"--backbone is for adapters, and {given} holds all weights: leave it out")
 
 
-def param_grids(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
+def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
     """Of each checkpoint, by name: every combination of the given per-request values that its method has, or its own.
 
     The weights, which take seconds to load, are not read. ValueError for a value that is out of range, or that none of
@@ -156,16 +156,16 @@ def param_grids(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[s
                 for method in methods.values()
             )
             raise ValueError("; ".join(dict.fromkeys(has_none)))
-    grids = {}
+    combinations = {}
     for key, method in methods.items():
         names = [name for name in given if name in registry.param_names(method)]
         # Without names there is one empty combination: the method's defaults.
-        combinations = itertools.product(*(given[name] for name in names))
-        grids[key] = [
-            registry.make_params(method, dict(zip(names, values, strict=True))) for values in combinations
+        combinations[key] = [
+            registry.make_params(method, dict(zip(names, values, strict=True)))
+            for values in itertools.product(*(given[name] for name in names))
         ]
-        for params in grids[key]:
+        for params in combinations[key]:
             warning = method.check_params(params)
             if warning:
                 progress.say(f"warning: {method.name}: {warning}")
-    return grids
+    return combinations

@@ -21,7 +21,7 @@ from colar.cli.checkpoints import (
     fill_limits,
     load,
     name_and_path,
-    param_grids,
+    param_combinations,
     say_judged_by,
     say_trained_on,
 )
@@ -42,6 +42,7 @@ from colar.cli.options import (
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
+from colar.evaluation.evaluate_controls import evaluate_controls, require_latent
 from colar.evaluation.names import name_checkpoints, name_sources
 from colar.evaluation.output_folder import claim_evaluation
 from colar.evaluation.provenance import collect_provenance
@@ -156,7 +157,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
-    params = param_grids(folders, args)
+    params = param_combinations(folders, args)
     # No process reads records before they are known to be of this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
@@ -171,9 +172,9 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
             grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
         if args.control:
-            models = controls.require_latent(models)
+            models = require_latent(models)
             grid = [point for point in grid if point.model in models]
-            controls.evaluate_controls(grid, args.control, datasets, records, answer_settings)
+            evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
             jobs = [answering(path, args) for path in checkpoints.values()]
             answer = actors and actors(dict(zip(models, jobs, strict=True)))
@@ -229,16 +230,16 @@ def _write_report(
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
-    made = report.write(
+    written = report.write(
         output,
         RecordFiles(records),
         title=title,
         provenance=collect_provenance() | report.settings_of(records),
         pairs=pairs,
     )
-    print_tables(tables.grids(made), Console())
-    written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
-    progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")
+    print_tables(tables.report_tables(written), Console())
+    paths = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
+    progress.say(f"wrote {', '.join(str(path) for path in paths if path.is_file())}")
 
 
 def add_lm_eval(harness: Parser) -> None:

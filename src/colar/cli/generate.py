@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.checkpoints import answering, check_backbone, fill_limits, load, param_grids
+from colar.cli.checkpoints import answering, check_backbone, fill_limits, load, param_combinations
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
@@ -110,10 +110,12 @@ def run_generate(args: argparse.Namespace) -> None:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
     check_backbone([folder], args)
-    [grid] = param_grids({args.checkpoint: folder}, args).values()
+    [combinations] = param_combinations({args.checkpoint: folder}, args).values()
     lm, method = load(str(folder), args)
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
-    requests = answer_files.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
+    requests = answer_files.make_requests(
+        rows, combinations, decoding, args.seed, args.show_latents, args.system
+    )
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
@@ -174,13 +176,13 @@ def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
     from colar.integrations import ray_cluster, ray_generate
 
     check_backbone([folder], args)
-    [grid] = param_grids({args.checkpoint: folder}, args).values()
+    [combinations] = param_combinations({args.checkpoint: folder}, args).values()
     asked = _asked(args)
     job = ray_generate.FileJob(
         **answering(args.checkpoint, args),
         make_requests=functools.partial(
             answer_files.make_requests,
-            grid=grid,
+            combinations=combinations,
             decoding=_decoding(args),
             seed=args.seed,
             keep_latents=args.show_latents,

@@ -16,7 +16,7 @@ from colar.cli.checkpoints import (
     fill_limits,
     load,
     named_all,
-    param_grids,
+    param_combinations,
     say_judged_by,
     say_trained_on,
 )
@@ -108,8 +108,8 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     """
     folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
     check_backbone(folders.values(), args)
-    grids = param_grids(folders, args)
+    combinations = param_combinations(folders, args)
     for name, folder in folders.items():
         lm, method = load(str(folder), args)
-        for params in grids[name]:
+        for params in combinations[name]:
             yield key_of(name, params), lm, method, params

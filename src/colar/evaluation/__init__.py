@@ -1,6 +1,7 @@
 """From a checkpoint to records, from records to a report.
 
-evaluate       ask the grid of models, data sets, params, decodings and seeds;  controls, with thoughts replaced
+evaluate       ask the grid of models, data sets, params, decodings and seeds
+controls       the same models with their thoughts replaced;  evaluate_controls asks these
 names          of checkpoints and data sets;  output_folder, what may be added to a folder
 records        a line of records.jsonl
 report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals

@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from colar.evaluation import picture
 from colar.evaluation.report_rows import (
     AVERAGE,
-    Given,
+    ParamValues,
     ReportRow,
     System,
     base_name,
@@ -56,10 +56,10 @@ def draw(rows: Iterable[ReportRow]) -> Any:
     styles = {curve: picture.style(index) for index, curve in enumerate(curves)}
 
     # An average over fewer datasets than the report has cannot be compared with one over all.
-    whole = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
+    comparable = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
     figure, panels = _panels(datasets)
     for axes, dataset, main in panels:
-        shown = [row for row in whole if row.dataset == dataset]
+        shown = [row for row in comparable if row.dataset == dataset]
         if shown:
             _draw_curves(axes, shown, styles)
             # Small panels have no room for them.
@@ -150,10 +150,10 @@ def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
 
 
 def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow]]:
-    found: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
+    by_curve: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
     for row in rows:
-        found[_curve(row.system)].append(row)
-    return found
+        by_curve[_curve(row.system)].append(row)
+    return by_curve
 
 
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
@@ -172,7 +172,7 @@ def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
 def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
     """Write below each point the values that differ along its curve, `c=2`: of training runs, at the first one's."""
     for curve, members in _by_curve(rows).items():
-        points: dict[Given, ReportRow] = {}
+        points: dict[ParamValues, ReportRow] = {}
         for row in members:
             points.setdefault(row.system.params, row)
         shared = set.intersection(*(set(values) for values in points))

@@ -88,16 +88,16 @@ def _context(where: str, given: Any) -> tuple[tuple[str, str], ...]:
 
 def make_requests(
     rows: Iterable[Mapping[str, Any]],
-    grid: Sequence[Any],
+    combinations: Sequence[Any],
     decoding: Decoding,
     seed: int,
     keep_latents: bool,
     system: str | None = None,
 ) -> list[Request]:
-    """A request for every question and every combination of per-request values; `system` is a message before each."""
+    """A request for every question under each combination of per-request values; `system` is a message before each."""
     before = () if system is None else (("system", system),)
     requests = []
-    for row, params in itertools.product(rows, grid):
+    for row, params in itertools.product(rows, combinations):
         context = (*before, *row["context"])
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
         seed_of_row = seed_from(seed, row["id"])

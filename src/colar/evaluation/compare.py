@@ -33,17 +33,17 @@ def compare(cells: Cells, baseline: str) -> list[Difference]:
     alike: defaultdict[tuple[Any, ...], list[System]] = defaultdict(list)
     for cell in cells:
         alike[_setting(cell)].append(cell.system)
-    found = []
+    differences = []
     by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
     for cell, members in cells.items():
         for system in _opponents(cell.system, alike[_setting(cell)], baseline):
             other = Cell(system, cell.dataset)
             row = difference(cell, members, other, cells[other])
             if row is not None:
-                found.append(row)
+                differences.append(row)
                 by_pair[row.system, row.baseline].append(row)
     # Averages stand after all single datasets, as in the report's rows.
-    return found + [average(rows) for rows in by_pair.values()]
+    return differences + [average(rows) for rows in by_pair.values()]
 
 
 def compare_pairs(
@@ -59,7 +59,7 @@ def compare_pairs(
     decodings = sorted({system.decoding for system in systems})
     # A name stands for a system at every decoding; which one is kept here makes no difference.
     named = {system_name(system, systems): system for system in systems}
-    found = []
+    differences = []
     for pair in pairs:
         for name in pair:
             if name not in named:
@@ -72,8 +72,8 @@ def compare_pairs(
             of_pair += _pair(cells, pooled or cells, list(pair), one, other)
         if not of_pair:
             raise ValueError(f"pair: {pair[0]!r} and {pair[1]!r} have no question in common")
-        found += of_pair
-    return found
+        differences += of_pair
+    return differences
 
 
 def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Difference | None:
@@ -87,18 +87,18 @@ def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Di
     cluster_of[members["question"]] = members["cluster"]
 
     def side(columns: Columns) -> tuple[stats.Array, stats.Array]:
-        kept = shared[columns["question"]]
-        return columns["correct"][kept], cluster_of[columns["question"][kept]]
+        in_both = shared[columns["question"]]
+        return columns["correct"][in_both], cluster_of[columns["question"][in_both]]
 
-    found = stats.paired_difference(*side(members), *side(others))
+    estimate = stats.paired_difference(*side(members), *side(others))
     return Difference(
         cell.system,
         cell.dataset,
         baseline=other.system,
         n=int(shared.sum()),
-        difference=found.mean,
-        se=found.se,
-        interval=_listed(found.interval),
+        difference=estimate.mean,
+        se=estimate.se,
+        interval=_listed(estimate.interval),
     )
 
 
@@ -135,10 +135,10 @@ def _opponents(me: System, alike: Sequence[System], baseline: str) -> list[Syste
 
 def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
     """The systems of a method, controls left out: the model's own before others', unchanged ones before changed."""
-    found = [system for system in systems if system.method == method and not system.is_control]
+    matching = [system for system in systems if system.method == method and not system.is_control]
     # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
-    found = [system for system in found if system.model == model] or found
-    return [system for system in found if system == system.plain()] or found
+    matching = [system for system in matching if system.model == model] or matching
+    return [system for system in matching if system == system.plain()] or matching
 
 
 def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[Difference]:
@@ -147,11 +147,11 @@ def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: Syst
     if not rows:
         return []
     # Runs are compared by their averages; a dataset's row leaves these fields empty.
-    found = [replace(row, pair=names, train_seeds=[], by_run=[]) for row in rows]
+    rows = [replace(row, pair=names, train_seeds=[], by_run=[]) for row in rows]
     runs = _by_run(cells, one, other)
     by_run = list(runs.values())
-    whole = replace(average(found), train_seeds=list(runs), by_run=by_run)
-    return [*found, replace(whole, runs_interval=stats.t_interval(by_run))]
+    mean = replace(average(rows), train_seeds=list(runs), by_run=by_run)
+    return [*rows, replace(mean, runs_interval=stats.t_interval(by_run))]
 
 
 def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
@@ -164,25 +164,25 @@ def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
         return {}
     seeds = {cell.system.train_seed for cell in cells if cell.system.train_seed is not None}
     runs = {}
-    asked = set()
+    dataset_sets = set()
     for seed in sorted(seeds):
         rows = _by_dataset(cells, one._replace(train_seed=seed), other._replace(train_seed=seed))
         if rows:
             runs[seed] = fmean(row.difference for row in rows)
-            asked.add(frozenset(row.dataset for row in rows))
-    return runs if len(asked) == 1 else {}
+            dataset_sets.add(frozenset(row.dataset for row in rows))
+    return runs if len(dataset_sets) == 1 else {}
 
 
 def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     """The differences between two systems on each dataset on which they share a question."""
-    found = []
+    differences = []
     for cell, members in cells.items():
         opponent = Cell(other, cell.dataset)
         if cell.system == one and opponent in cells:
             row = difference(cell, members, opponent, cells[opponent])
             if row is not None:
-                found.append(row)
-    return found
+                differences.append(row)
+    return differences
 
 
 def _listed(interval: tuple[float, float] | None) -> list[float] | None:

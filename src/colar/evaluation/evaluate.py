@@ -29,7 +29,7 @@ from colar.engine.prompt import prompt_ids
 from colar.engine.request import DECODINGS, Request
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
+from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
@@ -91,7 +91,7 @@ class GridPoint:
             model=self.model.name,
             method=self.model.method.name,
             label=self.model.label,
-            params=given(self.params),
+            params=param_values(self.params),
             decoding=self.decoding,
             train_seed=self.model.train_seed,
         )
@@ -322,7 +322,7 @@ def validate(
             mine = [(record["correct"], record["length"]) for record in make_records(model, share, settings)]
         # Sums of whole numbers: the same however they were divided.
         graded = gather_object(mine)
-        suffix = metric_suffix(param, several=len(params) > 1)
+        suffix = metric_suffix(param, is_alone=len(params) == 1)
         accuracies[suffix] = sum(correct for correct, _ in graded) / len(graded)
         lengths[suffix] = sum(length for _, length in graded) / len(graded)
     metrics = {}
@@ -335,11 +335,11 @@ def validate(
     return metrics
 
 
-def metric_suffix(param: Any, several: bool) -> str:
+def metric_suffix(param: Any, is_alone: bool) -> str:
     """The end of a metric's name: `/compression_factor=2/confidence_threshold=0.8`.
 
-    A method without a speed at its defaults has none. Among `several` params it is `/default`, as the plain name is
-    that of their mean.
+    A method without a speed at its defaults has none. Among others it is `/default`, as the plain name is that of
+    their mean.
     """
-    suffix = "".join(f"/{text}" for text in texts(given(param)))
-    return "/default" if several and not suffix else suffix
+    suffix = "".join(f"/{text}" for text in texts(param_values(param)))
+    return suffix if suffix or is_alone else "/default"

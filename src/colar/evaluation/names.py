@@ -31,14 +31,14 @@ class CheckpointName(NamedTuple):
         return ", ".join(parts)
 
 
-def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dict[CheckpointName, str]:
+def name_checkpoints(pairs: Iterable[tuple[str, str]], label: str | None) -> dict[CheckpointName, str]:
     """Checkpoints (folder or Hub id) by the name of their rows, from (model name, checkpoint) pairs.
 
     Method, label and training seed are read from the checkpoint; `label` replaces its own. Raises ValueError for two
     checkpoints of one name, and where there is no checkpoint.
     """
-    found: dict[CheckpointName, str] = {}
-    for model, path in given:
+    by_name: dict[CheckpointName, str] = {}
+    for model, path in pairs:
         info = checkpoint.read_info(checkpoint.resolve(path))
         run = info["run"]
         # A checkpoint that was made in code, not by `colar train`, has neither label nor seed.
@@ -49,12 +49,12 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
             label=own_label if label is None else label,
             train_seed=run.get("seed"),
         )
-        if name in found:
+        if name in by_name:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
             )
-        found[name] = path
-    return found
+        by_name[name] = path
+    return by_name
 
 
 def name_sources(texts: Iterable[str]) -> dict[str, str]:

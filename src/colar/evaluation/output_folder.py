@@ -72,8 +72,8 @@ def question_digest(examples: Sequence[Example]) -> str:
 
 def read_records(records: Path) -> list[dict[str, Any]]:
     """All records so far; a torn last line is cut off. All processes call it together."""
-    found: list[dict[str, Any]] = processes.from_main(lambda: files.resume_jsonl(records))
-    return found
+    rows: list[dict[str, Any]] = processes.from_main(lambda: files.resume_jsonl(records))
+    return rows
 
 
 def put_in_order(records: Path, order: Sequence[RecordKey]) -> None:
@@ -84,11 +84,11 @@ def put_in_order(records: Path, order: Sequence[RecordKey]) -> None:
     places = {key: place for place, key in enumerate(order)}
 
     def write() -> None:
-        found = files.resume_jsonl(records)
+        rows = files.resume_jsonl(records)
         # A stable sort: those without a place stay as they stood, before all others.
-        settled = sorted(found, key=lambda record: places.get(record_key(record), -1))
+        ordered = sorted(rows, key=lambda record: places.get(record_key(record), -1))
         # A file that is as it should be is left alone.
-        if found != settled:
-            files.write_jsonl(records, settled)
+        if rows != ordered:
+            files.write_jsonl(records, ordered)
 
     processes.from_main(write)

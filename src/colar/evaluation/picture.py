@@ -47,9 +47,9 @@ The names of ticks, which matplotlib makes when it saves the picture, may be mat
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of `width` x `height` inches with its own Agg canvas."""
     # Text is measured with the canvas; pyplot would attach one that it keeps itself.
-    made = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(made)
-    return made
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> None:
@@ -74,24 +74,24 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
-def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
+def legend(figure: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
     """Give a figure a legend without a frame; `how` goes to matplotlib."""
-    drawn.legend(marks, names, frameon=False, labelcolor=INK, **how)
+    figure.legend(marks, names, frameon=False, labelcolor=INK, **how)
 
 
-def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
+def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
     """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     # Drawn into memory first: where drawing fails, no file has been touched.
-    return files.write_bytes(path, image(drawn, kind, dpi))
+    return files.write_bytes(path, image(figure, kind, dpi))
 
 
-def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
+def image(figure: Any, kind: str, dpi: int = DPI) -> bytes:
     """The figure as the content of a file of that kind, png or svg."""
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the image is made.
     with matplotlib.rc_context(_SVG):
-        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
     return buffer.getvalue()

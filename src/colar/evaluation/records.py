@@ -126,12 +126,12 @@ class RecordFiles:
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
     """The records files that a user named, each by itself or by its folder. ValueError where there is none."""
-    found = []
+    paths = []
     for path in map(Path, texts):
         if not path.exists():
             raise ValueError(f"no records at {path}: there is no such file or folder")
-        found += _records_in(path) if path.is_dir() else [path]
-    return found
+        paths += _records_in(path) if path.is_dir() else [path]
+    return paths
 
 
 def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
@@ -230,10 +230,10 @@ def _records_in(folder: Path) -> list[Path]:
         if (folder / name).exists():
             return [folder / name]
     # Of `colar train auto`, a file for each model.
-    several = sorted(folder.glob("records-*.jsonl"))
-    if not several:
+    of_models = sorted(folder.glob("records-*.jsonl"))
+    if not of_models:
         raise ValueError(f"{folder} holds no records.jsonl")
-    return several
+    return of_models
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

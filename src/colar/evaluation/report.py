@@ -135,8 +135,8 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
             # Values may be lists or mappings, which a set cannot hold.
             if key != "questions" and value not in by_key.setdefault(key, []):
                 by_key[key].append(value)
-    found = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    return {**found, "models": models} if models else found
+    shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
+    return {**shared, "models": models} if models else shared
 
 
 # Rows: one cell's records as numbers, a system's average over datasets, all runs of a system together
@@ -178,14 +178,14 @@ def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
     by_system: defaultdict[System, list[ReportRow]] = defaultdict(list)
     for row in rows:
         by_system[row.system].append(row)
-    made = []
+    mean_rows = []
     for system, members in by_system.items():
         by_seed = [accuracy_by_seed(cells[row.cell]) for row in members]
         # Seed 0 of one dataset and seed 1 of another have no common noise to average.
         complete = all(by_seed) and len({tuple(row.seeds) for row in members}) == 1
         means = [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)] if complete else []
-        made.append(_average(system, members, means))
-    return made
+        mean_rows.append(_average(system, members, means))
+    return mean_rows
 
 
 def pool(cells: Cells) -> dict[Cell, Columns]:
@@ -204,10 +204,10 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
     runs_of: defaultdict[Cell, list[ReportRow]] = defaultdict(list)
     for row in rows:
         runs_of[_all_runs(row.cell)].append(row)
-    made = [summarise(cell, members) for cell, members in pooled.items()]
-    made += averages(made, pooled)
+    of_all_runs = [summarise(cell, members) for cell, members in pooled.items()]
+    of_all_runs += averages(of_all_runs, pooled)
     # `rows` include averages, so a pooled average finds the averages of its runs.
-    return [_with_runs(row, runs_of[row.cell]) for row in made]
+    return [_with_runs(row, runs_of[row.cell]) for row in of_all_runs]
 
 
 def accuracy_by_seed(members: Columns) -> list[float]:
@@ -220,8 +220,8 @@ def accuracy_by_seed(members: Columns) -> list[float]:
     if len(members) != len(seeds) * _distinct(members["run"]) * _distinct(members["question"]):
         return []
     right = np.bincount(place, weights=members["correct"])
-    found: list[float] = (right / np.bincount(place)).tolist()
-    return found
+    accuracies: list[float] = (right / np.bincount(place)).tolist()
+    return accuracies
 
 
 def _all_runs(cell: Cell) -> Cell:

@@ -22,40 +22,40 @@ CONTROL = "control-"
 # Values of a request that name a system
 
 
-Given = tuple[tuple[str, float], ...]
+ParamValues = tuple[tuple[str, float], ...]
 """A request's values by name, sorted: its speed, and what is not at its default. (("compression_factor", 2),)"""
 
 SPEED = "compression_factor"
 """The parameter that sets how fast a method thinks, `c` in tables: tokens of the reference chain to a thought."""
 
 
-def given(params: Any) -> Given:
+def param_values(params: Any) -> ParamValues:
     """The values of a method's `Params` that name a system."""
-    found = {}
+    values = {}
     for each in fields(params):
         value = getattr(params, each.name)
         if each.name == SPEED or value != each.default:
-            found[each.name] = value
-    return tuple(sorted(found.items()))
+            values[each.name] = value
+    return tuple(sorted(values.items()))
 
 
-def speed(values: Given) -> float | None:
+def speed(values: ParamValues) -> float | None:
     """Tokens of the reference chain to a thought; None for a method without a speed."""
     return dict(values).get(SPEED)
 
 
-def c_text(values: Given) -> str:
+def c_text(values: ParamValues) -> str:
     """The speed as tables have it, `c=2`; "" where there is none."""
     factor = speed(values)
     return "" if factor is None else f"c={factor:g}"
 
 
-def options(values: Given) -> Given:
+def options(values: ParamValues) -> ParamValues:
     """The values other than the speed."""
     return tuple(pair for pair in values if pair[0] != SPEED)
 
 
-def texts(values: Given) -> list[str]:
+def texts(values: ParamValues) -> list[str]:
     """Each value as text, `confidence_threshold=0.8`."""
     return [f"{name}={value:g}" for name, value in values]
 
@@ -70,7 +70,7 @@ class System(NamedTuple):
     method: str
     label: str
     """An ablation, a control, or both joined by ", "; "" for most systems."""
-    params: Given
+    params: ParamValues
     """The request's values: the speed, and those that are not the method's default."""
     decoding: str
     """greedy or sampled."""
@@ -92,8 +92,8 @@ class System(NamedTuple):
 
     def without_control(self) -> System:
         """The system that a control was made from: `DL` for `DL, control-zeroed`."""
-        kept = [part for part in self.label.split(", ") if not part.startswith(CONTROL)]
-        return self._replace(label=", ".join(kept))
+        parts = [part for part in self.label.split(", ") if not part.startswith(CONTROL)]
+        return self._replace(label=", ".join(parts))
 
     @property
     def note(self) -> str:
@@ -106,7 +106,7 @@ class System(NamedTuple):
         return speed(self.params)
 
     @property
-    def options(self) -> Given:
+    def options(self) -> ParamValues:
         """The values other than the speed."""
         return options(self.params)
 
@@ -183,10 +183,16 @@ def cell_from_json(plain: Mapping[str, Any]) -> Cell:
 
 @lru_cache(maxsize=4096)
 def _cell(
-    model: str, method: str, label: str, given: Given, decoding: str, train_seed: int | None, dataset: str
+    model: str,
+    method: str,
+    label: str,
+    params: ParamValues,
+    decoding: str,
+    train_seed: int | None,
+    dataset: str,
 ) -> Cell:
     # Cached: a report has some hundred cells and up to a million records.
-    return Cell(System(model, method, label, given, decoding, train_seed), dataset)
+    return Cell(System(model, method, label, params, decoding, train_seed), dataset)
 
 
 class _Row:
@@ -284,8 +290,8 @@ class Difference(_Row):
 
     def to_json(self) -> dict[str, Any]:
         baseline = cell_to_json(Cell(self.baseline, ""))
-        kept = ("model", "method", "label", "params")
-        return super().to_json() | {"baseline": {key: baseline[key] for key in kept}}
+        own = ("model", "method", "label", "params")
+        return super().to_json() | {"baseline": {key: baseline[key] for key in own}}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:

@@ -91,11 +91,11 @@ def paired_difference(
     shared = in_both(a_numbers, b_numbers)
     if not shared.any():
         raise ValueError("paired_difference needs at least one question that both systems answered")
-    a_kept = shared[a_numbers]
-    b_kept = shared[b_numbers]
-    a_mean, a_residuals = _residuals(np.asarray(a)[a_kept], a_numbers[a_kept])
-    b_mean, b_residuals = _residuals(np.asarray(b)[b_kept], b_numbers[b_kept])
-    samples = int(a_kept.sum() + b_kept.sum())
+    a_shared = shared[a_numbers]
+    b_shared = shared[b_numbers]
+    a_mean, a_residuals = _residuals(np.asarray(a)[a_shared], a_numbers[a_shared])
+    b_mean, b_residuals = _residuals(np.asarray(b)[b_shared], b_numbers[b_shared])
+    samples = int(a_shared.sum() + b_shared.sum())
     # Subtracted cluster by cluster: an easy question lifts both residuals alike and cancels.
     residuals = a_residuals - b_residuals
     return Estimate(a_mean - b_mean, _clustered_se(residuals), len(residuals), samples)
@@ -196,13 +196,13 @@ def majorities(answers_QK: Array, correct_QK: Array) -> Array:
 def _numbered(*sides: Sequence[Hashable] | Array) -> list[Array]:
     """The labels of each side as whole numbers from 0, equal ones alike on all sides. Arrays are so already."""
     numbers: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    found = []
+    numbered = []
     for side in sides:
         if isinstance(side, np.ndarray):
-            found.append(side)
+            numbered.append(side)
         else:
-            found.append(np.array([numbers[label] for label in side], dtype=np.int64))
-    return found
+            numbered.append(np.array([numbers[label] for label in side], dtype=np.int64))
+    return numbered
 
 
 def _residuals(values: Sequence[float] | Array, numbers: Array) -> tuple[float, Array]:

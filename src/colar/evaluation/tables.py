@@ -47,20 +47,20 @@ def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) ->
     parts = [f"# {title}", "\n".join(facts)]
     for picture in pictures:
         parts.append(f"![accuracy against reasoning length]({picture})")
-    for grid in grids(report):
-        parts.append(markdown(grid))
+    for table in report_tables(report):
+        parts.append(markdown(table))
     return "\n\n".join(parts) + "\n"
 
 
-def grids(report: Report) -> list[TextTable]:
+def report_tables(report: Report) -> list[TextTable]:
     """Every table of the report that has a row."""
     decodings = sorted({row.system.decoding for row in report.shown_rows})
     # In the order of a reader's questions: how good, how certain over training runs, better than what, at which cost.
-    made = [_accuracy(report, decoding) for decoding in decodings]
-    made += [_training_runs(report, decoding) for decoding in decodings]
-    made += [_differences(report, decoding) for decoding in decodings]
-    made += [_pairs(report), _several_samples(report), _cost(report)]
-    return [grid for grid in made if grid.rows]
+    tables = [_accuracy(report, decoding) for decoding in decodings]
+    tables += [_training_runs(report, decoding) for decoding in decodings]
+    tables += [_differences(report, decoding) for decoding in decodings]
+    tables += [_pairs(report), _several_samples(report), _cost(report)]
+    return [table for table in tables if table.rows]
 
 
 def _accuracy(report: Report, decoding: str) -> TextTable:
@@ -72,10 +72,10 @@ def _accuracy(report: Report, decoding: str) -> TextTable:
     for dataset in datasets:
         head += [f"{dataset} Acc.", "#L"]
     body = []
-    for name, found in _lines(report, rows):
+    for name, by_dataset in _lines(report, rows):
         cells = [name]
         for dataset in datasets:
-            row = found.get(dataset)
+            row = by_dataset.get(dataset)
             length = BLANK if row is None else number(row.length)
             cells += [accuracy_of(row) + _mark(row, datasets), length]
         body.append(cells)
@@ -95,15 +95,15 @@ def _training_runs(report: Report, decoding: str) -> TextTable:
     rows = _of_decoding(report.pooled, decoding)
     datasets = _with_average(datasets_of(rows))
     body = []
-    for name, found in _lines(report, rows):
+    for name, by_dataset in _lines(report, rows):
         # Some data sets may have been asked of some runs alone.
-        counts = _run_counts(row for row in found.values() if row.dataset != AVERAGE)
+        counts = _run_counts(row for row in by_dataset.values() if row.dataset != AVERAGE)
         # A system that was trained once says nothing about training it again.
         if counts[-1] < 2:
             continue
         cells = [name, _or(counts)]
         for dataset in datasets:
-            row = found.get(dataset)
+            row = by_dataset.get(dataset)
             cells.append(BLANK if row is None else percent(row.accuracy, row.runs_interval))
         body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
@@ -121,9 +121,9 @@ def _differences(report: Report, decoding: str) -> TextTable:
         by_pair[row.system, row.baseline][row.dataset] = row
     systems = systems_of(report.shown_rows)
     body = []
-    for (system, baseline), found in by_pair.items():
+    for (system, baseline), by_dataset in by_pair.items():
         names = [system_name(system, systems), system_name(baseline, systems)]
-        body.append([*names, *_points(found, datasets)])
+        body.append([*names, *_points(by_dataset, datasets)])
     head = ["system", "baseline", *datasets]
     notes = [PAIRED, *_partly(body)]
     return TextTable(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
@@ -138,10 +138,10 @@ def _pairs(report: Report) -> TextTable:
     # Where systems were trained once, a column for runs would be empty.
     several_runs = any(row.runs_interval is not None for row in report.pairs)
     body = []
-    for names, found in by_pair.items():
-        cells = [*names, *_points(found, datasets)]
+    for names, by_dataset in by_pair.items():
+        cells = [*names, *_points(by_dataset, datasets)]
         if several_runs:
-            cells.append(half_width(found[AVERAGE].runs_interval))
+            cells.append(half_width(by_dataset[AVERAGE].runs_interval))
         body.append(cells)
     head = ["system", "baseline", "decoding", *datasets]
     notes = [PAIRED]
@@ -155,11 +155,11 @@ def _pairs(report: Report) -> TextTable:
 def _several_samples(report: Report) -> TextTable:
     """Variation of sampling, and gain of several samples of a question: avg@k, maj@k and pass@k."""
     body = []
-    for name, found in _lines(report, report.shown_rows):
-        datasets = _with_average(datasets_of(found.values()))
+    for name, by_dataset in _lines(report, report.shown_rows):
+        datasets = _with_average(datasets_of(by_dataset.values()))
         # The table of all runs together is long enough with the averages alone.
         for dataset in datasets[-1:] if report.pooled else datasets:
-            row = found[dataset]
+            row = by_dataset[dataset]
             # Greedy answers, and cells with records missing.
             if row.seeds_interval is None:
                 continue
@@ -181,9 +181,9 @@ def _several_samples(report: Report) -> TextTable:
 def _cost(report: Report) -> TextTable:
     """Answers that fail in form, and cost of a question: averages over each system's datasets."""
     body = []
-    for name, found in _lines(report, report.shown_rows):
+    for name, by_dataset in _lines(report, report.shown_rows):
         # By dataset, this table would be longer than all others together.
-        row = found[AVERAGE]
+        row = by_dataset[AVERAGE]
         body.append(
             [
                 name,
@@ -243,9 +243,11 @@ def _place(system: System, baseline: str) -> tuple[Any, ...]:
     return system.method != baseline, system.order
 
 
-def _points(found: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:
+def _points(by_dataset: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:
     """The cells of one pair: a difference for each dataset."""
-    return [points(found.get(dataset)) + _mark(found.get(dataset), datasets) for dataset in datasets]
+    return [
+        points(by_dataset.get(dataset)) + _mark(by_dataset.get(dataset), datasets) for dataset in datasets
+    ]
 
 
 def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:

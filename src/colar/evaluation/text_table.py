@@ -59,13 +59,13 @@ def narrowed(table: TextTable, width: int) -> TextTable:
     if needed <= width or not table.last or left_out <= 0:
         return table
 
-    def kept(line: Sequence[str]) -> list[str]:
+    def ends(line: Sequence[str]) -> list[str]:
         # `last` is 1 or more here: [-0:] would be the whole line.
         return [*line[: table.words], *line[-table.last :]]
 
     note = f"{left_out} more columns do not fit this terminal; they are in report.md."
-    rows = [kept(row) for row in table.rows]
-    return replace(table, head=kept(table.head), rows=rows, notes=[*table.notes, note])
+    rows = [ends(row) for row in table.rows]
+    return replace(table, head=ends(table.head), rows=rows, notes=[*table.notes, note])
 
 
 def print_tables(tables: Iterable[TextTable], console: Console) -> None:
@@ -78,14 +78,16 @@ def rich_table(table: TextTable) -> Table:
     """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
     # As Text objects, labels such as [red] stay as they are.
     caption = Text("\n".join(table.notes))
-    drawn = Table(title=table.title, caption=caption, title_justify="left", caption_justify="left")
+    printed = Table(title=table.title, caption=caption, title_justify="left", caption_justify="left")
     for index, head in enumerate(table.head):
         words = index < table.words
         # On a narrow terminal words are folded, never a number.
-        drawn.add_column(Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
+        printed.add_column(
+            Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words
+        )
     for row in table.rows:
-        drawn.add_row(*(Text(text) for text in row))
-    return drawn
+        printed.add_row(*(Text(text) for text in row))
+    return printed
 
 
 def percent(share: float | None, half: float | None = None) -> str:

@@ -25,7 +25,7 @@ from colar.data.example import Example
 from colar.engine.request import GREEDY, Decoding, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.report_rows import given
+from colar.evaluation.report_rows import param_values
 from colar.look.cost import control_results, difference
 from colar.look.diagnosis import diagnose, read_answers, requests_of
 from colar.look.reference_chain import can_be_compared, reference_passes
@@ -39,7 +39,7 @@ FACTORS = (1, 2, 5)
 
 def key_of(model: str, params: Any) -> dict[str, Any]:
     """The fields that name a system."""
-    return {"model": model, "params": dict(given(params))}
+    return {"model": model, "params": dict(param_values(params))}
 
 
 def inspect_system(

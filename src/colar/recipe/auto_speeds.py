@@ -22,7 +22,7 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles
-from colar.evaluation.report_rows import Difference, Given, Report, ReportRow, System
+from colar.evaluation.report_rows import Difference, ParamValues, Report, ReportRow, System
 from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
@@ -240,7 +240,7 @@ def _parts(made: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[Sy
     return cot, bare, own, {row.system: row for row in differences if row.baseline == cot.system}
 
 
-def speed_name(given: Given) -> str:
+def speed_name(given: ParamValues) -> str:
     """`c = 2 with threshold 0.8`."""
     values = dict(given)
     name = f"c = {values['compression_factor']:g}"
