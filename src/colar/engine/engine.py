@@ -122,12 +122,12 @@ class Engine:
 
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object, waiting or running. No event follows. False if it is not here."""
-        found = self.scheduler.cancel(request) | self.prefill.cancel(request)
+        was_queued = self.scheduler.cancel(request) | self.prefill.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
         self._release(rows)
         self._release_if_idle()
-        return found or bool(rows)
+        return was_queued or bool(rows)
 
     def clear(self) -> None:
         """Remove all requests, waiting or running."""

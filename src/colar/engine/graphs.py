@@ -152,9 +152,9 @@ class Graphs:
             self.cache.mapping = SlotMapping(now.before, rows, columns, now.seen)
             return forward(embeds, mask, position, self.cache)
 
-        given = (embeds_N1D, mask, position_N1, now.rows, now.columns)
+        inputs = (embeds_N1D, mask, position_N1, now.rows, now.columns)
         # If it cannot be recorded, it writes the same keys and values as the attempt before it.
-        hidden_N1D: Tensor = self._run("decode steps", len(now.seen), len(embeds_N1D), given, work)
+        hidden_N1D: Tensor = self._run("decode steps", len(now.seen), len(embeds_N1D), inputs, work)
         return hidden_N1D
 
     def think(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:
@@ -172,9 +172,9 @@ class Graphs:
         rows = rows_of(len(state.step), most_rows)
         return Thought(*self._run(name, kind, rows, (columns,), work))
 
-    def _run(self, name: str, kind: Any, rows: int, given: Any, work: Callable[..., Any]) -> Any:
+    def _run(self, name: str, kind: Any, rows: int, inputs: Any, work: Callable[..., Any]) -> Any:
         """The result of `work(*given)`: `given` and the result are trees of tensors with a row each, at most `rows`."""
-        tensors, layout = tree_flatten(given)
+        tensors, layout = tree_flatten(inputs)
         n = len(tensors[0])
         key = (name, kind, self._state, rows)
         if key not in self.recorded and (name, kind) not in self._failed:
@@ -183,11 +183,11 @@ class Graphs:
             self._record(key, own, lambda: work(*tree_unflatten(own, layout)))
         graph = self.recorded.get(key)
         if graph is None:
-            return work(*given)
+            return work(*inputs)
         for own_tensor, tensor in zip(graph.inputs, tensors, strict=True):
             own_tensor[:n].copy_(tensor)
         # Copies: the next graph may use the same memory.
-        return tree_map(lambda made: made[:n].clone(), graph.replay())
+        return tree_map(lambda output: output[:n].clone(), graph.replay())
 
     # Recording
 
@@ -197,13 +197,14 @@ class Graphs:
             self._drop()
         device = own[0].device
 
-        def whole() -> Any:
+        def uncached() -> Any:
             # Weights that autocast had cast before would be read by the graph after they are gone.
             with chunks.uncached_autocast(device.type):
                 return work()
 
         try:
-            self.recorded[key] = Recorded(own, self._capture(whole) if device.type == REPLAYED_ON else whole)
+            replay = self._capture(uncached) if device.type == REPLAYED_ON else uncached
+            self.recorded[key] = Recorded(own, replay)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -55,8 +55,8 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
             break
         # A latent may have a wider dtype than the model.
         fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None].to(fed_1TD.dtype)], dim=1)
-        kept = thought.embeds[0] if request.keep_latents else None
-        yield Event(request, "thought", int(thought.token_ids), embed=kept, info=info)
+        embed_D = thought.embeds[0] if request.keep_latents else None
+        yield Event(request, "thought", int(thought.token_ids), embed=embed_D, info=info)
 
     # Answering: the separator is fed, whether the method or the limit ended the thinking, then each chosen token.
     token_id = lm.template.closing_id

@@ -41,8 +41,8 @@ class Decoding:
         checks.check_holds("top_p", checks.is_number(top_p) and 0 < top_p <= 1, top_p, "in (0, 1]")
         for name, least in (("max_latents", 0), ("max_completion_length", 1)):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            checks.check_holds(name, whole, value, "a whole number")
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            checks.check_holds(name, is_whole, value, "a whole number")
             checks.check_holds(name, value >= least, value, f"{least} or more")
 
     @property
@@ -60,8 +60,8 @@ DECODINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 def decoding_of(method: Method, name: str = "greedy", **limits: int | None) -> Decoding:
     """The decoding of that name. `limits` that are None or left out are the method's own, those of its checkpoint."""
     checks.check_choice("decoding", name, list(DECODINGS))
-    given = {key: limit for key, limit in limits.items() if limit is not None}
-    return dataclasses.replace(DECODINGS[name], **{**method.default_limits, **given})
+    overrides = {key: limit for key, limit in limits.items() if limit is not None}
+    return dataclasses.replace(DECODINGS[name], **{**method.default_limits, **overrides})
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ class Scheduler:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
         for name, value in limits.items():
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            checks.check_holds(name, value is None or (whole and value >= 1), value, "1 or more")
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            checks.check_holds(name, value is None or (is_whole and value >= 1), value, "1 or more")
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
@@ -113,9 +113,9 @@ class Scheduler:
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object; False if it is not in the queue."""
         left = deque(entry for entry in self.waiting if entry.request is not request)
-        found = len(left) < len(self.waiting)
+        was_waiting = len(left) < len(self.waiting)
         self.waiting = left
-        return found
+        return was_waiting
 
     def admit(self, running: int, widest: int) -> list[Queued]:
         """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""

@@ -83,17 +83,17 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
     finite, done, token_ids = told_3N.tolist()
     chosen.ended = {i: "error" for i, is_finite in enumerate(finite) if not is_finite}
     for j, i in enumerate(thinking):
-        _report_thought(rows, chosen, i, _kept(rows, i, thoughts, j), bool(done[i]), token_ids[i])
+        _report_thought(rows, chosen, i, _details(rows, i, thoughts, j), bool(done[i]), token_ids[i])
     for j, i in enumerate(answering):
-        _report_token(rows, chosen, i, _kept(rows, i, tokens, j), bool(done[i]), token_ids[i])
+        _report_token(rows, chosen, i, _details(rows, i, tokens, j), bool(done[i]), token_ids[i])
     return chosen
 
 
-def _kept(rows: RunningRows, i: int, found: Thought, j: int) -> dict[str, Any]:
+def _details(rows: RunningRows, i: int, thoughts: Thought, j: int) -> dict[str, Any]:
     """Embedding and info of row i, row j of these, for its event; {} unless its request keeps them."""
     if not rows.entries[i].request.keep_latents:
         return {}
-    return {"embed": found.embeds[j], "info": {name: column[j] for name, column in found.info.items()}}
+    return {"embed": thoughts.embeds[j], "info": {name: column[j] for name, column in thoughts.info.items()}}
 
 
 def _report(rows: RunningRows, chosen: Chosen, i: int, kind: EventKind, **what: Any) -> None:
@@ -105,7 +105,7 @@ def _report(rows: RunningRows, chosen: Chosen, i: int, kind: EventKind, **what: 
 
 
 def _report_thought(
-    rows: RunningRows, chosen: Chosen, i: int, kept: dict[str, Any], done: bool, token_id: int
+    rows: RunningRows, chosen: Chosen, i: int, details: dict[str, Any], done: bool, token_id: int
 ) -> None:
     """Report what a row has thought, and note whether it stops thinking."""
     if i in chosen.ended:
@@ -114,19 +114,19 @@ def _report_thought(
     if rows.steps[i] >= rows.entries[i].request.decoding.max_latents:
         rows.cut[i] = True
     elif not done:
-        _report(rows, chosen, i, "thought", token_id=token_id, **kept)
-    elif kept:
-        _report(rows, chosen, i, "stop", info=kept["info"])
+        _report(rows, chosen, i, "thought", token_id=token_id, **details)
+    elif details:
+        _report(rows, chosen, i, "stop", info=details["info"])
 
 
 def _report_token(
-    rows: RunningRows, chosen: Chosen, i: int, kept: dict[str, Any], done: bool, token_id: int
+    rows: RunningRows, chosen: Chosen, i: int, details: dict[str, Any], done: bool, token_id: int
 ) -> None:
     """Report an answer token of a row: EOS or the limit ends it."""
     if i in chosen.ended:
         return
     rows.n_tokens[i] += 1
-    _report(rows, chosen, i, "token", token_id=token_id, info=kept.get("info", {}))
+    _report(rows, chosen, i, "token", token_id=token_id, info=details.get("info", {}))
     if done:
         chosen.ended[i] = "stop"
     elif rows.n_tokens[i] >= rows.entries[i].request.decoding.max_completion_length:

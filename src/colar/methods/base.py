@@ -176,12 +176,12 @@ class Method(ABC):
 
     def non_default_config(self) -> dict[str, Any]:
         """Its name and the keys of its config that are not as by default, without those in `filled_by_prepare`."""
-        found = {"name": self.name}
+        config = {"name": self.name}
         for key in dataclasses.fields(self.config):
             value = getattr(self.config, key.name)
             if value != key.default and key.name not in self.filled_by_prepare:
-                found[key.name] = value
-        return found
+                config[key.name] = value
+        return config
 
     # Learning
 
@@ -323,11 +323,11 @@ def encode_row(template: Template, example: Example, params: Any, speed_text: st
         raise ValueError(f"{example.id}: {error}") from error
 
 
-def keep_tokens(steps: list[list[int]], kept: Container[int]) -> list[list[int]]:
+def keep_tokens(steps: list[list[int]], numbers: Container[int]) -> list[list[int]]:
     """The steps with the chain's tokens of these numbers, from 0, alone; a step that has lost all is gone."""
-    number = itertools.count()
-    found = [[token for token in step if next(number) in kept] for step in steps]
-    return [step for step in found if step]
+    counter = itertools.count()
+    pruned = [[token for token in step if next(counter) in numbers] for step in steps]
+    return [step for step in pruned if step]
 
 
 EFFORTS = ("xhigh", "high", "medium", "low", "minimal")

@@ -78,8 +78,8 @@ def current(saved: Mapping[str, Any], where: object) -> dict[str, Any]:
         raise _gone(where, "head", "anchored")
     if config.get("head") == "sequential":
         return {"name": "sequential", "config": _sequential(config, where)}
-    kept = {key: value for key, value in config.items() if key not in SEQUENTIAL and key not in DROPPED}
-    return {"name": name, "config": kept}
+    config = {key: value for key, value in config.items() if key not in SEQUENTIAL and key not in DROPPED}
+    return {"name": name, "config": config}
 
 
 def _sequential(config: dict[str, Any], where: object) -> dict[str, Any]:

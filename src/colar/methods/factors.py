@@ -90,11 +90,11 @@ class Factors:
         return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
 
     @classmethod
-    def parse(cls, given: Sequence[float] | str) -> Factors:
+    def parse(cls, value: Sequence[float] | str) -> Factors:
         """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
-        if isinstance(given, list | tuple):
-            return cls(tuple(given))
-        low, dots, high = str(given).partition("..")
+        if isinstance(value, list | tuple):
+            return cls(tuple(value))
+        low, dots, high = str(value).partition("..")
         real = "." in low or "." in high
         try:
             first, last = (float(low), float(high)) if real else (int(low), int(high))
@@ -102,7 +102,7 @@ class Factors:
         except ValueError:
             holds = False
         allowed = 'a list, a range of whole numbers such as "1..5", or a real range such as "1.0..5.0"'
-        check_holds("method.compression_factors", holds, given, allowed)
+        check_holds("method.compression_factors", holds, value, allowed)
         if real:
             return cls((first, last), real=True)
         return cls(tuple(range(int(first), int(last) + 1)))

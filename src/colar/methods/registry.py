@@ -67,15 +67,15 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
 def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Those of some per-request values that the method can work with: `sequential` chooses no more tokens of a thought
     than it was trained for."""
-    found = []
+    possible = []
     for values in candidates:
         params = make_params(method, values)
         try:
             method.check_params(params)
         except ValueError:
             continue
-        found.append(params)
-    return found
+        possible.append(params)
+    return possible
 
 
 def param_names(*methods: Method) -> list[str]:

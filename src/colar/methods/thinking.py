@@ -60,7 +60,7 @@ class Branches:
     """True if every row has the same temperature for both."""
     most: tuple[tuple[str, int], ...]
     """Each of the params and its largest value, rounded up."""
-    whole: frozenset[str]
+    whole_numbers: frozenset[str]
     """The params whose values are all whole numbers."""
 
     @classmethod
@@ -73,13 +73,13 @@ class Branches:
         values: dict[str, list[float]] = {}
         for name in settings[0] if settings else ():
             values[name] = [float(each[name]) for each in settings]
-        whole = [name for name, column in values.items() if all(map(float.is_integer, column))]
+        whole_numbers = [name for name, column in values.items() if all(map(float.is_integer, column))]
         return cls(
-            Ways.of([(each.temperature, each.top_p) for each in decodings]),
-            Ways.of([(each.latent_temperature, each.top_p) for each in decodings]),
-            all(each.temperature == each.latent_temperature for each in decodings),
+            Ways.of([(decoding.temperature, decoding.top_p) for decoding in decodings]),
+            Ways.of([(decoding.latent_temperature, decoding.top_p) for decoding in decodings]),
+            all(decoding.temperature == decoding.latent_temperature for decoding in decodings),
             tuple((name, math.ceil(max(column))) for name, column in values.items()),
-            frozenset(whole),
+            frozenset(whole_numbers),
         )
 
     def largest(self, name: str) -> int:

@@ -144,7 +144,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
 
     # Dropout would make the scores a matter of chance.
     with lm.evaluating():
-        return [scores for found in processes.split(batches, work) for scores in found]
+        return [scores for batch_scores in processes.split(batches, work) for scores in batch_scores]
 
 
 def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:

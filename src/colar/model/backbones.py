@@ -164,15 +164,15 @@ def context_of(config: Any) -> Context:
     )
     switch = min(_switches(config), default=UNLIMITED)
     if switch >= named:
-        return Context(_whole(named))
+        return Context(_round_down(named))
     reason = (
         f"original_max_position_embeddings of its longrope is {switch}: beyond, a row would change the results of "
         "those that run beside it"
     )
-    return Context(_whole(switch), reason)
+    return Context(_round_down(switch), reason)
 
 
-def _whole(length: int) -> int:
+def _round_down(length: int) -> int:
     return max(length // MULTIPLE * MULTIPLE, min(length, MULTIPLE))
 
 
@@ -180,8 +180,8 @@ def _switches(config: Any) -> Iterator[int]:
     """The positions beyond which a longrope takes its long factors."""
     rope = getattr(config, "rope_parameters", None) or {}
     # Where layers of several types have rotary parameters of their own, they stand one level deeper.
-    each = list(rope.values()) if all(isinstance(value, Mapping) for value in rope.values()) else [rope]
-    for parameters in each:
+    ropes = list(rope.values()) if all(isinstance(value, Mapping) for value in rope.values()) else [rope]
+    for parameters in ropes:
         if parameters.get("rope_type") == "longrope":
             original = parameters.get("original_max_position_embeddings")
             yield int(original or config.original_max_position_embeddings)

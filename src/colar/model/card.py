@@ -91,10 +91,10 @@ def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
 
 def _use(params: Mapping[str, Any]) -> str:
     """The command that asks the model, with its per-request values."""
-    asked = "".join(f" --{name} {value:g}" for name, value in params.items())
+    options = "".join(f" --{name} {value:g}" for name, value in params.items())
     return (
         "## How to use\n\nWith colar installed:\n\n```sh\n"
-        f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{asked}\n```'
+        f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{options}\n```'
     )
 
 

@@ -192,23 +192,25 @@ def check_folder(folder: str | Path) -> Path:
 
     # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
     if (folder / "recipe.json").exists():
-        found = "it is the folder of a run that has published no best/ yet"
+        explanation = "it is the folder of a run that has published no best/ yet"
     elif (folder / "recipe.yaml").exists():
         stages = ", ".join(map(str, sorted(folder.glob("*/best"))))
-        found = "training has not ended: the same command goes on" + (
+        explanation = "training has not ended: the same command goes on" + (
             f"; until then there is {stages}" if stages else ""
         )
     elif (folder / "trainer_state.json").exists():
-        found = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
+        explanation = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
     elif (folder / "template.json").exists():
-        found = "it is a damaged checkpoint"
+        explanation = "it is a damaged checkpoint"
     elif (folder / "adapter_config.json").exists():
-        found = "it is an adapter that colar has not trained"
+        explanation = "it is an adapter that colar has not trained"
     elif (folder / "config.json").exists():
-        found = "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
+        explanation = (
+            "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
+        )
     else:
-        found = "it is no colar checkpoint"
-    raise ValueError(f"{folder} lacks colar.json: {found}")
+        explanation = "it is no colar checkpoint"
+    raise ValueError(f"{folder} lacks colar.json: {explanation}")
 
 
 def _nearest(folder: Path) -> str:
@@ -220,8 +222,8 @@ def _nearest(folder: Path) -> str:
     near = difflib.get_close_matches(missing, siblings, n=1)
     if not near:
         return ""
-    whole = there.joinpath(near[0], *rest)
-    return f", did you mean {whole if whole.exists() else there / near[0]}?"
+    nearest = there.joinpath(near[0], *rest)
+    return f", did you mean {nearest if nearest.exists() else there / near[0]}?"
 
 
 def _or_rather(folder: Path) -> str:
@@ -251,10 +253,10 @@ def load(
 
     # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
     # the same shape. The weights of `tiny` are drawn from the seed of the run.
-    whole = info["weights"] == "full"
-    name = str(folder) if whole else backbone or info["backbone"]
+    is_full = info["weights"] == "full"
+    name = str(folder) if is_full else backbone or info["backbone"]
     loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
-    if not whole and info["fingerprint"] != loaded.fingerprint:
+    if not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
@@ -263,7 +265,7 @@ def load(
         quantized.quantize_below_adapter(loaded.lm)
     # It keeps the name of the backbone that training began with.
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
-    if whole:
+    if is_full:
         return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):
         lm.lm = weights.with_empty_adapter(lm.causal_lm, folder)
@@ -285,7 +287,7 @@ def resolve(path_or_id: str | Path) -> Path:
     # A Hub id is OWNER/NAME; anything else can only be a path.
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder
-    # Where a folder is called OWNER, it is a path with a mistake in it: the Hub would be asked for half a minute.
+    # Where a folder is called OWNER, it is a path with a mistake in it: the Hub would take half a minute to refuse it.
     if folder.parent.is_dir():
         return folder
     try:

@@ -60,18 +60,18 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
     if torch.is_grad_enabled() and has_slopes(of_chunk, tensors):
         values: Values = _WithSlopes.apply(of_chunk, size, *tensors)  # type: ignore[no-untyped-call]
         return values
-    found = []
+    values_by_chunk = []
     for chunk in split(tensors, size):
         if torch.is_grad_enabled():
-            found.append(checkpoint(of_chunk, *chunk, use_reentrant=False))
+            values_by_chunk.append(checkpoint(of_chunk, *chunk, use_reentrant=False))
         else:
-            found.append(of_chunk(*chunk))
-    return joined(found)
+            values_by_chunk.append(of_chunk(*chunk))
+    return joined(values_by_chunk)
 
 
 def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
     """True where gradients reach nothing but the given tensors, and every value is one number."""
-    # Asked of the function itself, on no positions: it costs nothing.
+    # A call with no positions tells, and costs nothing.
     values = of_chunk(*(tensor[:0].detach() for tensor in tensors))
     others_trained = any(value.requires_grad for value in values)
     return not others_trained and all(value.dim() == 1 for value in values)
@@ -83,19 +83,19 @@ class _WithSlopes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, of_chunk: ValuesOf, size: int, *tensors: Tensor) -> Values:
         ctx.wanted = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
-        found = []
+        values_by_chunk = []
         slopes: list[Values] = []
         for chunk in split(tensors, size):
             values, chunk_slopes = with_slopes(of_chunk, chunk, ctx.wanted)
-            found.append(values)
+            values_by_chunk.append(values)
             slopes.append(chunk_slopes)
         ctx.n_tensors = len(tensors)
-        kept = joined(slopes)
-        ctx.save_for_backward(*kept)
+        joined_slopes = joined(slopes)
+        ctx.save_for_backward(*joined_slopes)
         ctx.set_materialize_grads(False)
-        values = joined(found)
+        values = joined(values_by_chunk)
         per_value = max(1, len(ctx.wanted))
-        for value_X, slope in zip(values, kept[::per_value], strict=False):
+        for value_X, slope in zip(values, joined_slopes[::per_value], strict=False):
             if not len(slope):
                 ctx.mark_non_differentiable(value_X)
         return values

@@ -46,7 +46,7 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
         probes.check_inputs(backbone.lm)
-        # Asked of the whole backbone, before its weights may be split between processes.
+        # Probed on the whole backbone, before its weights may be split between processes.
         self._why_no_trees = probes.why_no_trees(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
@@ -306,7 +306,7 @@ class LatentLM(nn.Module):
             return
         weights = adapted_weights(self.lm)
         places = [weight.data for weight in weights]
-        kept = [place.clone() for place in places]
+        copies = [place.clone() for place in places]
         try:
             self.lm.merge_adapter()
             # peft moves the embedding of an added token, and CUDA graphs read it where it was.
@@ -317,7 +317,7 @@ class LatentLM(nn.Module):
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for weight, place, before in zip(weights, places, kept, strict=True):
+            for weight, place, before in zip(weights, places, copies, strict=True):
                 weight.data = place.copy_(before)
 
     def freeze_embeddings(self) -> None:
@@ -328,5 +328,5 @@ class LatentLM(nn.Module):
         """
         # Under an adapter the base is frozen anyway, and peft trains the separator alone.
         if not self.has_adapter:
-            kept = [self.template.separator_id] if self.template.separator_added else []
-            vocabulary.train_only(self.causal_lm.get_input_embeddings().weight, kept)
+            trained_ids = [self.template.separator_id] if self.template.separator_added else []
+            vocabulary.train_only(self.causal_lm.get_input_embeddings().weight, trained_ids)

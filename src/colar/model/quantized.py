@@ -108,13 +108,13 @@ def quantize_below_adapter(lm: PreTrainedModel) -> None:
         return type(module) is nn.Linear
 
     def quantized(linear: nn.Linear) -> nn.Module:
-        made = Linear4bit(linear.in_features, linear.out_features, bias=False, device="meta")
-        made.weight = Params4bit(linear.weight.data, quant_type="nf4", module=made)
-        made.bias = linear.bias
+        linear_4bit = Linear4bit(linear.in_features, linear.out_features, bias=False, device="meta")
+        linear_4bit.weight = Params4bit(linear.weight.data, quant_type="nf4", module=linear_4bit)
+        linear_4bit.bias = linear.bias
         # In evaluation bitsandbytes packs weights for the CPU, and training would go on with those.
-        made.support_avx512bf16_for_cpu = False
+        linear_4bit.support_avx512bf16_for_cpu = False
         # To move it, to the same device as well, is what quantises it.
-        moved: nn.Module = made.to(linear.weight.device)
+        moved: nn.Module = linear_4bit.to(linear.weight.device)
         return moved
 
     _check_share("model.load_in_4bit", lm, fits)

@@ -39,12 +39,12 @@ def check(lm: LatentLM) -> None:
         )
 
 
-def shard(whole: nn.Module, layers: list[nn.Module], device: torch.device) -> None:
-    """Split the weights of `whole`, of which `layers` are units of their own, between all processes, in place."""
+def shard(model: nn.Module, layers: list[nn.Module], device: torch.device) -> None:
+    """Split the weights of `model`, of which `layers` are units of their own, between all processes, in place."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(whole, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -57,14 +57,14 @@ def gathered(lm: LatentLM) -> dict[str, Tensor]:
     Weights that an adapter leaves as they are stay away. Processes other than the main one get nothing.
     """
     trained = {name for name, weight in lm.named_parameters() if weight.requires_grad}
-    found = {}
+    tensors = {}
     for name, value in lm.state_dict().items():
         if lm.has_adapter and name.startswith("lm.") and name not in trained:
             continue
         tensor = whole_tensor(value)
         if distributed.get_rank() == 0:
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def whole_tensor(value: Tensor) -> Tensor:

@@ -73,22 +73,22 @@ def train_only(weight: Any, ids: list[int]) -> None:
     keep = torch.zeros(weight.shape[0], 1)
     keep[ids] = 1
 
-    def kept(grad: Tensor) -> Tensor:
+    def masked(grad: Tensor) -> Tensor:
         nonlocal keep
         # Brought to the weight's device once: a GPU is waited for each time.
         keep = keep.to(grad)
         return grad * keep
 
-    weight.register_hook(kept)
+    weight.register_hook(masked)
 
 
 def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
     """The parameters of the embedding of which `train_only` trains some tokens: the others must get no weight decay."""
-    found = []
+    weights = []
     for weight in lm.get_input_embeddings().parameters():
         if weight.requires_grad and getattr(weight, "_backward_hooks", None):
-            found.append(weight)
-    return found
+            weights.append(weight)
+    return weights
 
 
 # From ids to logits

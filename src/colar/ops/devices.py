@@ -1,7 +1,7 @@
 """Requirements of devices other than the CPU: few synchronisations, no float64 on Apple's, memory that is cached.
 
 A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
-all that was asked of it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
+all work that was queued on it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def computes_bfloat16(device: torch.device) -> bool:
 def can_compile(device: torch.device) -> bool:
     """True where torch.compile has what it needs: a C++ compiler on a CPU; on a GPU a C compiler, and Triton."""
     variable, *names = {"cpu": ("CXX", "g++", "clang++")}.get(device.type, ("CC", "gcc", "clang"))
-    found = any(name and shutil.which(name) for name in (os.environ.get(variable), *names))
-    return found and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
+    has_compiler = any(name and shutil.which(name) for name in (os.environ.get(variable), *names))
+    return has_compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
@@ -134,18 +134,18 @@ def peak_memory(device: torch.device) -> tuple[int | None, int]:
         return None, 0
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if torch.backends.mps.is_available() else 1024
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, whole
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, total
 
 
 def kernels(profiled: Any) -> list[tuple[str, float, float]]:
     """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
-    found = []
+    spans = []
     for event in profiled.events():
         # An annotation spans the kernels below it.
         if event.device_type.name != "CPU" and not event.is_user_annotation:
-            found.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
-    return found
+            spans.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return spans
 
 
 def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:

@@ -212,9 +212,9 @@ def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     at_B1 = torch.minimum(devices.to_widest(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
     # The clamp is for a row of NaN, which has no such index.
     index_B1 = torch.searchsorted(cdf_BX, at_B1, right=True).clamp(max=weights_BX.shape[1] - 1)
-    found_B1 = weights_BX.gather(1, index_B1)
-    behind_B1 = at_B1 - (cdf_BX.gather(1, index_B1) - found_B1)
-    return index_B1[:, 0], (behind_B1 / found_B1).clamp(0, 1)[:, 0]
+    weight_B1 = weights_BX.gather(1, index_B1)
+    behind_B1 = at_B1 - (cdf_BX.gather(1, index_B1) - weight_B1)
+    return index_B1[:, 0], (behind_B1 / weight_B1).clamp(0, 1)[:, 0]
 
 
 def mass(weights_BV: Tensor) -> Tensor:
@@ -238,9 +238,9 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
     Returns their ids in ascending order (B, W), their weights (B, W) float64, 0 outside the nucleus, and whether the
     window holds all of the nucleus, (B,) bool. Where it does not, the row's weights mean nothing.
     """
-    found = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
-    ids_BW, order_BW = found.indices.sort(-1)
-    values_BW = devices.to_widest(found.values.gather(1, order_BW))
+    likeliest = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
+    ids_BW, order_BW = likeliest.indices.sort(-1)
+    values_BW = devices.to_widest(likeliest.values.gather(1, order_BW))
     # All tokens that are likelier than the window's last are in it. Of those equal to the last some may be outside.
     sure_BW = values_BW > values_BW.amin(-1, keepdim=True)
     holds_B = torch.where(sure_BW, values_BW, 0).sum(-1) >= goal_B

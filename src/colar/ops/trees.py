@@ -166,7 +166,7 @@ def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
                 trees[-1] = (common, [*rows, row])
                 continue
         trees.append((len(starts[row]), [row]))
-    return sorted(trees, key=lambda found: min(found[1]))
+    return sorted(trees, key=lambda tree: min(tree[1]))
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

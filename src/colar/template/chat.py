@@ -174,7 +174,7 @@ def _with_fixed_day(template: str) -> str:
 
 def _folded(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with each system message in front of the user's turn that follows it."""
-    found: list[Turn] = []
+    folded: list[Turn] = []
     waiting: list[str] = []
     for role, text in turns:
         if role == "system":
@@ -183,5 +183,5 @@ def _folded(turns: Sequence[Turn]) -> list[Turn]:
         if role == "user":
             text = "\n\n".join([*waiting, text.strip()])
             waiting = []
-        found.append((role, text))
-    return found
+        folded.append((role, text))
+    return folded

@@ -67,8 +67,8 @@ class ControlTokens:
         ids = []
         spells_unknown = self._unknown in text
         for token_id in self._as_text(text):
-            kept = token_id not in self.ids or (token_id == self._unknown_id and not spells_unknown)
-            ids += [token_id] if kept else self.others(token_id)
+            is_text = token_id not in self.ids or (token_id == self._unknown_id and not spells_unknown)
+            ids += [token_id] if is_text else self.others(token_id)
         return ids
 
     def others(self, token_id: int) -> list[int]:
@@ -77,13 +77,17 @@ class ControlTokens:
         # The shortest way to each place in the token, from those to the places before it.
         ways: list[list[int] | None] = [[]]
         for end in range(1, len(token) + 1):
-            found: list[int] | None = None
+            shortest: list[int] | None = None
             for start in range(end):
                 way = ways[start]
                 ids = None if way is None else self._ids_of(token[start:end])
-                if way is not None and ids is not None and (found is None or len(way + ids) < len(found)):
-                    found = way + ids
-            ways.append(found)
+                if (
+                    way is not None
+                    and ids is not None
+                    and (shortest is None or len(way + ids) < len(shortest))
+                ):
+                    shortest = way + ids
+            ways.append(shortest)
         if ways[-1] is not None:
             return ways[-1]
         if token_id not in self._needed:

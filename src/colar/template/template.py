@@ -245,9 +245,9 @@ class Template:
         before them; ascending."""
         if pattern not in self._ids_matching:
             vocabulary = self.tokenizer.get_vocab()
-            found = [i for token, i in vocabulary.items() if re.fullmatch(pattern, token.lstrip("Ġ▁ "))]
+            ids = [i for token, i in vocabulary.items() if re.fullmatch(pattern, token.lstrip("Ġ▁ "))]
             # A whole vocabulary is searched: once, not for every row.
-            self._ids_matching[pattern] = tuple(sorted(found))
+            self._ids_matching[pattern] = tuple(sorted(ids))
         return self._ids_matching[pattern]
 
     def to_json(self) -> dict[str, Any]:
@@ -284,8 +284,8 @@ class Template:
         borders = None
         if saved["version"] == BORDERS_VERSION:
             held: Any = saved.get("borders")
-            whole = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
-            check_holds("template.borders", whole, held, "closing, bos and answer")
+            is_complete = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
+            check_holds("template.borders", is_complete, held, "closing, bos and answer")
             borders = Borders(**held)
         template = cls(config, tokenizer, saved["version"], borders)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):

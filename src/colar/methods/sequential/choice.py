@@ -63,7 +63,7 @@ class Rules:
         threshold_X = self.confidence_threshold[rows_X]
         if self.equations is None:
             return threshold_X
-        # Of equations, only what stands behind a number that may go on is asked for: a digit of it, or its end. A
+        # Of equations, only what stands behind a number that may go on is compared: a digit of it, or its end. A
         # result's digits are computed one from another; a sign and the digit behind it cost nothing in one thought.
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
@@ -111,7 +111,7 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
     if branches.one_temperature:
         return first_B
 
-    def given_no_stop(at: Any) -> Tensor:
+    def token_if_no_stop(at: Any) -> Tensor:
         others_XV = without(logits_BV[at], separator_id)
         uniform_X = state.uniform(noise.TOKEN, 1)[at]
         return sample_tokens(
@@ -119,7 +119,7 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
         )
 
     again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
-    return devices.where_rows(again_B, given_no_stop, first_B)
+    return devices.where_rows(again_B, token_if_no_stop, first_B)
 
 
 def first_logps(
@@ -152,7 +152,7 @@ def choose_groups(
     place.
     """
     compact = not devices.is_asynchronous(first_B.device)
-    found = Groups.begun(first_B, rules.most_tokens)
+    groups = Groups.begun(first_B, rules.most_tokens)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #
@@ -175,11 +175,11 @@ def choose_groups(
         state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
         draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules)
         token_X = draw.token_X
-        joins_X = _joins(found, draw, going_X, rules, extents, wants_logps)
-        found.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
+        joins_X = _joins(groups, draw, going_X, rules, extents, wants_logps)
+        groups.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
         extents.add(rows_X, token_X)
         going_X = joins_X & (token_X != lm.template.closing_id) & extents.open(rows_X)
-    return found
+    return groups
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
 
 
 def _joins(
-    found: Groups, draw: Draw, going_X: Tensor, rules: Rules, extents: Extents, wants_logps: bool
+    groups: Groups, draw: Draw, going_X: Tensor, rules: Rules, extents: Extents, wants_logps: bool
 ) -> Tensor:
     """True where a drawn token joins its group, (X,) bool. Log-probs, and what ended a group, are recorded."""
     rows_X = draw.rows_X
@@ -225,17 +225,17 @@ def _joins(
     low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, extents))
     joins_X = joins_X & ~low_confidence_X
 
-    found.low_confidence[rows_X] = found.low_confidence[rows_X] | low_confidence_X
-    found.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
+    groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
+    groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
     # The likeliest token is drawn where all are greedy: then nothing else could have been.
     may_decline = rules.has_threshold or rules.equations is not None
     if may_decline and wants_logps and rules.ways.drawn:
         ended_X = going_X & ~joins_X
-        _record_declined(found, draw, ended_X, rules, extents)
+        _record_declined(groups, draw, ended_X, rules, extents)
     return joins_X
 
 
-def _record_declined(found: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
+def _record_declined(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
     """Record, of the groups that the draw has ended, what would have continued them, and how likely such an end was."""
     rows_X, logits_XV = draw.rows_X, draw.logits_XV
     temperature_X = rules.temperature[rows_X]
@@ -258,5 +258,5 @@ def _record_declined(found: Groups, draw: Draw, ended_X: Tensor, rules: Rules, e
     begins_X = torch.where(extents.refuses_digit(rows_X), EndedBy.DIGIT_OR_START, EndedBy.START)
     any_X = torch.where(extents.has_room(rows_X), begins_X, EndedBy.NO_DIGIT)
     which_X = torch.where(threshold_X > 0, best_X, any_X)
-    found.declined_ids[rows_X] = torch.where(declined_X, which_X, found.declined_ids[rows_X])
-    found.declined_logps[rows_X] = torch.where(declined_X, end_logps_X, found.declined_logps[rows_X])
+    groups.declined_ids[rows_X] = torch.where(declined_X, which_X, groups.declined_ids[rows_X])
+    groups.declined_logps[rows_X] = torch.where(declined_X, end_logps_X, groups.declined_logps[rows_X])

@@ -86,8 +86,8 @@ class SequentialConfig:
     def _check_shortlist(self, ids: tuple[int, ...]) -> None:
         if not self.shortlist:
             raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
-        whole = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
-        if not whole or list(ids) != sorted(set(ids)) or not ids:
+        are_ids = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        if not are_ids or list(ids) != sorted(set(ids)) or not ids:
             raise ValueError("method.shortlist_ids must be token ids in ascending order, each once, or null")
 
     @property
@@ -107,17 +107,17 @@ class SequentialConfig:
 
 def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[int, ...]:
     """The ids of all tokens of the examples' chains, and the separator's, ascending. ValueError without any chain."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for example in progress.track(examples, "count the shortlist"):
-        found.update(_chain(template, example))
-    if not found:
+        ids.update(_chain(template, example))
+    if not ids:
         raise ValueError(
             "method.shortlist is counted in the training chains, but no row has a chain: "
             "give method.shortlist_ids, or leave it out"
         )
-    found.add(template.closing_id)
-    progress.say(f"shortlist: {len(found):,} tokens, of {len(template.tokenizer):,}")
-    return tuple(sorted(found))
+    ids.add(template.closing_id)
+    progress.say(f"shortlist: {len(ids):,} tokens, of {len(template.tokenizer):,}")
+    return tuple(sorted(ids))
 
 
 def warn_of_others(template: Template, examples: Sequence[Example], ids: tuple[int, ...]) -> None:

@@ -147,11 +147,11 @@ def thought_logps(
     def reduce(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
     ) -> tuple[Tensor, ...]:
-        (given_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
-        return given_X, go_on_logps(logits_XV, temperature_X, separator_id)
+        (token_logps_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
+        return token_logps_X, go_on_logps(logits_XV, temperature_X, separator_id)
 
-    given_L, go_on_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
-    first_logps_L = torch.where(again_L, given_L, tokens_LG[:, 0])
+    token_logps_L, go_on_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
+    first_logps_L = torch.where(again_L, token_logps_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, go_on_L, 0)
 
@@ -246,8 +246,8 @@ def _logps_by_shortlist(
     shortlist: PartialHead,
 ) -> Tensor:
     """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
-    index_P, found_P = shortlist.find(label_P)
-    short_P = behind_P & found_P
+    index_P, listed_P = shortlist.find(label_P)
+    short_P = behind_P & listed_P
     logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
     for chosen_P, names_P, part in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
         (at_X,) = chosen_P.nonzero(as_tuple=True)

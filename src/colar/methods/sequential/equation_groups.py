@@ -244,5 +244,7 @@ def _between(what_BT: Tensor, starts_BK: Tensor, ends_BK: Tensor) -> Tensor:
     """Number of such tokens from each start to before each end, (B, K); 0 where nothing lies between."""
     counts_BT1 = pad(what_BT.long().cumsum(1), (1, 0))
     most = counts_BT1.shape[1] - 1
-    found_BK = counts_BT1.gather(1, ends_BK.clamp(max=most)) - counts_BT1.gather(1, starts_BK.clamp(max=most))
-    return found_BK.clamp(min=0)
+    n_between_BK = counts_BT1.gather(1, ends_BK.clamp(max=most)) - counts_BT1.gather(
+        1, starts_BK.clamp(max=most)
+    )
+    return n_between_BK.clamp(min=0)

@@ -75,14 +75,14 @@ class PlaceMaps(nn.Module):
         return mapped_PND[places_N, rows_N].view(embeds.shape)
 
 
-def maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
+def make_maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
     """The modules of `merge: ordered`, by name; `most` is the most units that a group may have."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     if most > 1:
-        found["place_maps"] = PlaceMaps(width, most)
+        modules["place_maps"] = PlaceMaps(width, most)
     if equations:
-        found["digit_maps"] = PlaceMaps(width, LONGEST)
-    return found
+        modules["digit_maps"] = PlaceMaps(width, LONGEST)
+    return modules
 
 
 def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None) -> Tensor:
@@ -104,8 +104,8 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
         total = _from_table(lm, known, real, maps, places)
     else:
         embeds = lm.embed(known).float()
-        for name, each in maps.items():
-            embeds = each(embeds, places[name])
+        for name, module in maps.items():
+            embeds = module(embeds, places[name])
         total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
     divisor = grouping.merge_divisor(real.sum(-1, keepdim=True))
     return total / devices.beside(divisor, total)
@@ -113,13 +113,13 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
 
 def _maps_of(lm: LatentLM) -> dict[str, PlaceMaps]:
     """The maps that a model has, in the order in which a token goes through them."""
-    found = {}
+    maps = {}
     for name in ("digit_maps", "place_maps"):
         if name in lm.extra:
-            maps = lm.extra[name]
-            assert isinstance(maps, PlaceMaps)
-            found[name] = maps
-    return found
+            place_maps = lm.extra[name]
+            assert isinstance(place_maps, PlaceMaps)
+            maps[name] = place_maps
+    return maps
 
 
 def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
@@ -140,10 +140,10 @@ def _from_table(
     """
     present_U, index = torch.unique(ids, return_inverse=True)
     table = lm.embed(present_U).float()
-    for name, each in maps.items():
+    for name, module in maps.items():
         rows = table.flatten(end_dim=-2)
         index = index + places[name] * len(rows)
-        table = each.of_each_place(rows)
+        table = module.of_each_place(rows)
     # Groups of more units than there are maps do not come: c is at most what was trained.
     index = torch.where(real, index, 0).flatten(end_dim=-2)
     weights = real.flatten(end_dim=-2).to(table.dtype)

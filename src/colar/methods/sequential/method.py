@@ -10,7 +10,7 @@ this is CoT, its gradients included: embeddings are trained, because nothing aim
 A group ends with its c tokens, with the separator (it is then the short last one), or before a token that is less
 likely than `confidence_threshold`: c is then the most, not the number.
 
-A model that was never asked to end groups there has not learnt to read what comes out. So training simulates it
+A model whose groups never ended there in training has not learnt to read what comes out. So training simulates it
 (`confidence_thresholds`): a forward without gradient feeds the row's tokens one by one and asks at each of them which
 tokens a group would have that starts there. Labels are a group's tokens and the one that it ended before: the decoder
 must know that its confidence in it is low.
@@ -68,16 +68,16 @@ class Sequential(GroupMethod):
 
     @property
     def multiple_forwards(self) -> bool:
-        # Where groups end before tokens of low confidence, the model is asked first how confident it is.
+        # Where groups end before tokens of low confidence, a first forward computes how confident the model is.
         return any(self.config.confidence_thresholds)
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         # The tokenizer is checked before a run begins.
         equations = self.equations(lm)
-        found: dict[str, nn.Module] = {"group_decoder": GroupDecoder(lm.width)}
+        modules: dict[str, nn.Module] = {"group_decoder": GroupDecoder(lm.width)}
         if self.config.merge == "ordered":
-            found |= merging.maps(lm.width, self.config.most_units, equations is not None)
-        return found
+            modules |= merging.make_maps(lm.width, self.config.most_units, equations is not None)
+        return modules
 
     def equations(self, lm: LatentLM) -> Equations | None:
         """The tokens by which groups of equations end; None where c counts tokens. ValueError for a tokenizer that
@@ -171,7 +171,7 @@ class Sequential(GroupMethod):
         step_K = torch.arange(fed.sizes_BK.shape[1], device=c_B.device)
         most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
         starts_BK = grouping.starts(fed.sizes_BK)
-        # Up to the token that a group ended before: at inference nothing behind that is asked for.
+        # Up to the token that a group ended before: at inference no token behind that is computed.
         n_labels_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = decoder.tokens_from(
@@ -383,6 +383,6 @@ class Sequential(GroupMethod):
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        if "compression_factor" in state.branches.whole:
+        if "compression_factor" in state.branches.whole_numbers:
             return c_B.long()
         return grouping.nominal_size(state.step, c_B, grouping.phase(state.seed, state.sample))
