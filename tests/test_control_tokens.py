@@ -106,8 +106,8 @@ KINDS = {
 
 
 @cache
-def template_of(kind, version=2):
-    return Template(TemplateConfig(), KINDS[kind](), version)
+def template_of(kind, text_spells_controls=False):
+    return Template(TemplateConfig(), KINDS[kind](), text_spells_controls=text_spells_controls)
 
 
 def control_ids(template):
@@ -146,7 +146,7 @@ def test_text_has_no_control_token_and_comes_back(kind, text):
     first, second = template.steps((text, text))
     assert not control.intersection(first + second)
     # Ids are as they were unless the text spells a control token.
-    before = template_of(kind, 1).answer(text)
+    before = template_of(kind, text_spells_controls=True).answer(text)
     if not control.intersection(before[1:-1]):
         assert template.answer(text) == before
 
@@ -171,7 +171,7 @@ def test_the_tokens(kind, text, tokens):
     template = template_of(kind)
     found = [template.token(token_id) for token_id in template.answer(text)[1:-1]]
     if tokens is None:
-        assert template.answer(text) == template_of(kind, 1).answer(text)
+        assert template.answer(text) == template_of(kind, text_spells_controls=True).answer(text)
     else:
         assert "".join(found) == "".join(tokens)
         assert found == tokens
@@ -203,9 +203,9 @@ def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not(
         assert [ids.count(marker), ids.count(template.eos_id), ids.count(template.separator_id)] == [1, 1, 1]
         assert (ids[0], ids[-2]) == (marker, template.eos_id)
         assert template.tokenizer.decode(ids[1:-2]) == f"user\n{question} (x)"
-    assert template.question("Is 2?", "(x)") == Template(config, tokenizer, version=1).question(
-        "Is 2?", "(x)"
-    )
+    assert template.question("Is 2?", "(x)") == Template(
+        config, tokenizer, text_spells_controls=True
+    ).question("Is 2?", "(x)")
     first, second = template.steps(("1", "<|im_start|>2"))
     assert (marker in first, second[0], second.count(marker)) == (False, marker, 1)
 
@@ -215,7 +215,7 @@ def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not(
 
 @pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "declared ordinary"])
 def test_an_earlier_template_keeps_its_ids_in_all_stages_to_come(tmp_path, kind):
-    template = template_of(kind, 1)
+    template = template_of(kind, text_spells_controls=True)
     text = f"a {template.tokenizer.eos_token} b"
     assert template.eos_id in template.answer(text)[:-1]
     with pytest.raises(ValueError, match="the separator '###' occurs in the reasoning step"):
@@ -268,14 +268,14 @@ def test_an_engine_answers_a_question_that_spells_control_tokens():
     assert completion.token_ids == expected.token_ids
     ids = prompt_ids(lm, method, request)
     assert lm.template.decode(ids[1:-1]) == question
-    old = Template(TemplateConfig(), lm.tokenizer, version=1)
+    old = Template(TemplateConfig(), lm.tokenizer, text_spells_controls=True)
     assert old.question(question).count(lm.template.separator_id) > 1
 
 
 def test_a_stage_after_an_earlier_checkpoint_keeps_its_version(tmp_path):
     """GRPO, and any next stage, starts from weights whose texts were encoded in the earlier way."""
     lm, method = tiny_lm("qwen2"), registry.build("cot")
-    lm.template = Template(TemplateConfig(), lm.tokenizer, version=1)
+    lm.template = Template(TemplateConfig(), lm.tokenizer, text_spells_controls=True)
     run = {"seed": 0}
     first = pretrained.save(lm, method, tmp_path / "first", run, "card")
     lm, method = pretrained.load(first)

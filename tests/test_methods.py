@@ -635,9 +635,9 @@ def test_an_unprepared_colar_says_so():
 
 
 def test_a_step_with_the_separator_names_its_example():
-    """Templates of version 1 read it as the separator."""
+    """Templates of the first releases read it as the separator."""
     lm = tiny_lm("llama")
-    lm.template = Template(lm.template.config, lm.tokenizer, version=1)
+    lm.template = Template(lm.template.config, lm.tokenizer, text_spells_controls=True)
     bad = Example("src/train/17", "q", ("1", "a ### b"), "1")
     for name in METHODS:
         with pytest.raises(

@@ -164,7 +164,7 @@ def test_a_separator_that_would_be_unknown_is_added():
 @pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_separator_inside_a_step_of_an_earlier_version_is_an_error(family, separator):
-    template = Template(TemplateConfig(), build_tokenizer(family, separator), version=1)
+    template = Template(TemplateConfig(), build_tokenizer(family, separator), text_spells_controls=True)
     step = template.decode([*plain(template, "so a"), template.separator_id, *plain(template, "b")])
     assert template.separator_id in plain(template, step)
     with pytest.raises(ValueError, match=rf"the separator '###' occurs in the reasoning step {step!r}"):

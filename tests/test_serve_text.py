@@ -43,7 +43,7 @@ def templates():
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_are_the_text(templates, family, text):
     template = templates[family]
-    ids = template._ids(text)
+    ids = template._cached_text_ids(text)
     answer = AnswerText(template)
     pieces = [answer.add(token_id) for token_id in ids]
     assert not any("\ufffd" in piece for piece in pieces)
@@ -71,7 +71,7 @@ def test_pieces_of_random_tokens_are_the_text(templates, family):
 def test_stops_are_found_wherever_tokens_end(templates, stop):
     template = templates["llama"]
     text = "12 + 1 is E N 13 END of it"
-    ids = template._ids(text)
+    ids = template._cached_text_ids(text)
     answer = AnswerText(template, stop)
     said = ""
     for token_id in ids:

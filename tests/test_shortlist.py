@@ -256,7 +256,7 @@ def test_a_shortlist_that_cannot_be_counted_or_is_not_yet() -> None:
         fresh.prepare(lm, [EXAMPLES[2]])
     with pytest.raises(ValueError, match="shortlist_ids are not known yet: call prepare"):
         fresh.loss(lm, Batch.collate(encoded(lm, method)))
-    lm.template = Template(lm.template.config, lm.tokenizer, version=1)
+    lm.template = Template(lm.template.config, lm.tokenizer, text_spells_controls=True)
     wrong = dataclasses.replace(EXAMPLES[0], steps=("1 ### 2",))
     with pytest.raises(ValueError, match=r"t/0: the separator '###' occurs in the reasoning step"):
         fresh.prepare(lm, [wrong])

@@ -27,7 +27,7 @@ from colar.template.control_tokens import ControlTokens
 
 Turn = tuple[str, str]
 """A role and its text."""
-Read = Callable[[str], list[int]]
+Encode = Callable[[str], list[int]]
 
 DAY = date(2024, 7, 26)
 """Stands for today in templates that name it, so that a prompt does not depend on the day; Llama 3's default."""
@@ -52,11 +52,11 @@ class Skeleton:
 class ChatFormat:
     """Ids of turns in the format of a tokenizer. ValueError where it has no chat template.
 
-    `read` makes ids of a text whose control tokens count, `text_ids` of one whose control tokens are text.
+    `raw_ids` encodes a text whose control tokens count, `text_ids` of one whose control tokens are text.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens, read: Read, text_ids: Read
+        self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens, raw_ids: Encode, text_ids: Encode
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
@@ -65,7 +65,7 @@ class ChatFormat:
             )
         self._tokenizer: Any = tokenizer
         self._control = control
-        self._read = read
+        self._raw_ids = raw_ids
         self._text_ids = text_ids
         template = str(tokenizer.get_chat_template())
         self.digest = files.digest([template])
@@ -80,7 +80,7 @@ class ChatFormat:
         """`<think>` and a line break, where the template has them and the generation prompt does not."""
         last = self._skeleton(("user",)).pieces[-1]
         if OPEN in template and CLOSE in template and OPEN not in str(last):
-            self.opening_ids = read(f"{OPEN}\n")
+            self.opening_ids = raw_ids(f"{OPEN}\n")
         self.end_id = self._end()
 
     def encode(self, turns: Sequence[Turn]) -> list[int]:
@@ -90,7 +90,7 @@ class ChatFormat:
             turns = _folded(turns)
         contents = [self._content(role, text) for role, text in turns]
         parts = [contents[piece] if isinstance(piece, int) else piece for piece in skeleton.pieces]
-        ids = self._read("".join(parts))
+        ids = self._raw_ids("".join(parts))
         if self._controls(ids) != skeleton.controls:
             ids = self._as_text(skeleton, contents)
         return [*ids, *self.opening_ids]
@@ -132,7 +132,7 @@ class ChatFormat:
                     "bring them into its order, or use template.format: plain"
                 )
             filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
-            self._skeletons[roles] = Skeleton(pieces, self._controls(self._read(filled)), folded)
+            self._skeletons[roles] = Skeleton(pieces, self._controls(self._raw_ids(filled)), folded)
         return self._skeletons[roles]
 
     def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
@@ -156,7 +156,7 @@ class ChatFormat:
     def _end(self) -> int | None:
         """The control token behind an assistant's answer; None where the template writes none."""
         pieces, refusal = self._render(("user", "assistant"), prompt=False)
-        ends = [] if refusal else self._controls(self._read(str(pieces[-1])))
+        ends = [] if refusal else self._controls(self._raw_ids(str(pieces[-1])))
         return ends[0] if ends else None
 
 

@@ -17,7 +17,8 @@ A checkpoint that others trained (`colar import`) may have no BOS, white space a
 its own that closes the reasoning: `Borders`.
 
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
-that name (`control_tokens.py`). Templates of version 1 encode it as the control token, as their models were trained.
+that name (`control_tokens.py`). Templates of the first releases encode it as the control token, as their models were
+trained.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from string import Formatter
 from typing import Any, Literal, get_args
 
@@ -36,11 +38,6 @@ from colar.template.chat import ChatFormat, Turn
 from colar.template.control_tokens import ControlTokens
 
 Format = Literal["plain", "chat"]
-VERSION = 2
-"""Of new plain templates. In version 1 a text that spells a control token becomes that token."""
-CHAT_VERSION = 3
-BORDERS_VERSION = 4
-READ = (1, VERSION, CHAT_VERSION, BORDERS_VERSION)
 CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
@@ -93,24 +90,33 @@ class Borders:
     """Text that answers begin with."""
 
 
+class TemplateKind(IntEnum):
+    """The kinds of template. Their number is "version" in template.json: a release of colar refuses those it lacks."""
+
+    TEXT_SPELLS_CONTROLS = 1
+    """Plain, of the first releases: a text that spells a control token becomes that token."""
+    PLAIN = 2
+    CHAT = 3
+    BORDERS = 4
+    """Plain, with `Borders`."""
+
+
 class Template:
     """Text to ids and back for one tokenizer.
 
     `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
-    may add that token to the tokenizer. ValueError where the tokenizer has no EOS, or no chat template for the format
-    `chat`.
+    may add that token to the tokenizer. `text_spells_controls` is for checkpoints that were trained so: `TemplateKind`.
+    ValueError where the tokenizer has no EOS, or no chat template for the format `chat`.
     """
 
     def __init__(
         self,
         config: TemplateConfig,
         tokenizer: PreTrainedTokenizerBase,
-        version: int | None = None,
         borders: Borders | None = None,
+        text_spells_controls: bool = False,
     ) -> None:
         self.config = config
-        own = CHAT_VERSION if config.format == "chat" else VERSION
-        self.version = version or (own if borders is None else BORDERS_VERSION)
         self.borders = borders
         self.tokenizer = tokenizer
         self.rows: int | None = None
@@ -122,12 +128,12 @@ class Template:
         self._control: ControlTokens | None = None
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
-        ids = self._read(config.separator)
+        ids = self._raw_ids(config.separator)
         self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
         if self.separator_added:
             # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
-            ids = self._read(config.separator)
+            ids = self._raw_ids(config.separator)
         if not ids:
             raise ValueError(f"the tokenizer makes no token of the separator {config.separator!r}")
         self.separator_id: int = ids[-1]
@@ -141,7 +147,7 @@ class Template:
             self.bos_id = self.bos_id if borders.bos else None
         self.eos_id: int = tokenizer.eos_token_id
         self._question_controls = self._joiner_controls = 0
-        if self.version > 1:
+        if not text_spells_controls:
             self._spell_no_control()
         self.chat: ChatFormat | None = None
         if config.format == "chat":
@@ -151,7 +157,7 @@ class Template:
                     f"template.question {config.question!r} has control tokens, which the chat template writes: leave "
                     "them out, or set template.format: plain"
                 )
-            self.chat = ChatFormat(tokenizer, self._control, self._read, self._tokenise)
+            self.chat = ChatFormat(tokenizer, self._control, self._raw_ids, self._text_ids)
             if self.chat.end_id is not None:
                 self.eos_id = self.chat.end_id
 
@@ -163,10 +169,19 @@ class Template:
             control.others(self.separator_id)
         # A layout may have chat markers: these are the only control tokens.
         self._question_controls = control.count(
-            self._read(self.config.question.format(question="", speed=""))
+            self._raw_ids(self.config.question.format(question="", speed=""))
         )
-        self._joiner_controls = control.count(self._read(self.config.step_joiner))
+        self._joiner_controls = control.count(self._raw_ids(self.config.step_joiner))
         self._control = control
+
+    @property
+    def kind(self) -> TemplateKind:
+        """The kind that template.json names."""
+        if self.borders is not None:
+            return TemplateKind.BORDERS
+        if self.chat is not None:
+            return TemplateKind.CHAT
+        return TemplateKind.TEXT_SPELLS_CONTROLS if self._control is None else TemplateKind.PLAIN
 
     def question(
         self, question: str, speed: str = "", cached: bool = True, context: Sequence[Turn] = ()
@@ -187,21 +202,21 @@ class Template:
             return [*ids, self.separator_id]
         bos = [] if self.bos_id is None else [self.bos_id]
         if self._question_controls:
-            ids = self._marked(text, question.strip(), speed)
+            ids = self._layout_ids(text, question.strip(), speed)
         else:
-            ids = self._ids(text) if cached else self._tokenise(text)
+            ids = self._cached_text_ids(text) if cached else self._text_ids(text)
         return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
         """Ids of each reasoning step. ValueError where a step becomes the separator, which would end the chain: the
-        joiner contains it, or the template is of version 1 and the step does."""
+        joiner contains it, or the step does where texts spell control tokens."""
         segments = []
         for i, step in enumerate(steps):
             # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
             if i and self._joiner_controls:
-                ids = self._read(self.config.step_joiner) + self._ids(step)
+                ids = self._raw_ids(self.config.step_joiner) + self._cached_text_ids(step)
             else:
-                ids = self._ids(self.config.step_joiner + step if i else step)
+                ids = self._cached_text_ids(self.config.step_joiner + step if i else step)
             if self.separator_id in ids:
                 raise ValueError(
                     f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
@@ -212,7 +227,7 @@ class Template:
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
         before = self.borders.answer if self.borders else ""
-        return [self.closing_id, *self._ids(before + answer.strip()), self.eos_id]
+        return [self.closing_id, *self._cached_text_ids(before + answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
@@ -261,7 +276,7 @@ class Template:
             chat = {"chat_digest": self.chat.digest}
         borders = {} if self.borders is None else {"borders": asdict(self.borders)}
         return {
-            "version": self.version,
+            "version": int(self.kind),
             **texts,
             **chat,
             **borders,
@@ -274,20 +289,21 @@ class Template:
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
         """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
-        if saved.get("version") not in READ:
+        if saved.get("version") not in list(TemplateKind):
+            known = ", ".join(map(str, TemplateKind))
             raise ValueError(
-                f"template version {saved.get('version')!r} is not one of {', '.join(map(str, READ))}, which this "
-                "colar reads"
+                f"template version {saved.get('version')!r} is not one of {known}, which this colar reads"
             )
+        kind = TemplateKind(saved["version"])
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
-        config = TemplateConfig(**texts, format="chat" if saved["version"] == CHAT_VERSION else "plain")
+        config = TemplateConfig(**texts, format="chat" if kind is TemplateKind.CHAT else "plain")
         borders = None
-        if saved["version"] == BORDERS_VERSION:
+        if kind is TemplateKind.BORDERS:
             held: Any = saved.get("borders")
             is_complete = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
             check_holds("template.borders", is_complete, held, "closing, bos and answer")
             borders = Borders(**held)
-        template = cls(config, tokenizer, saved["version"], borders)
+        template = cls(config, tokenizer, borders, kind is TemplateKind.TEXT_SPELLS_CONTROLS)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
@@ -310,44 +326,60 @@ class Template:
         template.separator_added = saved["separator_added"]
         return template
 
-    def _ids(self, text: str) -> list[int]:
-        """Ids of a text by itself, cached."""
+    # Encoders, each on top of the one before it
+    #
+    #     _raw_ids            as the tokenizer does: names of control tokens become these tokens    layouts, markers
+    #     _text_ids           without control tokens, even if the text spells one                   requests, chats
+    #     _cached_text_ids    the same, once for each text                                          training rows
+    #     _layout_ids         a question whose layout has control tokens of its own, for instance chat markers
+
+    def _raw_ids(self, text: str) -> list[int]:
+        """Ids as the tokenizer makes them: the name of a control token becomes that token."""
+        if not text:
+            return []
+        # The same ids without the batching around them: three times as fast.
+        if self.tokenizer.is_fast:
+            return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _text_ids(self, text: str) -> list[int]:
+        """Ids of a text without control tokens, even if it spells one. ValueError for a token that the model lacks."""
+        ids = self._raw_ids(text)
+        if self._control is not None and self._control.among(ids, text):
+            ids = self._control.encode(text)
+        self.require_rows(ids)
+        return ids
+
+    def _cached_text_ids(self, text: str) -> list[int]:
+        """`_text_ids` of a text that may come again."""
         cached = self._cached.get(text)
         if cached is not None:
             return cached.tolist()
-        ids = self._tokenise(text)
+        ids = self._text_ids(text)
         if len(text) <= LONGEST_CACHED:
             if len(self._cached) >= CACHED:
                 self._cached.clear()
             self._cached[text] = array("i", ids)
         return ids
 
-    def _marked(self, text: str, question: str, speed: str) -> list[int]:
-        """Ids of a question `text` whose layout has control tokens of its own, chat markers for instance."""
+    def _layout_ids(self, text: str, question: str, speed: str) -> list[int]:
+        """Ids of a question `text` (layout, question and speed) whose layout has control tokens of its own."""
         assert self._control is not None
-        ids = self._read(text)
+        ids = self._raw_ids(text)
         if self._control.count(ids) == self._question_controls:
             self.require_rows(ids)
             return ids
         # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
         ids, plain = [], ""
         for literal, field, _, _ in Formatter().parse(self.config.question):
-            literal_ids = self._read(literal)
+            literal_ids = self._raw_ids(literal)
             if self._control.among(literal_ids, literal):
-                ids += [*self._ids(plain), *literal_ids]
+                ids += [*self._cached_text_ids(plain), *literal_ids]
                 plain = ""
             else:
                 plain += literal
             plain += {"question": question, "speed": speed}.get(field or "", "")
-        return [*ids, *self._ids(plain.rstrip())]
-
-    def _tokenise(self, text: str) -> list[int]:
-        """Ids of a text that is no control token, even if it spells one."""
-        ids = self._read(text)
-        if self._control is not None and self._control.among(ids, text):
-            ids = self._control.encode(text)
-        self.require_rows(ids)
-        return ids
+        return [*ids, *self._cached_text_ids(plain.rstrip())]
 
     def require_rows(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no row for: on a CUDA device it would end the process."""
@@ -360,15 +392,6 @@ class Template:
                     f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
                     f"{self.rows} rows: the model cannot read it"
                 )
-
-    def _read(self, text: str) -> list[int]:
-        """Ids of a text in which the names of control tokens are these tokens."""
-        if not text:
-            return []
-        # The same ids without the batching around them: three times as fast.
-        if self.tokenizer.is_fast:
-            return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
