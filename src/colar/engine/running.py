@@ -19,13 +19,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
-from colar.methods.thinking import Branches, ThinkState, request_columns
+from colar.methods.thinking import Branches, ThinkState, param_columns, sampling_columns
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices
 
@@ -43,12 +44,9 @@ class RunningRows:
     """The column of the cache that is fed next, which is the position too."""
     step_N: Tensor
     """Embeddings fed since the question. While a row thinks, these are its thoughts."""
-    seed_N: Tensor
-    sample_N: Tensor
-    temperature_N: Tensor
-    top_p_N: Tensor
-    latent_temperature_N: Tensor
     max_latents_N: Tensor
+    sampling: dict[str, Tensor]
+    """The requests' columns (N,) by which thoughts and tokens are drawn (`sampling_columns`)."""
     params: dict[str, Tensor]
     """The requests' params, a column (N,) for each field."""
     begun: dict[str, Tensor]
@@ -77,7 +75,6 @@ class RunningRows:
         """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
-        columns = request_columns(requests, device)
         limits = [request.decoding.max_latents for request in requests]
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)
@@ -87,13 +84,9 @@ class RunningRows:
             first_ND=hidden_ND,
             position_N=devices.numbers([len(entry.ids) for entry in entries], device),
             step_N=devices.numbers([0] * n, device),
-            seed_N=columns["seed"],
-            sample_N=columns["sample"],
-            temperature_N=columns["temperature"],
-            top_p_N=columns["top_p"],
-            latent_temperature_N=columns["latent_temperature"],
             max_latents_N=devices.numbers(limits, device),
-            params=columns["params"],
+            sampling=sampling_columns(requests, device),
+            params=param_columns([request.params for request in requests], device),
             begun=begun,
             thinks=[True] * n,
             steps=[0] * n,
@@ -141,7 +134,7 @@ class RunningRows:
             if isinstance(column, Tensor):
                 setattr(self, name, column[rows_N])
             elif isinstance(column, dict):
-                setattr(self, name, {key: value[rows_N] for key, value in column.items()})
+                setattr(self, name, _taken(column, rows_N))
             elif isinstance(column, list):
                 setattr(self, name, [column[i] for i in rows])
 
@@ -202,15 +195,16 @@ class RunningRows:
         return ThinkState(
             hidden=hidden_ND[rows_B],
             step=self.step_N[rows_B],
-            params={name: column[rows_B] for name, column in self.params.items()},
-            temperature=self.temperature_N[rows_B],
-            top_p=self.top_p_N[rows_B],
-            latent_temperature=self.latent_temperature_N[rows_B],
-            seed=self.seed_N[rows_B],
-            sample=self.sample_N[rows_B],
+            params=_taken(self.params, rows_B),
+            **_taken(self.sampling, rows_B),
             make_logits=logits,
             branches=self.branches,
-            begun={name: column[rows_B] for name, column in self.begun.items()},
+            begun=_taken(self.begun, rows_B),
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_partial_head=partial_head,
         )
+
+
+def _taken(columns: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+    """These rows of columns by name."""
+    return {name: column[rows] for name, column in columns.items()}

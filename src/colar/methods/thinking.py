@@ -24,6 +24,8 @@ from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.sampling import Ways
 
+CPU = torch.device("cpu")
+
 
 class RequestView(Protocol):
     """The fields of a request that a method may read; `engine.request.Request` has them."""
@@ -124,9 +126,15 @@ class ThinkState:
         begun: dict[str, Tensor],
     ) -> ThinkState:
         """The state of these requests, a row each, at these steps."""
-        columns = request_columns(requests, hidden.device)
-        branches = Branches.of_requests(requests)
-        return cls(hidden, step, **columns, make_logits=make_logits, branches=branches, begun=begun)
+        return cls(
+            hidden,
+            step,
+            params=param_columns([request.params for request in requests], hidden.device),
+            **sampling_columns(requests, hidden.device),
+            make_logits=make_logits,
+            branches=Branches.of_requests(requests),
+            begun=begun,
+        )
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -168,31 +176,24 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
     return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
 
 
-def request_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
-    """The columns of a `ThinkState` that follow from its requests, by name, on the device."""
-
-    def real(name: str) -> Tensor:
+def sampling_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
+    """The columns (B,) of a `ThinkState` by which its requests draw, by name, on the device."""
+    columns: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "latent_temperature"):
         values = [getattr(request.decoding, name) for request in requests]
-        return devices.send(torch.tensor(values, dtype=torch.float64), device)
-
-    params = param_columns([request.params for request in requests])
-    return {
-        "params": {name: devices.send(column, device) for name, column in params.items()},
-        "temperature": real("temperature"),
-        "top_p": real("top_p"),
-        "latent_temperature": real("latent_temperature"),
-        "seed": devices.numbers([request.seed for request in requests], device),
-        "sample": devices.numbers([request.sample for request in requests], device),
-    }
+        columns[name] = devices.send(torch.tensor(values, dtype=torch.float64), device)
+    for name in ("seed", "sample"):
+        columns[name] = devices.numbers([getattr(request, name) for request in requests], device)
+    return columns
 
 
-def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
-    """A (B,) float64 column for each field of the rows' params."""
+def param_columns(params: Sequence[Any], device: torch.device = CPU) -> dict[str, Tensor]:
+    """A (B,) float64 column for each field of the rows' params, on the device."""
     if not params:
         return {}
     columns = {}
     for f in dataclasses.fields(params[0]):
         # float64: in float32 a factor of 1.1 would move the groups of long chains.
-        values = [float(getattr(each, f.name)) for each in params]
-        columns[f.name] = torch.tensor(values, dtype=torch.float64)
+        values = [float(getattr(row, f.name)) for row in params]
+        columns[f.name] = devices.send(torch.tensor(values, dtype=torch.float64), device)
     return columns
