@@ -312,7 +312,7 @@ def test_reference_groups_are_those_of_training(expert):
     sizes = set()
     for example in EXAMPLES:
         (row,) = reference_rows(lm, method, [example], SequentialParams(1.5))
-        phase = grouping.phase(torch.tensor([row.seed])).item()
+        phase = grouping.draw_phase(torch.tensor([row.seed])).item()
         found = reference_groups(lm, method, row)
         assert [token.token_id for group in found for token in group] == row.chain
         for k, group in enumerate(found[:-1]):

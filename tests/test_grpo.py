@@ -496,7 +496,7 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     outputs = sample(lm, method, made.sampler.config, EXAMPLES[:2])
     rollouts = rollout.collate(outputs, lm.width)
     torch.manual_seed(1)
-    N = int(rollouts.positions().max())
+    N = int(rollouts.action_positions().max())
     old, ref, gains = -2 * torch.rand(8, N), -2 * torch.rand(8, N), torch.randn(8)
     lengths = [int(n) for n in rollouts.n_actions()]
     total, wanted = sum(lengths), 0.0

@@ -234,7 +234,7 @@ def test_the_stop_label_is_never_lost(c):
     for length in range(13):
         batch = Batch.collate([colar_row(length, c), colar_row(12, 1)])
         n = math.ceil(length / c)
-        sizes = grouping.sizes(batch.chain_lengths, batch.params["compression_factor"])
+        sizes = grouping.even_sizes(batch.chain_lengths, batch.params["compression_factor"])
         labels, weights = method.labels(batch, sizes)
         assert labels[0, n : n + 3, 0].tolist() == [50, 51, 1]
         assert weights[0, n : n + 3, 0].tolist() == [1, 1, 1]

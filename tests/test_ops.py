@@ -36,8 +36,8 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
     torch.manual_seed(0)
     embeds = torch.randn(len(lengths), max(lengths) + extra, 3)
     lengths_B, c_B = torch.tensor(lengths), torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    sizes = grouping.sizes(lengths_B, c_B)
-    latents, counts = compress(embeds, sizes, merge), grouping.counts(sizes)
+    sizes = grouping.even_sizes(lengths_B, c_B)
+    latents, counts = compress(embeds, sizes, merge), grouping.count_groups(sizes)
     for b, (n, c) in enumerate(
         zip(lengths, factors, strict=False)
     ):  # c_B took as many factors as there are rows
@@ -55,32 +55,32 @@ def test_scale_of_a_sum():
 
 def test_factor_one_is_the_identity():
     embeds = torch.randn(2, 6, 4)
-    sizes = grouping.sizes(torch.tensor([6, 4]), torch.ones(2))
+    sizes = grouping.even_sizes(torch.tensor([6, 4]), torch.ones(2))
     latents = compress(embeds, sizes)
     torch.testing.assert_close(latents[0], embeds[0], rtol=0, atol=0)
     torch.testing.assert_close(latents[1, :4], embeds[1, :4], rtol=0, atol=0)
-    assert grouping.counts(sizes).tolist() == [6, 4]
+    assert grouping.count_groups(sizes).tolist() == [6, 4]
 
 
 def test_last_group_is_scaled_by_its_own_size():
     """PITFALLS 7: seven ones at c = 3 give sqrt(3), sqrt(3), 1, and there is no fourth, empty slot."""
-    sizes = grouping.sizes(torch.tensor([7]), torch.tensor([3]))
+    sizes = grouping.even_sizes(torch.tensor([7]), torch.tensor([3]))
     latents = compress(torch.ones(1, 9, 1), sizes)
     torch.testing.assert_close(latents[0, :, 0], torch.tensor([3**0.5, 3**0.5, 1.0]))
-    assert grouping.counts(sizes).tolist() == [3]
+    assert grouping.count_groups(sizes).tolist() == [3]
 
 
 def test_nan_in_padding_does_not_leak():
     embeds = torch.ones(1, 4, 1)
     embeds[0, 2:] = float("nan")
-    latents = compress(embeds, grouping.sizes(torch.tensor([2]), torch.tensor([5])))
+    latents = compress(embeds, grouping.even_sizes(torch.tensor([2]), torch.tensor([5])))
     torch.testing.assert_close(latents, torch.full((1, 1, 1), 2**0.5))
 
 
 def test_empty_chain_has_no_latents():
-    sizes = grouping.sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
+    sizes = grouping.even_sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
     assert compress(torch.ones(2, 0, 3), sizes).shape == (2, 0, 3)
-    assert grouping.counts(sizes).tolist() == [0, 0]
+    assert grouping.count_groups(sizes).tolist() == [0, 0]
     assert tokens_of_groups(torch.zeros(2, 0, dtype=torch.int64), sizes)[0].shape == (2, 0, 0)
 
 
@@ -107,7 +107,7 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
     T = max(lengths) + more
     ids = torch.arange(1, 1 + len(lengths) * T).view(len(lengths), T)
     c_B = torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    sizes = grouping.sizes(torch.tensor(lengths), c_B)
+    sizes = grouping.even_sizes(torch.tensor(lengths), c_B)
     K = sizes.shape[1] + more
     found, real = tokens_of_groups(ids, torch.nn.functional.pad(sizes, (0, more)))
     for b, n in enumerate(lengths):
@@ -127,10 +127,10 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
 def test_groups_of_one_and_a_half_by_hand():
     """The picture of methods/grouping.py: seven tokens at c = 1.5 and at 3, with two phases."""
     lengths, c = torch.tensor([7, 7, 7, 0]), torch.tensor([1.5, 1.5, 3, 2])
-    sizes = grouping.sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
+    sizes = grouping.even_sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
     assert sizes.tolist() == [[1, 2, 1, 2, 1], [2, 1, 2, 1, 1], [3, 3, 1, 0, 0], [0] * 5]
-    assert grouping.counts(sizes).tolist() == [5, 5, 3, 0]
-    assert grouping.starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
+    assert grouping.count_groups(sizes).tolist() == [5, 5, 3, 0]
+    assert grouping.group_starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
 
 
 CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
@@ -139,8 +139,8 @@ CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
 @settings(deadline=None, max_examples=150)
 @given(n=st.integers(0, 40), c=CENTS, seed=st.integers(0, 10**6))
 def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
-    phase = grouping.phase(torch.tensor([seed]))
-    sizes = grouping.sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
+    phase = grouping.draw_phase(torch.tensor([seed]))
+    sizes = grouping.even_sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
     assert sizes.sum() == n
     assert (sizes > 0).all()
     full = set(sizes[:-1].tolist())
@@ -151,7 +151,7 @@ def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
 
 
 def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing():
-    phase = grouping.phase(torch.arange(4000))
+    phase = grouping.draw_phase(torch.arange(4000))
     assert phase.min() >= 0
     assert phase.max() < 1
     c = torch.full((4000,), 2.3, dtype=torch.float64)
@@ -190,13 +190,13 @@ def test_cut_groups_equal_a_loop(rows, factors, seed, more):
     for b, row in enumerate(rows):
         bounds[b, : len(row)] = torch.tensor(row, dtype=torch.long)
     c = torch.tensor(factors[: len(rows)], dtype=torch.float64)
-    phase = grouping.phase(torch.arange(len(rows)) + seed)
+    phase = grouping.draw_phase(torch.arange(len(rows)) + seed)
     found = grouping.cut_sizes(lengths, c, phase, bounds)
     for b, row in enumerate(rows):
         expected = loop_cut(len(row), factors[b], phase[b].item(), row)
         assert [size for size in found[b].tolist() if size] == expected
     uncut = grouping.cut_sizes(lengths, c, phase, torch.full_like(bounds, 99))
-    assert uncut.tolist() == grouping.sizes(lengths, c, phase).tolist()
+    assert uncut.tolist() == grouping.even_sizes(lengths, c, phase).tolist()
 
 
 # Ragged rows

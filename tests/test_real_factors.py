@@ -39,7 +39,7 @@ WHOLE = [1, 2, 3, 4, 5]
 
 
 def phase_of(seed: int, sample: int = 0) -> float:
-    return grouping.phase(torch.tensor([seed]), torch.tensor([sample])).item()
+    return grouping.draw_phase(torch.tensor([seed]), torch.tensor([sample])).item()
 
 
 def most_of(k: int, c: float, phase: float) -> int:

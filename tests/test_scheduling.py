@@ -209,14 +209,16 @@ def test_admission(data):
     started = []
     idle = 0
     while scheduler.waiting or running:
-        widest = max((entry.positions for entry in running), default=0)
+        widest = max((entry.most_positions for entry in running), default=0)
         new = scheduler.admit(len(running), widest)
         idle = 0 if new or len(running) == slots else idle + 1
         running += new
         started += [int(entry.request.id) for entry in new]
         assert len(running) <= slots
         if budget is not None:
-            assert len(running) * max(entry.positions for entry in running) <= budget or len(running) == 1
+            assert (
+                len(running) * max(entry.most_positions for entry in running) <= budget or len(running) == 1
+            )
         elif scheduler.waiting:
             assert idle <= MAX_WAIT_STEPS
         ending = data.draw(st.integers(0, len(running)))

@@ -248,7 +248,7 @@ def update(lm: LatentLM, method: Any, outputs: Rollouts, batch: int) -> float:
         "advantages": torch.tensor([1.0, -1.0] * (R // 2)),
         "weights": 1 / outputs.n_actions().double(),
         "kept": torch.ones(R, dtype=torch.bool),
-        "engine_logps": torch.zeros(R, int(outputs.positions().max())),
+        "engine_logps": torch.zeros(R, int(outputs.action_positions().max())),
     }
     columns = {name: column.to(lm.device) for name, column in columns.items()}
 

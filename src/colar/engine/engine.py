@@ -222,7 +222,7 @@ class Engine:
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.start()
-        widest = max(rows.widest, *(entry.positions for entry in admitted))
+        widest = max(rows.widest, *(entry.most_positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
         self.cache.reserve(size, len(rows))
 
@@ -284,7 +284,7 @@ class Engine:
         """Have the requests in prefill wait again, or else the newest half of the rows, and halve the budget."""
         rows, stopped = self.running, self.prefill.entries
         n_started = len(rows) + len(stopped)
-        widest = max(rows.widest, *(entry.positions for entry in stopped), 0)
+        widest = max(rows.widest, *(entry.most_positions for entry in stopped), 0)
         self.scheduler.reduce_budget(self.scheduler.smallest_size(n_started, widest).positions)
         self.prefill = Prefill()
         if not stopped:

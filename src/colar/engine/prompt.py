@@ -27,7 +27,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
         raise ValueError(f"request {request.id}: {error}") from error
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
-    needed = len(ids) + decoding.positions
+    needed = len(ids) + decoding.most_positions
     if needed > lm.context_length:
         raise TooLong(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "

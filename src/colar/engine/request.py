@@ -46,7 +46,7 @@ class Decoding:
             checks.check_holds(name, value >= least, value, f"{least} or more")
 
     @property
-    def positions(self) -> int:
+    def most_positions(self) -> int:
         """The most positions that a row may need after its question: thoughts, separator, answer."""
         return self.max_latents + 1 + self.max_completion_length
 

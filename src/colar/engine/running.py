@@ -102,7 +102,7 @@ class RunningRows:
     @property
     def widest(self) -> int:
         """The most positions that one of the rows may need."""
-        return max((entry.positions for entry in self.entries), default=0)
+        return max((entry.most_positions for entry in self.entries), default=0)
 
     def position(self, i: int) -> int:
         """`position_N` of a row, in Python."""

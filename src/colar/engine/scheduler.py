@@ -55,9 +55,9 @@ class Queued:
     """Number of times that memory ran out while no other request was running."""
 
     @property
-    def positions(self) -> int:
+    def most_positions(self) -> int:
         """The most positions that it may need."""
-        return len(self.ids) + self.request.decoding.positions
+        return len(self.ids) + self.request.decoding.most_positions
 
 
 class Scheduler:
@@ -98,7 +98,7 @@ class Scheduler:
 
     def check(self, entry: Queued) -> None:
         """ValueError for a request that could never run."""
-        needed = self.smallest_size(1, entry.positions).positions
+        needed = self.smallest_size(1, entry.most_positions).positions
         if self.budget is not None and needed > self.budget:
             raise ValueError(
                 f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
@@ -133,7 +133,7 @@ class Scheduler:
         admitted: list[Queued] = []
         while self.waiting and running + len(admitted) < self.slots:
             rows = running + len(admitted) + 1
-            widest = max(widest, self.waiting[0].positions)
+            widest = max(widest, self.waiting[0].most_positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
             if (

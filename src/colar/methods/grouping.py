@@ -37,7 +37,7 @@ PHASES = 2**20
 # Sizes
 
 
-def phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
+def draw_phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
     """u of each row, (B,) float64 in [0, 1): a function of the row's seed, or of a request's seed and sample."""
     drawn_B = noise.uniform(noise.keys(seed_B, sample_B, noise.PHASE), 1)[:, 0]
     return torch.floor(drawn_B * PHASES) / PHASES
@@ -50,8 +50,8 @@ def nominal_size(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
-def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tensor:
-    """The tokens of each group of each row, (B, K) int64; 0 behind a row's last group.
+def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tensor:
+    """The tokens of each group where nothing ends one early, (B, K) int64; 0 behind a row's last group.
 
     `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
@@ -72,7 +72,7 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
 def cut_sizes(
     lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, most_tokens_BT: Tensor, unit_BT: Tensor | None = None
 ) -> Tensor:
-    """As `sizes`, and a group that starts at token t has no more than `most_tokens_BT[:, t]` tokens, from 1 on.
+    """As `even_sizes`, and a group that starts at token t has no more than `most_tokens_BT[:, t]` tokens, from 1 on.
 
     The next group starts where it ends, and c lets it take as many tokens as without the cut. c counts units where
     `unit_BT` gives the tokens of the unit that starts at each token.
@@ -110,12 +110,12 @@ def tokens_of_units(unit_BT: Tensor, starts_BK: Tensor, most_BK: Tensor) -> Tens
     return total_BK
 
 
-def counts(sizes_BK: Tensor) -> Tensor:
+def count_groups(sizes_BK: Tensor) -> Tensor:
     """L_c, the groups of each row, (B,) int64. A row without reasoning tokens has none."""
     return (sizes_BK > 0).sum(-1)
 
 
-def starts(sizes_BK: Tensor) -> Tensor:
+def group_starts(sizes_BK: Tensor) -> Tensor:
     """The first token of each group, (B, K); behind the last group, the chain's length."""
     return sizes_BK.cumsum(-1) - sizes_BK
 
@@ -134,7 +134,7 @@ def tokens_of_groups(
         return nothing, nothing.bool()
     # A group is a run of tokens: its first position, and the positions after it.
     offset_G = torch.arange(G, device=ids_BT.device)
-    starts_BK = starts(sizes_BK) if starts_BK is None else starts_BK
+    starts_BK = group_starts(sizes_BK) if starts_BK is None else starts_BK
     position_BKG = starts_BK[..., None] + offset_G
     position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
     ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
@@ -169,7 +169,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
     #     latent 1    0    0   1/s  1/s   0    0
     #     latent 2    0    0    0    0    1    0
-    starts_BK1 = starts(sizes_BK)[..., None]
+    starts_BK1 = group_starts(sizes_BK)[..., None]
     ends_BK1 = starts_BK1 + sizes_BK[..., None]
     position_T = torch.arange(T, device=embeds_BTD.device)
     member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
@@ -194,7 +194,7 @@ class Fed:
     @property
     def counts_B(self) -> Tensor:
         """The latents of each row, (B,)."""
-        return counts(self.sizes_BK)
+        return count_groups(self.sizes_BK)
 
     def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
         """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""

@@ -64,7 +64,7 @@ class Rollouts(Columns):
     latent_temperature: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
 
-    def positions(self) -> Tensor:
+    def action_positions(self) -> Tensor:
         """(B,) positions that an action may stand at: thoughts, one stop, tokens."""
         return self.thought_counts + 1 + self.token_lengths
 
@@ -149,7 +149,7 @@ def score_actions(
     `latents_BKD` are fed in place of the rollouts' own, and take gradient; for latents that follow from what was
     chosen.
     """
-    N = int(rollouts.positions().max())
+    N = int(rollouts.action_positions().max())
     if latents_BKD is None:
         latents_BKD = devices.send(rollouts.latents.detach(), lm.device)
     hidden_BND = _hidden(lm, rollouts, latents_BKD, N)
@@ -157,7 +157,7 @@ def score_actions(
     # Which action stands at which position of a row: thoughts, then the stop, then the answer's tokens.
     position_N = torch.arange(N, device=rollouts.stopped.device)
     thoughts_B1 = rollouts.thought_counts[:, None]
-    end_B1 = rollouts.positions()[:, None]
+    end_B1 = rollouts.action_positions()[:, None]
     thought_BN = position_N < thoughts_B1
     stop_BN = (position_N == thoughts_B1) & rollouts.stopped[:, None]
     token_BN = (position_N > thoughts_B1) & (position_N < end_B1)

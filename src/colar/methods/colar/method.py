@@ -166,7 +166,7 @@ class Colar(GroupMethod, ScaledMethod):
     @torch.no_grad()
     def fed(self, lm: LatentLM, batch: Batch) -> Fed:
         # No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn.
-        sizes_BK = grouping.sizes(batch.chain_lengths, batch.params["compression_factor"])
+        sizes_BK = grouping.even_sizes(batch.chain_lengths, batch.params["compression_factor"])
         # Targets keep float32 over a half-precision base.
         embeds_BTD = lm.embed(batch.chain_ids).float()
         return Fed(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
@@ -194,7 +194,7 @@ class Colar(GroupMethod, ScaledMethod):
         # The ablation OC: the chain's labels go, the stop after the last latent stays (it is the answer's first label).
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
-        return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.counts(sizes_BK), batch)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.count_groups(sizes_BK), batch)
 
     def _latent_terms(self, lm: LatentLM, hidden_BND: Tensor, fed: Fed) -> dict[str, Tensor]:
         """The latent head's loss, and two quantities to log: its spread and its squared error."""

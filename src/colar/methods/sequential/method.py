@@ -138,11 +138,11 @@ class Sequential(GroupMethod):
     def _sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
         """The tokens of each group, (B, K)."""
         c_B = batch.params["compression_factor"]
-        phase_B = grouping.phase(batch.seeds)
+        phase_B = grouping.draw_phase(batch.seeds)
         equations = self.equations(lm)
         gated = bool((batch.params["confidence_threshold"] > 0).any())
         if equations is None and not gated:
-            return grouping.sizes(batch.chain_lengths, c_B, phase_B)
+            return grouping.even_sizes(batch.chain_lengths, c_B, phase_B)
         most_tokens_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
         unit_BT = None
         if equations is not None:
@@ -169,8 +169,8 @@ class Sequential(GroupMethod):
         """
         c_B = batch.params["compression_factor"]
         step_K = torch.arange(fed.sizes_BK.shape[1], device=c_B.device)
-        most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
-        starts_BK = grouping.starts(fed.sizes_BK)
+        most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.draw_phase(batch.seeds)[:, None])
+        starts_BK = grouping.group_starts(fed.sizes_BK)
         # Up to the token that a group ended before: at inference no token behind that is computed.
         n_labels_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
@@ -265,7 +265,9 @@ class Sequential(GroupMethod):
     ) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
         T = batch.chain_ids.shape[1]
-        sizes_BT = grouping.sizes(batch.chain_lengths, torch.ones_like(batch.params["compression_factor"]))
+        sizes_BT = grouping.even_sizes(
+            batch.chain_lengths, torch.ones_like(batch.params["compression_factor"])
+        )
         latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.equations(lm))
         hidden_BTD = Fed(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
@@ -385,4 +387,4 @@ class Sequential(GroupMethod):
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
         if "compression_factor" in state.branches.whole_numbers:
             return c_B.long()
-        return grouping.nominal_size(state.step, c_B, grouping.phase(state.seed, state.sample))
+        return grouping.nominal_size(state.step, c_B, grouping.draw_phase(state.seed, state.sample))

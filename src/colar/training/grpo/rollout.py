@@ -223,7 +223,7 @@ def engine_logps(
     method: Scorable, outputs: Sequence[Output], rollouts: Rollouts, latent_logprob: LatentLogprob
 ) -> Tensor:
     """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
-    logps_RN = torch.zeros(len(outputs), int(rollouts.positions().max()))
+    logps_RN = torch.zeros(len(outputs), int(rollouts.action_positions().max()))
     for row, output in enumerate(outputs):
         values = output.logps(method, latent_logprob)
         logps_RN[row, : len(values)] = values

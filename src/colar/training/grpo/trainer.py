@@ -90,7 +90,7 @@ class GrpoTrainer(LatentTrainer):
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """At least the positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
         rollouts = Rollouts.from_tensors(inputs)
-        return rollouts.question_lengths + rollouts.positions()
+        return rollouts.question_lengths + rollouts.action_positions()
 
     def longest_sampled(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
@@ -135,7 +135,7 @@ class GrpoTrainer(LatentTrainer):
         """
         rollouts = Rollouts.from_tensors(tensors)
         R = rollouts.token_lengths.shape[0]
-        logps_RN = torch.zeros(R, int(rollouts.positions().max()))
+        logps_RN = torch.zeros(R, int(rollouts.action_positions().max()))
         size = self.plan.batch
         state = self.accelerator.state
         scored = []
