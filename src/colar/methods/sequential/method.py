@@ -43,14 +43,9 @@ from colar.methods.base import Batch
 from colar.methods.factors import Deck, GroupMethod
 from colar.methods.grouping import Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
-from colar.methods.sequential import choice, decoder, merging
+from colar.methods.sequential import choice, decoder, merging, shortlist
 from colar.methods.sequential.choice import Groups, Rules
-from colar.methods.sequential.config import (
-    SequentialConfig,
-    SequentialParams,
-    count_shortlist,
-    warn_of_others,
-)
+from colar.methods.sequential.config import SequentialConfig, SequentialParams
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.sequential.equation_groups import LONGEST, NUMBERS_FROM, Equations
 from colar.methods.thinking import ThinkState, Thought
@@ -89,20 +84,24 @@ class Sequential(GroupMethod):
             return examples
         rows = list(examples)
         if self.config.shortlist_ids is None:
-            counted = count_shortlist(lm.template, rows)
+            counted = shortlist.count_ids(lm.template, rows)
             self.config = dataclasses.replace(self.config, shortlist_ids=counted)
         else:
-            warn_of_others(lm.template, rows, self.config.shortlist_ids)
+            shortlist.warn_of_missing(lm.template, rows, self.config.shortlist_ids)
         return rows
 
-    def shortlist_head(self, gather: Callable[[tuple[int, ...]], PartialHead]) -> PartialHead | None:
-        """The tokens behind a group's first are chosen among these; None for the whole vocabulary."""
+    def shortlist_head(self, lm: LatentLM, state: ThinkState | None = None) -> PartialHead | None:
+        """The LM head's weights of the shortlist; None for the whole vocabulary. In a step, those that its engine has
+        gathered."""
         if not self.config.shortlist:
             return None
         if self.config.shortlist_ids is None:
             raise ValueError(
                 "method.shortlist_ids are not known yet: call prepare, or give them in the config"
             )
+        gather: Callable[[tuple[int, ...]], PartialHead] = lm.partial_head
+        if state is not None and state.make_partial_head is not None:
+            gather = state.make_partial_head
         return gather(self.config.shortlist_ids)
 
     def check_params(self, params: SequentialParams) -> str | None:
@@ -158,8 +157,7 @@ class Sequential(GroupMethod):
         fed = self.fed(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        shortlist = self.shortlist_head(lm.partial_head)
-        return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)}
+        return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
@@ -274,9 +272,7 @@ class Sequential(GroupMethod):
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
-        return decoder.label_logps(
-            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_head(lm.partial_head)
-        )
+        return decoder.label_logps(lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_head(lm))
 
     # Reinforcement
 
@@ -302,7 +298,7 @@ class Sequential(GroupMethod):
                 thoughts,
                 temperature_L,
                 latent_temperature_L,
-                self.shortlist_head(lm.partial_head),
+                self.shortlist_head(lm),
                 self.equations(lm),
             )
             return logps_L, {}
@@ -345,7 +341,7 @@ class Sequential(GroupMethod):
             has_threshold=state.branches.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place - 1),
-            shortlist=self.shortlist_head(state.make_partial_head or lm.partial_head),
+            shortlist=self.shortlist_head(lm, state),
         )
 
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
