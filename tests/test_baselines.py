@@ -179,7 +179,7 @@ def test_what_training_fed_is_what_thinking_feeds(family, name):
     lm, method = build(name, family)
     lm.double()
     rows = encode(lm, method, epoch=LAST)
-    latents, counts = method.thoughts(lm, Batch.collate(rows))
+    latents, counts = method.training_thoughts(lm, Batch.collate(rows))
     assert counts.tolist() == [6] * len(rows)
     for b, row in enumerate(rows):
         fed = torch.cat([lm.embed(ids(*row.question)), latents[b]])
@@ -285,7 +285,7 @@ def test_a_method_says_whether_it_thinks_in_latents(name):
 @pytest.mark.parametrize("name", ["coconut", "distill", "sim_cot"])
 def test_own_thoughts_are_to_be_looked_at_and_not_to_learn_from(name):
     lm, method = build(name)
-    assert not method.thoughts(lm, Batch.collate(encode(lm, method, epoch=LAST)))[0].requires_grad
+    assert not method.training_thoughts(lm, Batch.collate(encode(lm, method, epoch=LAST)))[0].requires_grad
 
 
 @pytest.mark.parametrize("name", list(registry.METHODS))

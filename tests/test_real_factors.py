@@ -180,11 +180,11 @@ def test_rows_with_and_without_a_threshold_share_a_batch() -> None:
     lm, method = made(compression_factors="1.0..5.0", confidence_thresholds=THRESHOLDS)
     rows = encoded(lm, method, times=2)
     together = method.loss(lm, Batch.collate(rows))["ce"]
-    embeds, counts = method.thoughts(lm, Batch.collate(rows))
+    embeds, counts = method.training_thoughts(lm, Batch.collate(rows))
     for i, row in enumerate(rows):
         alone = Batch.collate([row])
         torch.testing.assert_close(method.loss(lm, alone)["ce"], together[i : i + 1], rtol=1e-4, atol=1e-5)
-        fed, n = method.thoughts(lm, alone)
+        fed, n = method.training_thoughts(lm, alone)
         assert n[0] == counts[i]
         torch.testing.assert_close(fed[0], embeds[i, : fed.shape[1]])
 
@@ -201,7 +201,7 @@ def test_a_threshold_trains_rows_without_any_reasoning() -> None:
 def test_cut_groups_are_trained() -> None:
     lm, method = made(compression_factors=[3], confidence_thresholds=[1e-4])
     batch = Batch.collate(encoded(lm, method))
-    assert method.thoughts(lm, batch)[0].requires_grad
+    assert method.training_thoughts(lm, batch)[0].requires_grad
     method.loss(lm, batch)["ce"].sum().backward()
     assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
 

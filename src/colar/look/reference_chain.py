@@ -82,7 +82,7 @@ def _batch(lm: LatentLM, rows: Sequence[Row]) -> Batch:
 def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
     """The thoughts of the reference chains as training feeds them."""
     batch = _batch(lm, reference_rows(lm, method, examples, params))
-    embeds_RKD, counts_R = method.thoughts(lm, batch)
+    embeds_RKD, counts_R = method.training_thoughts(lm, batch)
     return Thoughts(embeds_RKD, counts_R)
 
 
@@ -196,7 +196,7 @@ def reference_passes(
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
         # A row at a time: without padding, positions are those of its own question and thoughts.
         batch = _batch(lm, [row])
-        embeds_1KD, counts_1 = method.thoughts(lm, batch)
+        embeds_1KD, counts_1 = method.training_thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
         hidden_TD = lm.hidden(fed_1TD)[0]

@@ -4,7 +4,7 @@ A row is one sequence of a batch: an example in training, a request while it thi
 A group is the reasoning tokens that one latent stands for.
 
     Row, Batch     an example as token ids with its params; rows padded segment by segment
-    Fed            the latents of a batch's chains and their group sizes, as training feeds them
+    MergedChains   the latents of a batch's chains and their group sizes, as training feeds them
     ThinkState     rows before a step of thinking;  Thought: the step's result, an embedding to feed or the stop
     begun          columns of ThinkState that the method's `begin` made once for each request
     branches       facts by which Python branches in a step;  ways: those about draws (greedy, plain, nucleus)
@@ -15,7 +15,7 @@ A group is the reasoning tokens that one latent stands for.
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`
 cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
-soft_tokens    embeddings mixed by probabilities
+soft_tokens    embeddings mixed by probabilities;  efforts: a client's words for how much to think
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement
 pretrained     a model and its method: saved, loaded;  converted reads earlier versions

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,12 +235,12 @@ class Method(ABC):
         A name that starts with "_" is a quantity to log and no part of the loss.
         """
 
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The embeddings that training feeds between the separators, (B, K, D), and each row's number of them, (B,)."""
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        """Tokens of the row's chain to each of these `thoughts`, (B, K); 0 behind a row's last one.
+        """Tokens of the row's chain to each of the `training_thoughts`, (B, K); 0 behind a row's last one.
 
         One token each by default. Where that is wrong, `colar inspect` finds another number of thoughts than groups,
         and compares none.
@@ -277,7 +276,7 @@ class Method(ABC):
         return {}
 
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        """The reasoning efforts that it knows (`EFFORTS`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
+        """The reasoning efforts that it knows (`efforts.py`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
 
         Empty where there is one speed only.
         """
@@ -328,23 +327,3 @@ def keep_tokens(steps: list[list[int]], numbers: Container[int]) -> list[list[in
     counter = itertools.count()
     pruned = [[token for token in step if next(counter) in numbers] for step in steps]
     return [step for step in pruned if step]
-
-
-EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
-"""The words with which a server's clients ask for more or less thinking, the most first. "none", no thinking at all, is
-a limit and no value of a method."""
-
-
-def efforts_over(name: str, values: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Each effort as a value of the parameter `name`; `values` are the trained ones, the most thinking first.
-
-        trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
-
-    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
-    """
-    efforts = {}
-    for i, effort in enumerate(EFFORTS):
-        place = i * (len(values) - 1) / (len(EFFORTS) - 1)
-        # Halfway between two: the earlier one.
-        efforts[effort] = {name: values[math.ceil(place - 0.5)]}
-    return efforts

@@ -120,7 +120,7 @@ class Coconut(base.Method):
         return losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN), fed_BKD
 
     @torch.no_grad()
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The model's own latents, then what is left of the steps."""
         chain_BTD = lm.embed(batch.chain_ids)
         K = int(batch.n_latents.max())

@@ -129,7 +129,7 @@ class Distill(base.Method):
         return projected
 
     @torch.no_grad()
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The student's own latents."""
         _, _, fed_BKD = self._unroll(lm, batch)
         return fed_BKD, torch.full_like(batch.seeds, self.config.n_latents)

@@ -18,7 +18,8 @@ from colar.checks import check_holds, check_number, is_number
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row
-from colar.methods.grouping import Fed
+from colar.methods.efforts import efforts_over
+from colar.methods.grouping import MergedChains
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
@@ -115,8 +116,8 @@ class GroupMethod(base.Method):
     thinks_in_latents: ClassVar[bool] = True
 
     @abstractmethod
-    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
-        """The latents of the rows' chains."""
+    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
+        """The rows' chains in groups of c tokens, each merged into the latent that training feeds for it."""
 
     def speed_text(self, params: Any) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
@@ -132,7 +133,7 @@ class GroupMethod(base.Method):
         return {"compression_factor": self.config.factors.offered()}
 
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        return base.efforts_over("compression_factor", self.config.factors.offered())
+        return efforts_over("compression_factor", self.config.factors.offered())
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         (row,) = self.encode_draws(template, example, rng, epoch, 1)
@@ -154,9 +155,9 @@ class GroupMethod(base.Method):
         """The values of `Params` beside the factor, for one row of an example after another."""
         return itertools.repeat({})
 
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        fed = self.fed(lm, batch)
-        return fed.latents_BKD, fed.counts_B
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        merged = self.merge_chains(lm, batch)
+        return merged.latents_BKD, merged.counts_B
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return self.fed(lm, batch).sizes_BK
+        return self.merge_chains(lm, batch).sizes_BK

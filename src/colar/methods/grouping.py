@@ -185,8 +185,8 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
 
 
 @dataclass(frozen=True)
-class Fed:
-    """The latents of a batch's chains: (B, K, D), and how many tokens each stands for, (B, K); 0 behind the last."""
+class MergedChains:
+    """A batch's chains as latents (B, K, D), and how many tokens each stands for, (B, K); 0 behind a row's last one."""
 
     latents_BKD: Tensor
     sizes_BK: Tensor

@@ -65,13 +65,13 @@ class Pause(base.ScaledMethod):
         scaled: Tensor = self.sigma_e * weight
         return scaled
 
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         pauses_BKD = self.pauses(lm).expand(len(batch.seeds), -1, -1)
         return pauses_BKD, torch.full_like(batch.seeds, self.config.n_pauses)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the answer of -log p(next token)."""
-        pauses_BKD, counts_B = self.thoughts(lm, batch)
+        pauses_BKD, counts_B = self.training_thoughts(lm, batch)
         hidden_BTD = losses.hidden_around(lm, batch, pauses_BKD, counts_B)
         # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B

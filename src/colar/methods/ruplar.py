@@ -137,7 +137,7 @@ class Ruplar(base.Method):
             soft_BKD = prior_BKT @ chain_BTD.float()
         return soft_BKD.to(chain_BTD.dtype)
 
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The priors' soft tokens."""
         prior_BKT, counts_B = self.priors(lm, batch)
         return self.mix(lm, batch, prior_BKT), counts_B

@@ -155,7 +155,7 @@ class ThinkState:
 
 @dataclass(frozen=True)
 class Thought:
-    """One step of all rows. A row that is done emits nothing: its embedding is ignored.
+    """The result of a step: the next thought of each row, or its stop. The embedding of a row that is done is ignored.
 
     embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at.
     """

@@ -37,6 +37,7 @@ from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row
 from colar.methods.cot import Cot
+from colar.methods.efforts import efforts_over
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template
@@ -107,7 +108,7 @@ class TokenSkip(Cot):
 
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
         # A high ratio keeps most of the chain.
-        return base.efforts_over("ratio", sorted(set(self.config.ratios), reverse=True))
+        return efforts_over("ratio", sorted(set(self.config.ratios), reverse=True))
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         ratio = rng.choice(self.config.ratios)

@@ -49,7 +49,7 @@ from colar.methods import grouping, losses
 from colar.methods.base import Batch, ScaledMethod, check_sigma_e
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.factors import Factors, GroupMethod
-from colar.methods.grouping import Fed
+from colar.methods.grouping import MergedChains
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -164,20 +164,20 @@ class Colar(GroupMethod, ScaledMethod):
     # Learning
 
     @torch.no_grad()
-    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
+    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
         # No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn.
         sizes_BK = grouping.even_sizes(batch.chain_lengths, batch.params["compression_factor"])
         # Targets keep float32 over a half-precision base.
         embeds_BTD = lm.embed(batch.chain_ids).float()
-        return Fed(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
+        return MergedChains(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: equation 1. latent: equation 2 or 3, weighted by the config."""
-        fed = self.fed(lm, batch)
-        labels_BNG, weights_BNG = self.labels(batch, fed.sizes_BK)
-        hidden_BND = fed.hidden(lm, batch, n=labels_BNG.shape[1])
+        merged = self.merge_chains(lm, batch)
+        labels_BNG, weights_BNG = self.labels(batch, merged.sizes_BK)
+        hidden_BND = merged.hidden(lm, batch, n=labels_BNG.shape[1])
         ce_B = losses.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
-        return {"ce": ce_B, **self._latent_terms(lm, hidden_BND, fed)}
+        return {"ce": ce_B, **self._latent_terms(lm, hidden_BND, merged)}
 
     def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Labels of the LM head from the last question position on, (B, N, G), and their weights.
@@ -196,14 +196,14 @@ class Colar(GroupMethod, ScaledMethod):
             weights_BKG = torch.zeros_like(weights_BKG)
         return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.count_groups(sizes_BK), batch)
 
-    def _latent_terms(self, lm: LatentLM, hidden_BND: Tensor, fed: Fed) -> dict[str, Tensor]:
+    def _latent_terms(self, lm: LatentLM, hidden_BND: Tensor, merged: MergedChains) -> dict[str, Tensor]:
         """The latent head's loss, and two quantities to log: its spread and its squared error."""
         config = self.config
-        K = fed.latents_BKD.shape[1]
-        latent_BK = ragged.length_mask(fed.counts_B, K)
+        K = merged.latents_BKD.shape[1]
+        latent_BK = ragged.length_mask(merged.counts_B, K)
         hidden_LD = ragged.take_masked(hidden_BND[:, :K], latent_BK)
         mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
-        target_LD = ragged.take_masked(fed.latents_BKD, latent_BK).float() / self.sigma_e
+        target_LD = ragged.take_masked(merged.latents_BKD, latent_BK).float() / self.sigma_e
         # A head without a spread has only the squared error.
         kind: Literal["mse", "soft_mse", "nll"] = config.latent_loss
         if config.head == "deterministic":

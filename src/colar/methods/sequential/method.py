@@ -41,7 +41,7 @@ from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch
 from colar.methods.factors import Deck, GroupMethod
-from colar.methods.grouping import Fed
+from colar.methods.grouping import MergedChains
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import choice, decoder, merging, shortlist
 from colar.methods.sequential.choice import Groups, Rules
@@ -130,9 +130,9 @@ class Sequential(GroupMethod):
 
     # Learning
 
-    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
+    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
         sizes_BK = self._sizes(lm, batch)
-        return Fed(merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.equations(lm)), sizes_BK)
+        return MergedChains(merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.equations(lm)), sizes_BK)
 
     def _sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
         """The tokens of each group, (B, K)."""
@@ -154,23 +154,23 @@ class Sequential(GroupMethod):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
-        fed = self.fed(lm, batch)
-        ids_BNG, weights_BNG = self._labels(lm, batch, fed)
-        hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
+        merged = self.merge_chains(lm, batch)
+        ids_BNG, weights_BNG = self._labels(lm, batch, merged)
+        hidden_BND = merged.hidden(lm, batch, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
-    def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
+    def _labels(self, lm: LatentLM, batch: Batch, merged: MergedChains) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
         A group's labels are its tokens, the one that it was cut before, and behind them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
         c_B = batch.params["compression_factor"]
-        step_K = torch.arange(fed.sizes_BK.shape[1], device=c_B.device)
+        step_K = torch.arange(merged.sizes_BK.shape[1], device=c_B.device)
         most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.draw_phase(batch.seeds)[:, None])
-        starts_BK = grouping.group_starts(fed.sizes_BK)
+        starts_BK = grouping.group_starts(merged.sizes_BK)
         # Up to the token that a group ended before: at inference no token behind that is computed.
-        n_labels_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
+        n_labels_BK = self._label_counts(lm, batch, starts_BK, merged.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = decoder.tokens_from(
             batch.chain_ids,
@@ -181,7 +181,7 @@ class Sequential(GroupMethod):
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=n_labels_BK.device)
         weights_BKG = torch.where(place_G < n_labels_BK[..., None], 1.0, ahead) * real_BKG
-        return grouping.followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, merged.counts_B, batch)
 
     def _label_counts(
         self,
@@ -267,7 +267,7 @@ class Sequential(GroupMethod):
             batch.chain_lengths, torch.ones_like(batch.params["compression_factor"])
         )
         latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.equations(lm))
-        hidden_BTD = Fed(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
+        hidden_BTD = MergedChains(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
@@ -305,7 +305,7 @@ class Sequential(GroupMethod):
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
         chosen_BKG = rollouts.group_ids
-        return score_actions(lm, rollouts, thought_logps, self._merged(lm, chosen_BKG))
+        return score_actions(lm, rollouts, thought_logps, self._latents_of_groups(lm, chosen_BKG))
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
@@ -320,7 +320,7 @@ class Sequential(GroupMethod):
         first_B = choice.choose_first(state, separator_id)
         groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
-            embeds=self._merged(lm, groups.ids).to(state.hidden.dtype),
+            embeds=self._latents_of_groups(lm, groups.ids).to(state.hidden.dtype),
             done=first_B == separator_id,
             token_ids=torch.full_like(state.step, -1),
             info=self._info(lm, state, groups) if state.wants_info else {},
@@ -371,7 +371,7 @@ class Sequential(GroupMethod):
             "stop_probability": probability(separator_id, logits_BV),
         }
 
-    def _merged(self, lm: LatentLM, ids: Tensor) -> Tensor:
+    def _latents_of_groups(self, lm: LatentLM, ids: Tensor) -> Tensor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
         # The separator that ends a group is no part of it.
         real = (ids != NOTHING) & (ids != lm.template.closing_id)
