@@ -19,7 +19,8 @@ from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
-from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check_runnable
+from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, check_runnable
+from colar.evaluation.answer_files import answer_key
 from colar.evaluation.evaluate import make_request
 from colar.look import diagnosis
 from colar.look.reference_chain import reference_rows

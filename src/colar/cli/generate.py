@@ -25,7 +25,7 @@ from colar.cli.options import (
 )
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Decoding, Request, answer_key
+from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import answer_files
 from colar.look.thought import read_thoughts
 from colar.model import checkpoint
@@ -142,7 +142,7 @@ def _write_answers(
     # A run that was stopped left some of the answers.
     asked = _asked(args)
     found = answer_files.find_answers(args.output, asked)
-    missing = [request for request in requests if answer_key(request, asked) not in found]
+    missing = [request for request in requests if answer_files.answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in completions_of(lm, engine.stream(missing)):
             completion.require_answer()

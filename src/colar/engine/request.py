@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar import checks, files
+from colar import checks
 from colar.data.example import ROLES
 from colar.methods.base import Method, NoParams
 
@@ -78,26 +76,6 @@ class Request:
     """Return the embeddings that were fed, the method's info on each, and the log-probs of what was chosen."""
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, as in `Example`."""
-
-
-def answer_key(request: Request, model: Mapping[str, Any]) -> str:
-    """16 hex digits of everything that an answer depends on: an output that holds the key holds the answer.
-
-    `model` names what the request does not: the checkpoint's digest, and how it is loaded (JSON values).
-    """
-    fields = {
-        "id": request.id,
-        "question": request.question,
-        "params": dataclasses.asdict(request.params),
-        "decoding": dataclasses.asdict(request.decoding),
-        "seed": request.seed,
-        "sample": request.sample,
-        "model": dict(model),
-    }
-    # A question without earlier turns has the key of earlier versions.
-    if request.context:
-        fields["context"] = request.context
-    return files.digest([json.dumps(fields, sort_keys=True)])
 
 
 def check_runnable(method: Method, request: Request) -> None:

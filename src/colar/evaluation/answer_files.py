@@ -23,7 +23,7 @@ from colar.data.example import ROLES
 from colar.data.fields import named_fields
 from colar.data.layouts import QUESTION, ROLE, TURNS
 from colar.engine.completion import Completion
-from colar.engine.request import Decoding, Request, answer_key
+from colar.engine.request import Decoding, Request
 from colar.ops.noise import seed_from
 
 PART_ROWS = 10_000
@@ -134,6 +134,26 @@ def find_answers(output: str, asked: Mapping[str, Any]) -> set[str]:
         check_same_run(where, record["asked"], asked, "give another --output")
         found.add(record["key"])
     return found
+
+
+def answer_key(request: Request, model: Mapping[str, Any]) -> str:
+    """16 hex digits of everything that an answer depends on: an output that holds the key holds the answer.
+
+    `model` names what the request does not: the checkpoint's digest, and how it is loaded (JSON values).
+    """
+    fields = {
+        "id": request.id,
+        "question": request.question,
+        "params": dataclasses.asdict(request.params),
+        "decoding": dataclasses.asdict(request.decoding),
+        "seed": request.seed,
+        "sample": request.sample,
+        "model": dict(model),
+    }
+    # A question without earlier turns has the key of earlier versions.
+    if request.context:
+        fields["context"] = request.context
+    return files.digest([json.dumps(fields, sort_keys=True)])
 
 
 def answer_row(completion: Completion, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from colar.data import data_files
 from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
 from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.request import Request, answer_key
+from colar.engine.request import Request
 from colar.evaluation import answer_files
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
@@ -188,7 +188,7 @@ def _requests(path: str, name: str, job: FileJob, found: Keys) -> Iterator[Asked
                 yield Asked(place, fault=str(error))
                 continue
             for request in job.make_requests([row]):
-                key = np.uint64(int(answer_key(request, job.asked), 16))
+                key = np.uint64(int(answer_files.answer_key(request, job.asked), 16))
                 if key not in found[np.searchsorted(found, key) :][:1]:
                     yield Asked(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
