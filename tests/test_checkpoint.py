@@ -213,7 +213,7 @@ def test_weights_are_put_back_in_place(saved, kind):
             if p.requires_grad:
                 p.add_(0.1)
     assert not torch.allclose(logits(lm), logits(old.lm), atol=1e-2)
-    weights.load(lm, old.folder)
+    weights.load_into(lm, old.folder)
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
     for name, p in lm.extra.named_parameters():
         torch.testing.assert_close(p, dict(old.lm.extra.named_parameters())[name], rtol=0, atol=0)
@@ -308,7 +308,7 @@ def test_weights_that_do_not_fit_are_named(saved, copy, kind, name):
     lost = sorted(key for key in state if "q_proj" in key)[0]
     save_file({key: value for key, value in state.items() if key != lost}, folder / name)
     with pytest.raises(ValueError, match=r"weights do not fit: missing .*q_proj"):
-        weights.load(lm, folder)
+        weights.load_into(lm, folder)
     message = (
         rf"{name}: weights do not fit: missing .*q_proj" if kind == "lora" else r"weights of .* lack .*q_proj"
     )
@@ -723,6 +723,16 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
     assert main(["export", str(old.folder), str(cloned)]) == 2
     assert (cloned / ".git").is_dir()
     assert (project / "README.md").read_text() == "mine"
+
+
+def test_a_model_card_is_made_where_none_is_given(saved, tmp_path):
+    old = saved("lora")
+    folder = colar.save_pretrained(old.lm, old.method, tmp_path / "new")
+    card = (folder / "README.md").read_text()
+    assert f"reason by the method `{old.method.name}`" in card
+    speed = old.method.Params().compression_factor
+    assert f"--compression_factor {speed:g}" in card
+    assert pretrained.load(folder)[1].config == old.method.config
 
 
 def test_a_checkpoint_is_not_exported_onto_itself(saved, tmp_path, capsys):

@@ -115,8 +115,7 @@ def test_names_that_transformers_maps_are_found_by_it(name, key):
 
 
 def test_padding_stays_within_the_context():
-    assert backbones.MULTIPLE % PAD_TO == 0
-    assert backbones.MULTIPLE % cache.ROUND_TO == 0
+    assert backbones.CONTEXT_MULTIPLE % PAD_TO == 0
 
 
 @pytest.mark.parametrize(

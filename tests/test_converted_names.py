@@ -133,7 +133,7 @@ def test_weights_of_a_conversion_come_back(tmp_path: Path, family: str) -> None:
         before = [id(weight) for weight in lm.parameters()]
         checkpoint.save(lm, folder, {"name": "cot", "config": {}}, RUN, "card")
         move(lm)
-        weights.load(lm, folder)
+        weights.load_into(lm, folder)
         assert_same(lm, wanted)
         # An optimiser knows them.
         assert before == [id(weight) for weight in lm.parameters()]
@@ -148,7 +148,7 @@ def test_weights_that_were_gathered_come_back(tmp_path: Path, family: str) -> No
     wanted = state(lm)
     move(lm)
     checkpoint.save(lm, tmp_path / "saved", {"name": "cot", "config": {}}, RUN, "card", gathered=wanted)
-    weights.load(lm, tmp_path / "saved")
+    weights.load_into(lm, tmp_path / "saved")
     assert_same(lm, wanted)
     back, _ = checkpoint.load(tmp_path / "saved")
     assert_same(back, wanted)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
 from colar import processes
-from colar.engine.cache import round_up
+from colar.engine.cache import round_columns
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.engine.runner import grouped_heads
@@ -470,7 +470,7 @@ def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
     while engine.busy:
         rows = engine.running
         n = len(rows)
-        span = round_up(1 + max(map(rows.position, range(n)))) if n else 0
+        span = round_columns(1 + max(map(rows.position, range(n)))) if n else 0
         waits = len(engine.scheduler.waiting) > 0 or len(engine.prefill) > 0
         with grouped_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
             engine.step()

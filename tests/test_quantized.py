@@ -124,13 +124,13 @@ def test_wrong_values_are_refused_before_anything_is_loaded(monkeypatch, capsys)
         ("int8", "float32", "mps", "weights int8 runs on cpu and cuda, not on mps"),
     ):
         with pytest.raises(ValueError, match=message):
-            pretrained.load_for_inference("nowhere", dtype, device=device, weights=weights)
+            pretrained.load_for_inference("nowhere", dtype, device=device, quantization=weights)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
         match=r"weights int4 on cpu needs torchao: from your clone of colar, pip install '.\[quant\]'",
     ):
-        pretrained.load_for_inference("nowhere", "bfloat16", device="cpu", weights="int4")
+        pretrained.load_for_inference("nowhere", "bfloat16", device="cpu", quantization="int4")
     with pytest.raises(SystemExit):
         main(["generate", "nowhere", "How many?", "--weights", "int2"])
     assert "invalid choice: 'int2'" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralFo
 
 from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
-from colar.engine.cache import check_attention, round_up
+from colar.engine.cache import check_attention, round_columns
 from colar.engine.completion import completions_of
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
@@ -403,7 +403,7 @@ def test_backbones_that_the_engine_cannot_run(colar):
 
 
 def test_columns_are_rounded_up():
-    assert [round_up(n) for n in (1, 16, 17)] == [16, 16, 32]
+    assert [round_columns(n) for n in (1, 16, 17)] == [16, 16, 32]
 
 
 # Serving

@@ -120,7 +120,7 @@ def answering(path: str, args: argparse.Namespace) -> dict[str, Any]:
             "dtype": args.dtype,
             "backbone": args.backbone and absolute(args.backbone),
             "device": args.device,
-            "weights": args.weights,
+            "quantization": args.weights,
         },
         "engine": {
             "max_batch": args.batch_size,
@@ -148,9 +148,9 @@ def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) ->
         name: registry.rebuild(checkpoint.read_info(folder)["method"], folder)
         for name, folder in folders.items()
     }
-    given = {name: getattr(args, name) for name in registry.param_names() if getattr(args, name)}
+    given = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
     for name in given:
-        if name not in registry.param_names(*methods.values()):
+        if not any(name in registry.param_names(each) for each in methods.values()):
             has_none = (
                 f"method {method.name} has no {name}; it takes {', '.join(registry.param_names(method)) or 'none'}"
                 for method in methods.values()

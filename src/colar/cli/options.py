@@ -160,7 +160,7 @@ def params_options(parser: Parser) -> None:
     from colar.methods import registry
 
     # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
-    for name in registry.param_names():
+    for name in registry.all_param_names():
         parser.add_argument(
             f"--{name}",
             type=number,

@@ -20,7 +20,6 @@ Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +30,17 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.model import backbones, masks, probes
+from colar.ops import ragged
 
-ROUND_TO = 16
+ROUND_TO = backbones.CONTEXT_MULTIPLE
 """Attention reads columns up to a multiple of this, so that there are few shapes."""
 FED = 3
 """Positions that a backbone's check feeds after its prefill."""
 
 
-def round_up(columns: int) -> int:
+def round_columns(columns: int) -> int:
     """The next multiple of `ROUND_TO`."""
-    return math.ceil(columns / ROUND_TO) * ROUND_TO
+    return ragged.round_up(columns, ROUND_TO)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         n_rows = position_N.shape[0]
         slots_N1 = torch.arange(n_rows, device=like.device)[:, None]
         slots_N1[n_rows - copies :] = self.size.slots - 1
-        return self._prepare(0, slots_N1, position_N[:, None], round_up(span), like)
+        return self._prepare(0, slots_N1, position_N[:, None], round_columns(span), like)
 
     def _prepare(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int, like: Tensor) -> Any:
         """Set the slot mapping. Returns masks (N, 1, T, C): a dict by type of layer where there are windows."""
@@ -265,7 +265,7 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     limit = backbones.context_of(lm.config.get_text_config()).length
     ahead_N = torch.tensor([0 if limit == backbones.UNLIMITED else limit - length, 0], device=lm.device)
     cache = SlotCache(lm)
-    cache.reserve(CacheSize(slots=n, columns=round_up(length)))
+    cache.reserve(CacheSize(slots=n, columns=round_columns(length)))
 
     def forward(embeds: Tensor, mask: Any, position: Tensor) -> Tensor:
         output = lm.base_model(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colar import checks
-from colar.engine.cache import ROUND_TO, CacheSize, round_up
+from colar.engine.cache import ROUND_TO, CacheSize, round_columns
 from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
@@ -159,7 +159,7 @@ class Scheduler:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         if self.for_graphs:
             return CacheSize(rows_of(rows, self.slots) + 1, columns_of(widest))
-        columns = round_up(widest)
+        columns = round_columns(widest)
         if self.for_compile:
             return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
         return CacheSize(rows, columns)

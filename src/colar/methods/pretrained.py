@@ -67,10 +67,23 @@ def _entry(method: Method) -> dict[str, Any]:
     return entry | {key: value for key, value in own.items() if value}
 
 
-def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
-    """`save`, where anybody may name the folder: ValueError where it holds something else than a checkpoint."""
+def save_pretrained(
+    lm: LatentLM,
+    method: Method,
+    folder: str | Path,
+    run: dict[str, Any] | None = None,
+    card: str | None = None,
+) -> Path:
+    """`save`, for users, who name any folder: ValueError where it holds something else than a checkpoint.
+
+    `run` says how the model was trained, in JSON values of your own; `card` is README.md, by default made of the rest.
+    """
     checkpoint.check_replaceable(folder)
+    run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
+    if card is None:
+        params = dataclasses.asdict(registry.make_params(method, {}))
+        card = model_card.text(lm, method.non_default_config(), run, params)
     return save(lm, method, folder, run, card)
 
 
@@ -92,20 +105,21 @@ def load_for_inference(
     dtype: str = "float32",
     backbone: str | None = None,
     device: str | None = None,
-    weights: str | None = None,
+    quantization: str | None = None,
 ) -> tuple[LatentLM, Method]:
     """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one.
 
-    `weights` is int8 or int4 for linear layers that are quantised after that (`model/quantized.py`).
+    `quantization` is int8 or int4 for linear layers that are quantised after that (`model/quantized.py`), which is
+    `--weights` of the commands.
     """
     place = torch.device(device or devices.best())
-    if weights is not None:
-        quantized.check(weights, dtype, place)
+    if quantization is not None:
+        quantized.check(quantization, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)
     # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
-    if weights is not None:
-        quantized.quantize(lm, weights, place)
+    if quantization is not None:
+        quantized.quantize(lm, quantization, place)
     return lm.to(place), method
 
 

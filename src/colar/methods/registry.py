@@ -78,9 +78,11 @@ def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> 
     return possible
 
 
-def param_names(*methods: Method) -> list[str]:
-    """The per-request values that some of the methods have; without any, those of all methods."""
-    found = {
-        f.name: None for method in methods or METHODS.values() for f in dataclasses.fields(method.Params)
-    }
-    return list(found)
+def param_names(method: Method | type[Method]) -> list[str]:
+    """The per-request values that a method has."""
+    return [field.name for field in dataclasses.fields(method.Params)]
+
+
+def all_param_names() -> list[str]:
+    """Those of all methods, each once."""
+    return list(dict.fromkeys(name for method in METHODS.values() for name in param_names(method)))

@@ -47,7 +47,7 @@ CONTEXT_NAMES = (
 )
 """Keys that give the context. transformers maps most other names to the first one itself (`attribute_map`)."""
 UNLIMITED = 10**9
-MULTIPLE = 16
+CONTEXT_MULTIPLE = 16
 """Training pads rows to a multiple of 8, and the engine reads its cache in multiples of this: a table of positions, or
 of ALiBi's biases, has no place for padding beyond its end."""
 
@@ -173,7 +173,7 @@ def context_of(config: Any) -> Context:
 
 
 def _round_down(length: int) -> int:
-    return max(length // MULTIPLE * MULTIPLE, min(length, MULTIPLE))
+    return max(length // CONTEXT_MULTIPLE * CONTEXT_MULTIPLE, min(length, CONTEXT_MULTIPLE))
 
 
 def _switches(config: Any) -> Iterator[int]:

@@ -36,22 +36,37 @@ from colar.template.template import Template, TemplateConfig
 
 
 class LatentLM(nn.Module):
-    """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
+    """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`.
 
-    def __init__(self, backbone: Backbone, template: Template, lora: LoraSettings | None = None) -> None:
+    With `new_separator` the weights of the template's separator, which was just added, start as a mean.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        template: Template,
+        lora: LoraSettings | None = None,
+        new_separator: bool = False,
+    ) -> None:
         super().__init__()
         self.name = backbone.name
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
+        if new_separator:
+            # Before an adapter copies these weights.
+            vocabulary.start_separator(backbone.lm, template.separator_id)
         probes.check_inputs(backbone.lm)
         # Probed on the whole backbone, before its weights may be split between processes.
         self._why_no_trees = probes.why_no_trees(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
-        self.remove_modules()
+        self.extra = nn.ModuleDict()
+        """The modules of the method."""
+        self.training_only: frozenset[str] = frozenset()
+        """Names of those that a published checkpoint leaves out."""
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
         self.packs_rows = False
@@ -67,11 +82,8 @@ class LatentLM(nn.Module):
         lora: LoraSettings | None = None,
     ) -> LatentLM:
         """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
-        layout = Template(template or TemplateConfig(), backbone.tokenizer)
-        vocabulary.fit_vocabulary(backbone.lm, layout)
-        if layout.separator_added:
-            vocabulary.start_separator(backbone.lm, layout.separator_id)
-        return cls(backbone, layout, lora)
+        fresh = Template(template or TemplateConfig(), backbone.tokenizer)
+        return cls(backbone, fresh, lora, new_separator=fresh.separator_added)
 
     # What the parts are
 
@@ -264,14 +276,14 @@ class LatentLM(nn.Module):
         )
 
     def remove_modules(self) -> None:
-        """Be without modules of a method."""
+        """Remove the modules of a method, before those of another are added."""
         self.extra = nn.ModuleDict()
-        self.training_only: frozenset[str] = frozenset()
+        self.training_only = frozenset()
 
     def add_modules(self, modules: Mapping[str, nn.Module], training_only: bool = False) -> None:
         """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too.
 
-        The names of `training_only` ones, which a published checkpoint leaves out, are in the attribute of this name.
+        Those that are `training_only` are left out of a published checkpoint.
         """
         for name, module in modules.items():
             self.extra[name] = module.to(self.device)

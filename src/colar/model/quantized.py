@@ -25,7 +25,7 @@ from colar.checks import check_choice
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
-WEIGHTS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4")
 GROUP = 32
 """The smallest group of all kernels, and the most accurate. It divides the sizes of all known families."""
 FEW_ROWS = 8
@@ -63,37 +63,37 @@ class Int8Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def check(weights: str, dtype: str, device: torch.device) -> None:
-    """ValueError where weights cannot be quantised so; called before a model is loaded."""
-    check_choice("weights", weights, WEIGHTS)
+def check(quantization: str, dtype: str, device: torch.device) -> None:
+    """ValueError where weights cannot be quantised so; called before a model is loaded. Users name it `weights`."""
+    check_choice("weights", quantization, QUANTIZATIONS)
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"weights {weights} runs on cpu and cuda, not on {device.type}")
-    if (weights, device.type) != ("int8", "cpu") and importlib.util.find_spec("torchao") is None:
+        raise ValueError(f"weights {quantization} runs on cpu and cuda, not on {device.type}")
+    if (quantization, device.type) != ("int8", "cpu") and importlib.util.find_spec("torchao") is None:
         raise ValueError(
-            f"weights {weights} on {device.type} needs torchao: from your clone of colar, pip install '.[quant]'"
+            f"weights {quantization} on {device.type} needs torchao: from your clone of colar, pip install '.[quant]'"
         )
-    if weights == "int4" and dtype != "bfloat16":
+    if quantization == "int4" and dtype != "bfloat16":
         raise ValueError(f"weights int4 computes in bfloat16: give dtype bfloat16, not {dtype}")
 
 
-def quantize(lm: LatentLM, weights: str, device: torch.device) -> None:
+def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
     """Quantise the linears below the LM head in place, one after another on `device`.
 
     ValueError for a model that has most of its weights in something else than linears, as GPT-2.
     """
     # int8 takes a row of any length.
-    group = GROUP if weights == "int4" else 1
+    group = GROUP if quantization == "int4" else 1
 
     def fits(module: nn.Module, name: str = "") -> bool:
         return type(module) is nn.Linear and module.in_features % group == module.out_features % group == 0
 
-    _check_share(f"weights {weights}", lm.causal_lm, fits)
-    if weights == "int8" and device.type == "cpu":
+    _check_share(f"weights {quantization}", lm.causal_lm, fits)
+    if quantization == "int8" and device.type == "cpu":
         _replace(lm.causal_lm.base_model, fits, Int8Linear)
         return
     from torchao.quantization import quantize_
 
-    quantize_(lm.causal_lm.base_model, _config(weights, device), fits, device=device)
+    quantize_(lm.causal_lm.base_model, _config(quantization, device), fits, device=device)
 
 
 def quantize_below_adapter(lm: PreTrainedModel) -> None:
@@ -146,14 +146,14 @@ def _check_share(what: str, lm: PreTrainedModel, fits: Callable[[nn.Module], boo
         )
 
 
-def _config(weights: str, device: torch.device) -> Any:
+def _config(quantization: str, device: torch.device) -> Any:
     """torchao's config. Inductor's settings are global: they are left alone."""
-    from torchao import quantization
+    from torchao import quantization as schemes
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     from torchao.quantization.quantize_.workflows import Int4ChooseQParamsAlgorithm, Int4PackingFormat
 
-    if weights == "int8":
-        return quantization.Int8WeightOnlyConfig(set_inductor_config=False)
+    if quantization == "int8":
+        return schemes.Int8WeightOnlyConfig(set_inductor_config=False)
     own: dict[str, Any] = {
         "group_size": GROUP,
         "int4_choose_qparams_algorithm": Int4ChooseQParamsAlgorithm.HQQ,
@@ -162,4 +162,4 @@ def _config(weights: str, device: torch.device) -> Any:
     # The layout of each device is that of torch's own kernel, which needs no further package.
     if device.type == "cpu":
         return PrototypeInt4WeightOnlyConfig(**own)
-    return quantization.Int4WeightOnlyConfig(int4_packing_format=Int4PackingFormat.TILE_PACKED_TO_4D, **own)
+    return schemes.Int4WeightOnlyConfig(int4_packing_format=Int4PackingFormat.TILE_PACKED_TO_4D, **own)

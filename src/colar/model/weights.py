@@ -73,7 +73,7 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def load(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
+def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
     """Put the weights of a checkpoint into an `lm` of the same shape, in place: a run that resumes.
 
     To make an `lm` of a folder is `checkpoint.load`, and the modules of its method `load_modules`.

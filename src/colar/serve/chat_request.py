@@ -128,7 +128,7 @@ class ChatRequest(BaseModel):
         # ApiErrors, because the error of a validator of the whole model has no field.
         if not isinstance(body, dict):
             raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
-        known = [*cls.model_fields, *registry.param_names()]
+        known = [*cls.model_fields, *registry.all_param_names()]
         fields = {}
         for name, value in body.items():
             if value is None and name in (*known, *NEUTRAL):

@@ -220,7 +220,7 @@ class Publisher:
 
         def from_folder() -> dict[str, float]:
             # Modules that only training needs are not in a published checkpoint.
-            weights.load(self.lm, self.folder.best, leave_out=self.lm.training_only)
+            weights.load_into(self.lm, self.folder.best, leave_out=self.lm.training_only)
             return dict(checkpoint.read_info(self.folder.best)["run"]["metrics"])
 
         metrics = processes.from_main(from_folder)

@@ -187,7 +187,7 @@ def _train_or_load(
     out_of_steps = saved.global_step >= curriculum.max_steps
     out_of_time = publisher.clock.seconds >= publisher.clock.limit
     if resume_from is not None and (stopped_for_good or out_of_steps or out_of_time):
-        weights.load(publisher.lm, resume_from)
+        weights.load_into(publisher.lm, resume_from)
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):

@@ -356,7 +356,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             weights.save(lm, folder, gathered=gathered)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        weights.load(self.objective.lm, Path(resume_from_checkpoint))
+        weights.load_into(self.objective.lm, Path(resume_from_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.shards:
