@@ -81,15 +81,15 @@ def check_shares(found: Groups, slack: float = 1e-4) -> list[tuple[torch.Tensor,
     declined.
     """
     n = len(found.ids)
-    logps = found.logps.sum(-1) + found.declined_logps
+    logps = found.logps.sum(-1) + found.ending_logps
     outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
     kinds = []
     for number in range(len(outcomes)):
         mine = which == number
         # What was declined may differ by place, not within one outcome.
-        assert found.declined_ids[mine].unique().numel() == 1
+        assert found.endings[mine].unique().numel() == 1
         expected = logps[mine][0].exp().item()
         spread = math.sqrt(expected * (1 - expected) / n)
         assert count[number] / n == pytest.approx(expected, abs=5 * spread + slack)
-        kinds.append((outcomes[number], found.declined_ids[mine][0]))
+        kinds.append((outcomes[number], found.endings[mine][0]))
     return kinds

@@ -23,8 +23,8 @@ from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
-from colar.methods.sequential.decoder import EndedBy
-from colar.methods.sequential.equation_groups import LONGEST, Equations
+from colar.methods.sequential.decoder import Ending
+from colar.methods.sequential.equation_groups import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Ways
 from colar.training.grpo import rollout
@@ -108,6 +108,22 @@ def found_sizes(chain: list[int], c: float, phase: float) -> list[int]:
     return sizes_of(found, 0)
 
 
+def thought_sizes(chain: list[int], c: float, phase: float) -> list[int]:
+    """The groups of a chain as thinking makes them: each token joins as long as it may."""
+    row, sizes = torch.tensor([0]), []
+    while sum(sizes) < len(chain):
+        first, *others = torch.tensor(chain[sum(sizes) :])[:, None]
+        units = torch.tensor([most_of(len(sizes), c, phase)])
+        extents = Extents(first, units, BY_HAND, torch.tensor([c >= 2]))
+        sizes.append(1)
+        for token in others:
+            if not (extents.open(row) and extents.admits(row, token[:, None])):
+                break
+            extents.add(row, token)
+            sizes[-1] += 1
+    return sizes
+
+
 @pytest.mark.parametrize(
     ("c", "expected"),
     [
@@ -143,6 +159,7 @@ def test_groups_are_those_of_a_naive_loop(chain: list[int], c: float, phase: flo
     naive = Naive.of(BY_HAND, c)
     sizes = found_sizes(chain, c, phase)
     assert sizes == naive.sizes(chain, c, phase)
+    assert sizes == thought_sizes(chain, c, phase)
     assert max(sizes) <= math.ceil(c) + LONGEST - 1
     ids = torch.tensor([chain])
     # The places that merging goes by.
@@ -380,7 +397,7 @@ def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
             assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
             for mine, theirs in zip(found.info, expected.info, strict=True):
                 assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()
-                assert mine["declined_ids"].tolist() == theirs["declined_ids"].tolist()
+                assert mine["endings"].tolist() == theirs["endings"].tolist()
                 torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
 
 
@@ -408,7 +425,7 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
             closed = kept[-1] == naive.equals
             if short and not closed and request.decoding == SAMPLED:
                 refused = kept[-1] in naive.digits and not naive.takes_digit(kept)
-                assert info["declined_ids"] == (EndedBy.DIGIT_OR_START if refused else EndedBy.START)
+                assert info["endings"] == (Ending.DIGIT_OR_START if refused else Ending.START)
             torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
             seen.add((used, len(kept) > used, closed))
     expected = {(1, False, True), (1, False, False), (2, True, False), (3, True, False)}
@@ -437,17 +454,17 @@ def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at
     )
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(outputs, lm.width)
-    declined = tensors.declined_ids != -1
+    declined = tensors.endings != -1
     assert declined.any()
     if not threshold:
-        ends = set(tensors.declined_ids.unique().tolist())
-        assert EndedBy.START in ends
-        assert ends & {EndedBy.NO_DIGIT, EndedBy.DIGIT_OR_START}
+        ends = set(tensors.endings.unique().tolist())
+        assert Ending.START in ends
+        assert ends & {Ending.NO_DIGIT, Ending.DIGIT_OR_START}
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     # It counts.
-    without = dataclasses.replace(tensors, declined_ids=torch.full_like(tensors.declined_ids, -1))
+    without = dataclasses.replace(tensors, endings=torch.full_like(tensors.endings, -1))
     other = method.logps(lm, without, "mean")
     at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
     assert bool((other.logps[at] >= scores.logps[at]).all())
@@ -487,7 +504,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
             found = choose_groups(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
     if threshold == 0:
-        assert {EndedBy.NO_DIGIT, EndedBy.DIGIT_OR_START} <= declined
+        assert {Ending.NO_DIGIT, Ending.DIGIT_OR_START} <= declined
 
 
 @torch.no_grad()

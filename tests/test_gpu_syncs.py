@@ -232,8 +232,8 @@ def test_groups_are_the_same_where_all_places_are_computed(
             found = group_choice.choose_groups(lm, hidden, first, rules, wants_logps)
         assert torch.equal(found.ids, wanted.ids)
         torch.testing.assert_close(found.logps, wanted.logps)
-        assert torch.equal(found.declined_ids, wanted.declined_ids)
-        torch.testing.assert_close(found.declined_logps, wanted.declined_logps)
+        assert torch.equal(found.endings, wanted.endings)
+        torch.testing.assert_close(found.ending_logps, wanted.ending_logps)
     assert (wanted.ids >= 0).sum(-1).unique().numel() > 2
 
 

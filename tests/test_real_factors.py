@@ -294,7 +294,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
             later = info["group_logps"][1 : len(ids)].exp()
             assert bool((later >= threshold).all())
             of_tokens = info["group_logps"][: len(ids)].sum().item()
-            if info["declined_ids"] >= 0:
+            if info["endings"] >= 0:
                 assert early
                 assert info["logp"] < of_tokens
             else:
@@ -552,13 +552,13 @@ def test_groups_that_end_early_are_scored(shortlist: bool, latent_temperature: f
     tensors = rollout.collate(outputs, lm.width)
     sizes = (tensors.group_ids >= 0).sum(-1)
     assert sizes.max() > 1
-    declined = tensors.declined_ids >= 0
+    declined = tensors.endings >= 0
     assert declined.any()
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     # It counts: without it, a group that was ended by a draw would be as likely as its tokens alone.
-    without = dataclasses.replace(tensors, declined_ids=torch.full_like(tensors.declined_ids, -1))
+    without = dataclasses.replace(tensors, endings=torch.full_like(tensors.endings, -1))
     other = method.logps(lm, without, "mean")
     at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
     assert bool((other.logps[at] > scores.logps[at]).all())

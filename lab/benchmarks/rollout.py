@@ -221,7 +221,7 @@ def _outputs(job: RolloutJob, latents: Tensor, lengths: Tensor, answers: Tensor)
         thought_ids=torch.full(latents.shape[:2], -1),
         latents=latents.cpu(),
         group_ids=torch.zeros((*latents.shape[:2], 0), dtype=torch.int64),
-        declined_ids=torch.full(latents.shape[:2], -1),
+        endings=torch.full(latents.shape[:2], -1),
         thought_counts=lengths.cpu(),
         token_ids=answers.cpu(),
         token_lengths=torch.full((R,), ANSWER),

@@ -10,7 +10,7 @@ A group is the reasoning tokens that one latent stands for.
     branches       facts by which Python branches in a step;  ways: those about draws (greedy, plain, nucleus)
     phase          a draw that shifts where groups begin, for a c that is not whole
     unit           what c counts: a token, or in `grouping: equations` a number or a sign
-    declined       the token that would have continued a group which a draw of low confidence ended
+    endings        how draws ended groups: the token that would have continued one, or a class of tokens that end it
 
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`

@@ -45,8 +45,8 @@ class Rollouts(Columns):
     Columns on the CPU make no one wait for a GPU: lengths, and where rows have what, are known there. `question_ids`
     ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
     where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was
-    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `declined_ids` (B, K) are tokens
-    that would have let such a group go on, where the draw of an unlikely one ended it; -1 elsewhere. `token_ids` are
+    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `endings` (B, K) say how
+    draws ended such groups (`sequential.decoder.Ending`); -1 where none did. `token_ids` are
     the answer's, EOS included where it came. `stopped` says that the method chose to stop thinking.
     """
 
@@ -55,7 +55,7 @@ class Rollouts(Columns):
     thought_ids: Tensor
     latents: Tensor
     group_ids: Tensor
-    declined_ids: Tensor
+    endings: Tensor
     thought_counts: Tensor
     token_ids: Tensor
     token_lengths: Tensor
@@ -78,7 +78,7 @@ class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
     hidden (L, D) · temperature (L,) float32, the row's · latents (L, D): on the model's device. ids (L,), -1 for a
-    latent · group_ids (L, G) · declined_ids (L,) · row (L,) index of the row that a thought belongs to: where the
+    latent · group_ids (L, G) · endings (L,) · row (L,) index of the row that a thought belongs to: where the
     rollouts are. A method makes its logits by `lm.reduce_logits`.
     """
 
@@ -87,7 +87,7 @@ class ThoughtActions:
     ids: Tensor
     latents: Tensor
     group_ids: Tensor
-    declined_ids: Tensor
+    endings: Tensor
     row: Tensor
 
 
@@ -180,7 +180,7 @@ def score_actions(
         ids=ragged.take_masked(rollouts.thought_ids, real_BK),
         latents=devices.beside(ragged.take_masked(rollouts.latents, real_BK).detach(), hidden_BND),
         group_ids=ragged.take_masked(rollouts.group_ids, real_BK),
-        declined_ids=ragged.take_masked(rollouts.declined_ids, real_BK),
+        endings=ragged.take_masked(rollouts.endings, real_BK),
         row=thought_BN.nonzero()[:, 0],
     )
     thought_logps_L, logged_L = thought_logps(actions)

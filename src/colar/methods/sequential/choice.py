@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from colar.methods.losses import go_on_logps
-from colar.methods.sequential.decoder import NOTHING, EndedBy, without
+from colar.methods.sequential.decoder import NOTHING, Ending, without
 from colar.methods.sequential.equation_groups import LONGEST, Equations, Extents
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
@@ -76,13 +76,12 @@ class Groups:
     """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
     logps: Tensor
     """(B, G), of each token given those before it; 0 at the first place."""
-    declined_ids: Tensor
-    """(B,) Of a group that the draw ended: with a threshold the token that would have continued it, without one the
-    class of tokens that end it (`EndedBy`). `NOTHING` where no draw would have continued it."""
+    endings: Tensor
+    """(B,) How a draw ended the group: `Ending`."""
     low_confidence: Tensor
     """(B,) bool: True where a group ended before a token that is below the threshold."""
-    declined_logps: Tensor
-    """(B,), that such an end was drawn; 0 where nothing else could have been."""
+    ending_logps: Tensor
+    """(B,) Of that draw; 0 where none ended the group."""
 
     @classmethod
     def begun(cls, first_B: Tensor, places: int) -> Groups:
@@ -90,11 +89,10 @@ class Groups:
         device = first_B.device
         ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
         ids_BG[:, 0] = first_B
-        nothing_B = torch.full_like(first_B, NOTHING)
         return cls(
             ids_BG,
             torch.zeros(ids_BG.shape, device=device),
-            nothing_B,
+            torch.full_like(first_B, Ending.NOT_DRAWN),
             torch.zeros(len(first_B), dtype=torch.bool, device=device),
             torch.zeros(len(first_B), device=device),
         )
@@ -147,8 +145,8 @@ def choose_groups(
 ) -> Groups:
     """The groups that begin with `first_B`.
 
-    A row whose first token is the separator has no more places. If no row wants log-probs, they are 0, and no id is
-    declined. On a CPU only rows whose group goes on are computed; to find these out, a GPU would synchronise at each
+    A row whose first token is the separator has no more places. If no row wants log-probs, they are 0, and no ending
+    is recorded. On a CPU only rows whose group goes on are computed; to find these out, a GPU would synchronise at each
     place.
     """
     compact = not devices.is_asynchronous(first_B.device)
@@ -228,15 +226,15 @@ def _joins(
     groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
     groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
     # The likeliest token is drawn where all are greedy: then nothing else could have been.
-    may_decline = rules.has_threshold or rules.equations is not None
-    if may_decline and wants_logps and rules.ways.drawn:
+    may_end = rules.has_threshold or rules.equations is not None
+    if may_end and wants_logps and rules.ways.drawn:
         ended_X = going_X & ~joins_X
-        _record_declined(groups, draw, ended_X, rules, extents)
+        _record_endings(groups, draw, ended_X, rules, extents)
     return joins_X
 
 
-def _record_declined(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
-    """Record, of the groups that the draw has ended, what would have continued them, and how likely such an end was."""
+def _record_endings(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
+    """Record how the draw has ended these groups, and how likely such an end was."""
     rows_X, logits_XV = draw.rows_X, draw.logits_XV
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, extents)
@@ -250,13 +248,13 @@ def _record_declined(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, 
         best_XV = logits_XV
     end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
     # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
-    declined_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
+    is_drawn_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
     best_X = best_XV.argmax(-1)
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
-    # Without a threshold it is not one token alone.
-    begins_X = torch.where(extents.refuses_digit(rows_X), EndedBy.DIGIT_OR_START, EndedBy.START)
-    any_X = torch.where(extents.has_room(rows_X), begins_X, EndedBy.NO_DIGIT)
-    which_X = torch.where(threshold_X > 0, best_X, any_X)
-    groups.declined_ids[rows_X] = torch.where(declined_X, which_X, groups.declined_ids[rows_X])
-    groups.declined_logps[rows_X] = torch.where(declined_X, end_logps_X, groups.declined_logps[rows_X])
+    # Without a threshold all tokens outside a class would have continued it.
+    with_room_X = torch.where(extents.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
+    class_X = torch.where(extents.has_room(rows_X), with_room_X, Ending.NO_DIGIT)
+    ending_X = torch.where(threshold_X > 0, best_X, class_X)
+    groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
+    groups.ending_logps[rows_X] = torch.where(is_drawn_X, end_logps_X, groups.ending_logps[rows_X])

@@ -28,6 +28,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -45,9 +46,16 @@ NOTHING = -1
 """In a group's ids: no token at this place."""
 
 
-class EndedBy(IntEnum):
-    """The tokens whose draw ended a group of equations; all others would have continued it."""
+class Ending(IntEnum):
+    """How a draw ended a group: a column `endings`, which `thought_logps` reads to score that draw.
 
+    A number from 0 on is a token id: of all tokens it alone would have continued the group (with a threshold above a
+    half). Below 0 it is one of these; where it is a class of tokens, one of them was drawn, and ended a group of
+    equations.
+    """
+
+    NOT_DRAWN = -1
+    """No draw ended it: its c tokens or the separator did, or no token could have continued it."""
     NO_DIGIT = -2
     """All tokens but digits."""
     START = -3
@@ -122,18 +130,26 @@ def thought_logps(
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
-    Where a group ended because what was drawn is not what `declined_ids` names, that counts as well. Where the two
-    temperatures differ: of going on, at the one, and of the tokens given that, at the other.
+    Where a draw ended the group (`Ending`), its log-prob counts as well. Where the two temperatures differ: of going
+    on, at the one, and of the tokens given that, at the other.
     """
-    ids_LG = _with_declined(actions)
+    ids_LG = actions.group_ids
+    # Outputs without any thought have no places either.
+    if not ids_LG.numel():
+        return torch.zeros(len(ids_LG), device=actions.hidden.device)
+    # A draw that ended a group stands behind its last token. Where it is a class of tokens, any token stands for it.
+    place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
+    is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
+    endings_LG = torch.where(is_behind_LG, actions.endings[:, None], Ending.NOT_DRAWN)
+    ids_LG = torch.where(endings_LG != Ending.NOT_DRAWN, endings_LG.clamp(min=0), ids_LG)
+    real_LG = ids_LG != NOTHING
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
-    tokens_LG = label_logps(
-        lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, equations=equations
-    )
-    declined_LG = devices.beside((actions.group_ids == NOTHING) & (ids_LG >= 0), tokens_LG)
-    tokens_LG = torch.where(declined_LG, _log1m_exp(tokens_LG), tokens_LG)
+    scored = _score(lm, actions.hidden, ids_LG, real_LG, scale_L, shortlist)
+    endings_P = ragged.take_masked(endings_LG, real_LG)
+    logps_P = _with_endings(lm, scored, endings_P, shortlist, equations)
+    tokens_LG = ragged.put_masked(logps_P, real_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -156,14 +172,6 @@ def thought_logps(
     return drawn_logps_L + torch.where(again_L, go_on_L, 0)
 
 
-def _with_declined(actions: ThoughtActions) -> Tensor:
-    """The ids of each group, and behind them the token that it was declined, if any: (L, G)."""
-    ids_LG = actions.group_ids
-    place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
-    ends_L1 = (ids_LG != NOTHING).sum(-1, keepdim=True)
-    return torch.where(place_G == ends_L1, actions.declined_ids[:, None], ids_LG)
-
-
 def _log1m_exp(logps: Tensor) -> Tensor:
     """log(1 - p) from log p."""
     # A p that float32 rounds to 1 has a log of 0, and would be impossible not to draw.
@@ -172,58 +180,83 @@ def _log1m_exp(logps: Tensor) -> Tensor:
 
 
 def label_logps(
-    lm: LatentLM,
-    hidden: Tensor,
-    ids: Tensor,
-    real: Tensor,
-    temperature: Tensor | None = None,
-    shortlist: PartialHead | None = None,
-    equations: Equations | None = None,
+    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, shortlist: PartialHead | None = None
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
-    hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
-    shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's. Of a class of tokens (`EndedBy`), which stands behind a group's last token, it is the log-prob of all
-    its tokens.
+    hidden (..., D) · ids (..., G) · real (..., G) bool. With a shortlist the labels behind a group's first one are
+    scored by its softmax, those of them that it lacks by the whole vocabulary's.
     """
-    # Outputs without any thought have no labels, and no places either.
     if not ids.numel():
         return torch.zeros(ids.shape, device=hidden.device)
     real_MG = real.flatten(end_dim=-2)
-    ids_MG = ids.flatten(end_dim=-2)
-    state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
+    scored = _score(lm, hidden.flatten(end_dim=-2), ids.flatten(end_dim=-2), real_MG, None, shortlist)
+    return ragged.put_masked(scored.logps_P, real_MG).view(ids.shape)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The real labels of all positions, one after another, with the states before them."""
+
+    state_PD: Tensor
+    temperature_P: Tensor | None
+    """Of the labels' positions; None for 1."""
+    logps_P: Tensor
+
+
+def _score(
+    lm: LatentLM,
+    hidden_MD: Tensor,
+    ids_MG: Tensor,
+    real_MG: Tensor,
+    temperature_M: Tensor | None,
+    shortlist: PartialHead | None,
+) -> Scored:
+    """Log-prob of each real label given those before it in its group."""
+    state_PD = states(lm, hidden_MD, ids_MG, real_MG)
     label_P = ragged.take_masked(ids_MG, real_MG)
     temperature_P = None
-    if temperature is not None:
-        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG).float()
+    if temperature_M is not None:
+        temperature_MG = temperature_M[:, None].expand_as(ids_MG).float()
         temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
-
-    # A label that is many tokens is no row of the head: scored as any token at first.
-    token_P = label_P.clamp(min=0)
     if shortlist is None:
-        logps_P = _scored(lm, state_PD, token_P, temperature_P)
-    else:
-        place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
-        behind_P = ragged.take_masked(place_MG, real_MG) > 0
-        logps_P = _logps_by_shortlist(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
-    if equations is not None:
-        ends_by_label: dict[int, Callable[[Tensor], Tensor]] = {
-            EndedBy.NO_DIGIT: lambda ids: ~equations.is_digit(ids),
-            EndedBy.START: equations.is_start,
-            EndedBy.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
-        }
-        for label, ends in ends_by_label.items():
-            (at_X,) = (label_P == label).nonzero(as_tuple=True)
-            if len(at_X):
-                at_X = devices.beside(at_X, state_PD)
-                temperature_X = None if temperature_P is None else temperature_P[at_X]
-                ends_X = _scored_ends(lm, state_PD.index_select(0, at_X), ends, temperature_X, shortlist)
-                logps_P = logps_P.index_copy(0, at_X, ends_X)
-    return ragged.put_masked(logps_P, real_MG).view(ids.shape)
+        return Scored(state_PD, temperature_P, _label_logps(lm, state_PD, label_P, temperature_P))
+    place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
+    behind_P = ragged.take_masked(place_MG, real_MG) > 0
+    logps_P = _logps_by_shortlist(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
+    return Scored(state_PD, temperature_P, logps_P)
 
 
-def _scored(
+def _with_endings(
+    lm: LatentLM,
+    scored: Scored,
+    endings_P: Tensor,
+    shortlist: PartialHead | None,
+    equations: Equations | None,
+) -> Tensor:
+    """The labels' log-probs, (P,), with those of draws that ended groups in place of the tokens that stand for them."""
+    logps_P = scored.logps_P
+    not_drawn_P = devices.beside(endings_P >= 0, logps_P)
+    logps_P = torch.where(not_drawn_P, _log1m_exp(logps_P), logps_P)
+    if equations is None:
+        return logps_P
+    classes: dict[int, Callable[[Tensor], Tensor]] = {
+        Ending.NO_DIGIT: lambda ids: ~equations.is_digit(ids),
+        Ending.START: equations.is_start,
+        Ending.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
+    }
+    for ending, is_in_class in classes.items():
+        (at_X,) = (endings_P == ending).nonzero(as_tuple=True)
+        if len(at_X):
+            at_X = devices.beside(at_X, logps_P)
+            temperature_X = None if scored.temperature_P is None else scored.temperature_P[at_X]
+            state_XD = scored.state_PD.index_select(0, at_X)
+            logps_X = _class_logps(lm, state_XD, is_in_class, temperature_X, shortlist)
+            logps_P = logps_P.index_copy(0, at_X, logps_X)
+    return logps_P
+
+
+def _label_logps(
     lm: LatentLM,
     state_XD: Tensor,
     label_X: Tensor,
@@ -254,25 +287,25 @@ def _logps_by_shortlist(
         names_X = names_P[at_X]
         at_X = devices.beside(at_X, state_PD)
         temperature_X = None if temperature_P is None else temperature_P[at_X]
-        logps_X = _scored(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
+        logps_X = _label_logps(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
         logps_P = logps_P.index_copy(0, at_X, logps_X)
     return logps_P
 
 
-def _scored_ends(
+def _class_logps(
     lm: LatentLM,
     state_XD: Tensor,
-    ends: Callable[[Tensor], Tensor],
+    is_in_class: Callable[[Tensor], Tensor],
     temperature_X: Tensor | None,
     shortlist: PartialHead | None,
 ) -> Tensor:
-    """Log-prob that one of the tokens comes which `ends` says of, at each state, (X,)."""
+    """Log-prob that one of the tokens of a class comes, at each state, (X,)."""
 
     def reduce(logits_CV: Tensor, *temperature: Tensor) -> tuple[Tensor]:
         ids_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-        ends_V = ends(ids_V if shortlist is None else shortlist.ids_S)
+        in_class_V = is_in_class(ids_V if shortlist is None else shortlist.ids_S)
         logps_CV = log_probs(logits_CV, *(temperature or (None,)))
-        return (logps_CV.masked_fill(~ends_V, -torch.inf).logsumexp(-1),)
+        return (logps_CV.masked_fill(~in_class_V, -torch.inf).logsumexp(-1),)
 
     columns = () if temperature_X is None else (temperature_X,)
     (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, part=shortlist)

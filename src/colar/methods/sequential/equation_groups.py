@@ -17,9 +17,10 @@ one. (The later digits of a longer operand do: 1234 is fed as 1 and 234.)
 Below c = 2 digits are tokens like all others. So a request at c = 1 thinks token by token, as CoT does, and keeps what
 the model knows of digits.
 
-All of this holds at inference as in training. A group goes on as long as its next token may join it. So the decoder is
-also asked for the token behind a number, which says that the number ends; it is then asked for anew, as the next
-group's first.
+All of this holds at inference as in training. `Extents` has the rules for one token more, as thinking needs them, and
+`Equations.lengths` and `most_tokens` for all places of given chains at once, as training does; a test holds the two
+equal. A group goes on as long as its next token may join it. So the decoder also computes the token behind a number,
+which says that the number ends; that token is then chosen anew, as the next group's first.
 
 Columns of bools `numbers` (B,) say in which rows numbers are units: those of c = 2 and more.
 
@@ -151,7 +152,7 @@ class Equations:
     def label_counts(
         self, chain_ids: Tensor, starts_BK: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor
     ) -> Tensor:
-        """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
+        """The tokens that the decoder chooses at each group's position in thinking, (B, K): the group's own and, where
         another could still have joined it, the one behind. `most_BK` are the units that c lets in.
 
         Behind a number of three digits, too: whether they are one unit is not looked at.

@@ -356,7 +356,7 @@ class Sequential(GroupMethod):
             )
         # Tokens that were not drawn are no choice, unless the request is greedy altogether.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
-        rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.declined_logps, 0)
+        rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.ending_logps, 0)
         logps_BG = groups.logps.clone()
         logps_BG[:, 0] = first_logp_B
         # Rows of different c share a batch, and batches are compared: as many columns in all of them.
@@ -366,7 +366,7 @@ class Sequential(GroupMethod):
             "group_ids": nn.functional.pad(groups.ids, (0, behind), value=NOTHING),
             "group_logps": nn.functional.pad(logps_BG, (0, behind)),
             "group_low_confidence": groups.low_confidence,
-            "declined_ids": groups.declined_ids,
+            "endings": groups.endings,
             "logp": first_logp_B + rest_B,
             "stop_probability": probability(separator_id, logits_BV),
         }

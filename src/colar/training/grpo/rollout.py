@@ -169,7 +169,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         thought_ids=thought_ids,
         latents=_latents(outputs, thought_ids.shape[1], width),
         group_ids=_ids_of_thoughts(outputs, "group_ids", thought_ids.shape[1], (0,)),
-        declined_ids=_ids_of_thoughts(outputs, "declined_ids", thought_ids.shape[1], ()),
+        endings=_ids_of_thoughts(outputs, "endings", thought_ids.shape[1], ()),
         thought_counts=thought_counts,
         token_ids=token_ids,
         token_lengths=token_lengths,
