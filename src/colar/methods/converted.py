@@ -22,7 +22,7 @@ SEQUENTIAL = {
 }
 SEQUENTIAL |= {"confidence_thresholds", "lookahead_weight"}
 """Keys that `colar` had for `head: sequential`: those of other heads have them at their defaults."""
-KEPT = (
+TAKEN_OVER = (
     "compression_factors",
     "merge",
     "confidence_thresholds",
@@ -98,7 +98,7 @@ def _sequential(config: dict[str, Any], where: object) -> dict[str, Any]:
         raise _gone(where, "merge", "mean")
     if before["merge"] == "ordered" and before.get("merge_rank") != 32:
         raise _gone(where, "merge_rank", before.get("merge_rank"))
-    return {"grouping": grouping, **{key: config[key] for key in KEPT if key in config}}
+    return {"grouping": grouping, **{key: config[key] for key in TAKEN_OVER if key in config}}
 
 
 def _gone(where: object, key: str, value: object) -> ValueError:

@@ -32,8 +32,8 @@ def soft_token(
     likeliest = logits_BV.topk(min(n, logits_BV.shape[1]))
     probability_BN = (likeliest.values - log_mass_B1).exp()
     before_BN = probability_BN.cumsum(-1) - probability_BN
-    kept_BN = torch.where(before_BN < top_p, probability_BN, 0)
-    weight_BN = kept_BN / kept_BN.sum(-1, keepdim=True)
+    nucleus_BN = torch.where(before_BN < top_p, probability_BN, 0)
+    weight_BN = nucleus_BN / nucleus_BN.sum(-1, keepdim=True)
     embeds_BND = lm.embed(likeliest.indices)
     # The weights are float32: half-precision embeddings are added up in it too.
     soft_BD: Tensor = (weight_BN[..., None] * embeds_BND).sum(1)

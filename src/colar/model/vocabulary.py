@@ -70,14 +70,14 @@ def train_only(weight: Any, ids: list[int]) -> None:
         weight.requires_grad_(False)
         return
     # A part of a parameter cannot be trained by itself: the others' gradient is set to 0.
-    keep = torch.zeros(weight.shape[0], 1)
-    keep[ids] = 1
+    mask_V1 = torch.zeros(weight.shape[0], 1)
+    mask_V1[ids] = 1
 
     def masked(grad: Tensor) -> Tensor:
-        nonlocal keep
+        nonlocal mask_V1
         # Brought to the weight's device once: a GPU is waited for each time.
-        keep = keep.to(grad)
-        return grad * keep
+        mask_V1 = mask_V1.to(grad)
+        return grad * mask_V1
 
     weight.register_hook(masked)
 

@@ -119,8 +119,8 @@ def is_drawn(
         edge_X1 = weights_XV[:, token_id, None]
         equals_X = (weights_XV[:, :token_id] == edge_X1).sum(-1)
         before_X = mass(torch.where(weights_XV > edge_X1, weights_XV, 0)) + mine_X * equals_X
-        kept_X = kept_mass(weights_XV, goal_X)
-        return (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
+        nucleus_X = nucleus_mass(weights_XV, goal_X)
+        return (before_X < goal_X) & (uniform_B[at] * nucleus_X < mine_X)
 
     undecided_B = cut_B & (uniform_B * goal_B < mine_B)
     return devices.where_rows(undecided_B, in_nucleus, drawn_B & ~cut_B)
@@ -175,9 +175,9 @@ def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 def _from_nucleus(weights_BV: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
     goal_B = top_p_B * mass(weights_BV)
-    ids_BW, kept_BW, holds_B = in_window(weights_BV, goal_B)
+    ids_BW, nucleus_BW, holds_B = in_window(weights_BV, goal_B)
     # Both in the order of the ids: a uniform number draws the same token either way.
-    place_B = first_above(kept_BW, uniform_B)
+    place_B = first_above(nucleus_BW, uniform_B)
     ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
 
     def from_all(at: Any) -> Tensor:
@@ -255,10 +255,12 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
     return ids_BW, torch.where(before_BW < goal_B[:, None], values_BW, 0), holds_B
 
 
-def kept_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
+def nucleus_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     """The mass of the nucleus whose mass reaches `goal_B`, (B,) float64."""
-    _, kept_BW, holds_B = in_window(weights_BV, goal_B)
-    return devices.where_rows(~holds_B, lambda at: mass(in_all(weights_BV[at], goal_B[at])), kept_BW.sum(-1))
+    _, nucleus_BW, holds_B = in_window(weights_BV, goal_B)
+    return devices.where_rows(
+        ~holds_B, lambda at: mass(in_all(weights_BV[at], goal_B[at])), nucleus_BW.sum(-1)
+    )
 
 
 def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
@@ -267,5 +269,5 @@ def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     sorted_BV, ids_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
     wide_BV = devices.to_widest(sorted_BV)
     before_BV = wide_BV.cumsum(-1) - wide_BV
-    kept_BV = torch.where(before_BV < goal_B[:, None], sorted_BV, 0)
-    return torch.zeros_like(weights_BV).scatter(1, ids_BV, kept_BV)
+    nucleus_BV = torch.where(before_BV < goal_B[:, None], sorted_BV, 0)
+    return torch.zeros_like(weights_BV).scatter(1, ids_BV, nucleus_BV)

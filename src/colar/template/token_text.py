@@ -59,7 +59,7 @@ class AnswerText:
         self.stop = stop
         self.stopped = False
         self._tokens = TokenText(template)
-        self._kept = ""
+        self._held_back = ""
         """Text that is not sent yet: white space, or what may be the beginning of a stop string."""
         self._begun = False
 
@@ -74,7 +74,7 @@ class AnswerText:
 
     def _send(self, new: str, keep: int) -> str:
         """The text but for its last `keep` characters and the white space in front of these."""
-        text = self._kept + new
+        text = self._held_back + new
         # `Template.decode` strips the whole answer: its front is stripped until something is sent.
         if not self._begun:
             text = text.lstrip()
@@ -82,6 +82,6 @@ class AnswerText:
         self.stopped = bool(places)
         end = min(places) if places else max(0, len(text) - keep)
         sent = text[:end].rstrip()
-        self._kept = text[len(sent) :]
+        self._held_back = text[len(sent) :]
         self._begun = self._begun or bool(sent)
         return sent
