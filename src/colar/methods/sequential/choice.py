@@ -92,7 +92,7 @@ class Groups:
         return cls(
             ids_BG,
             torch.zeros(ids_BG.shape, device=device),
-            torch.full_like(first_B, Ending.NOT_DRAWN),
+            torch.full_like(first_B, Ending.NO_DRAW),
             torch.zeros(len(first_B), dtype=torch.bool, device=device),
             torch.zeros(len(first_B), device=device),
         )

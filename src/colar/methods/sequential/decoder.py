@@ -54,7 +54,7 @@ class Ending(IntEnum):
     equations.
     """
 
-    NOT_DRAWN = -1
+    NO_DRAW = -1
     """No draw ended it: its c tokens or the separator did, or no token could have continued it."""
     NO_DIGIT = -2
     """All tokens but digits."""
@@ -140,8 +140,8 @@ def thought_logps(
     # A draw that ended a group stands behind its last token. Where it is a class of tokens, any token stands for it.
     place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
     is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
-    endings_LG = torch.where(is_behind_LG, actions.endings[:, None], Ending.NOT_DRAWN)
-    ids_LG = torch.where(endings_LG != Ending.NOT_DRAWN, endings_LG.clamp(min=0), ids_LG)
+    endings_LG = torch.where(is_behind_LG, actions.endings[:, None], Ending.NO_DRAW)
+    ids_LG = torch.where(endings_LG != Ending.NO_DRAW, endings_LG.clamp(min=0), ids_LG)
     real_LG = ids_LG != NOTHING
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
@@ -220,7 +220,7 @@ def _score(
         temperature_MG = temperature_M[:, None].expand_as(ids_MG).float()
         temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
     if shortlist is None:
-        return Scored(state_PD, temperature_P, _label_logps(lm, state_PD, label_P, temperature_P))
+        return Scored(state_PD, temperature_P, _logps_at(lm, state_PD, label_P, temperature_P))
     place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
     behind_P = ragged.take_masked(place_MG, real_MG) > 0
     logps_P = _logps_by_shortlist(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
@@ -236,8 +236,8 @@ def _with_endings(
 ) -> Tensor:
     """The labels' log-probs, (P,), with those of draws that ended groups in place of the tokens that stand for them."""
     logps_P = scored.logps_P
-    not_drawn_P = devices.beside(endings_P >= 0, logps_P)
-    logps_P = torch.where(not_drawn_P, _log1m_exp(logps_P), logps_P)
+    is_token_P = devices.beside(endings_P >= 0, logps_P)
+    logps_P = torch.where(is_token_P, _log1m_exp(logps_P), logps_P)
     if equations is None:
         return logps_P
     classes: dict[int, Callable[[Tensor], Tensor]] = {
@@ -256,7 +256,7 @@ def _with_endings(
     return logps_P
 
 
-def _label_logps(
+def _logps_at(
     lm: LatentLM,
     state_XD: Tensor,
     label_X: Tensor,
@@ -287,7 +287,7 @@ def _logps_by_shortlist(
         names_X = names_P[at_X]
         at_X = devices.beside(at_X, state_PD)
         temperature_X = None if temperature_P is None else temperature_P[at_X]
-        logps_X = _label_logps(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
+        logps_X = _logps_at(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
         logps_P = logps_P.index_copy(0, at_X, logps_X)
     return logps_P
 
