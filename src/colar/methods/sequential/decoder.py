@@ -47,7 +47,7 @@ NOTHING = -1
 
 
 class Ending(IntEnum):
-    """How a draw ended a group: a column `endings`, which `thought_logps` reads to score that draw.
+    """Ends of groups by a draw: values of the column `endings`, which `thought_logps` reads to score that draw.
 
     A number from 0 on is a token id: of all tokens it alone would have continued the group (with a threshold above a
     half). Below 0 it is one of these; where it is a class of tokens, one of them was drawn, and ended a group of
