@@ -19,7 +19,7 @@ from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
 from colar.recipe import auto_recipe, auto_speeds, parsing
-from colar.recipe.auto_run import prepare_run
+from colar.recipe.auto_run import AutoCall, prepare_run
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = auto_recipe.Facts(
@@ -34,7 +34,7 @@ FACTS = auto_recipe.Facts(
     equations=True,
     digits=True,
     judged=True,
-    layout="plain",
+    prompt_format="plain",
     device="cuda",
     bfloat16=True,
 )
@@ -98,7 +98,7 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     # Wherever the hash puts them: chains and questions of more tokens than tiny's 1024 positions.
     rows += [{"question": f"Is {i} so?", "steps": ["1 " * 2000], "answer": i} for i in range(5)]
     rows += [{"question": f"Why is {i} so? " * 400, "steps": ["1"], "answer": i} for i in range(5)]
-    prepare_run("tiny", rows, tmp_path)
+    prepare_run(AutoCall("tiny", rows, tmp_path))
     n = {name: len(sources.load(str(tmp_path / "data"), name)) for name in ("train", "validation", "test")}
     said = capsys.readouterr().err
     left_out = {kind: int(count) for count, kind in re.findall(r"left out (\d+) of \d+ (\w+)", said)}
@@ -110,7 +110,7 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     limits = parsing.load_stages(tmp_path / "recipe.yaml")[0].recipe.validation.limits
     assert limits.max_latents + limits.max_completion_length < 1024
     with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: choose a --model"):
-        prepare_run("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
+        prepare_run(AutoCall("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long"))
 
 
 def test_limits_stay_within_the_context() -> None:
@@ -128,7 +128,7 @@ def test_facts_are_counted(tmp_path: Path) -> None:
     assert found.equations
     assert not found.digits
     assert found.judged
-    assert found.layout == "plain"
+    assert found.prompt_format == "plain"
     assert auto_recipe.facts_of(auto_recipe.RowReader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
     found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), words, device="cpu")
@@ -226,10 +226,10 @@ def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
     words = ["--training.num_train_epochs", "2", "--stages.cot.training.learning_rate", "5e-4"]
     words += ["--model.lora", "{r: 3}", "--template.format", "plain", "--label", "1e-3"]
-    made = recipe.prepare_run("tiny", rows, tmp_path, overrides=words)
+    made = prepare_run(AutoCall("tiny", rows, tmp_path), words)
     assert [stage.recipe.training.num_train_epochs for stage in made] == [2, 2]
     assert [stage.recipe.label for stage in made] == ["1e-3", "1e-3"]
-    assert recipe.prepare_run("tiny", rows, tmp_path) == made
+    assert prepare_run(AutoCall("tiny", rows, tmp_path)) == made
     assert recipe.load_stages(tmp_path / "recipe.yaml") == made
     head = (tmp_path / "recipe.yaml").read_text().splitlines()[0]
     assert head.startswith("# Made by `colar train auto`, with the keys that its command line set.")
@@ -242,19 +242,19 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
     with pytest.raises(
         ValueError, match="--epochs 2: unknown key 'epochs', did you mean 'training.num_train_epochs'"
     ):
-        recipe.prepare_run("tiny", "no/such/file.jsonl", out, overrides=["--epochs", "2"])
+        prepare_run(AutoCall("tiny", "no/such/file.jsonl", out), ["--epochs", "2"])
     assert not (out / "recipe.yaml").exists()
-    assert [stage.name for stage in recipe.prepare_run("tiny", rows[:60], out)] == ["cot", "sequential"]
+    assert [stage.name for stage in prepare_run(AutoCall("tiny", rows[:60], out))] == ["cot", "sequential"]
     # Another file is no other run, as long as nothing has been trained.
-    [cot] = recipe.prepare_run("tiny", rows, out, only=["cot"])
+    [cot] = prepare_run(AutoCall("tiny", rows, out), only=["cot"])
     assert len(list(files.read_jsonl(out / "data" / "train.jsonl"))) == 46
     text = (out / "recipe.yaml").read_text()
     (out / "recipe.yaml").write_text(text.replace("learning_rate: 0.002", "learning_rate: 0.004"))
-    [cot] = recipe.prepare_run("tiny", rows, out, only=["cot"])
+    [cot] = prepare_run(AutoCall("tiny", rows, out), only=["cot"])
     assert cot.recipe.training.learning_rate == 0.004
     (out / "cot" / "best").mkdir(parents=True)
     with pytest.raises(ValueError, match="holds another run .data was"):
-        recipe.prepare_run("tiny", rows[:60], out)
+        prepare_run(AutoCall("tiny", rows[:60], out))
     with pytest.raises(
         ValueError, match="training has not ended: the same command goes on; until then there is"
     ):

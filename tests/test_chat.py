@@ -412,9 +412,10 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
 
     folder = str(tmp_path / "model")
     found = auto_recipe.facts_of(auto_recipe.RowReader.of(folder), rows, device="cpu")
-    assert found.layout == "chat"
+    assert found.prompt_format == "chat"
     assert (
-        auto_recipe.facts_of(auto_recipe.RowReader.of(folder, "plain"), rows, device="cpu").layout == "plain"
+        auto_recipe.facts_of(auto_recipe.RowReader.of(folder, "plain"), rows, device="cpu").prompt_format
+        == "plain"
     )
     tree, why = auto_recipe.make_recipe(found, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why

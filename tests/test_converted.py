@@ -100,7 +100,7 @@ def test_training_goes_on_from_it(tmp_path: Path) -> None:
     # Reinforcement takes the method as it was trained.
     text = f"output: {tmp_path / 'run'}\nmodel: {{init_from: {folder}}}\nmethod: {{name: sequential}}\ngrpo: {{}}\n"
     (tmp_path / "grpo.yaml").write_text(text)
-    _, reinforced = recipe.load_model(recipe.load(tmp_path / "grpo.yaml"))
+    reinforced = recipe.load_method(recipe.load(tmp_path / "grpo.yaml"))
     assert reinforced.config == method.config
 
 

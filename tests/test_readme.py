@@ -47,6 +47,6 @@ def test_a_shown_command_is_understood(path, words):
     words = [re.sub(r"[<>&].*|\$\w+", "x", word) for word in words if not re.match(r"^\d?[<>&]", word)]
     args, rest = build_parser().parse_known_args([underscored(word) for word in words])
     if getattr(args, "takes_keys", False) and args.recipe not in ("RECIPE", "auto"):
-        recipe.load_stages(args.recipe, overrides(args, rest), args.stages)
+        recipe.load_stages(args.recipe, overrides(rest, args.output), args.stages)
     else:
         assert not rest

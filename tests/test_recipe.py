@@ -550,7 +550,8 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
     validation_size, tiny, tmp_path, capsys
 ):
     """The toy's folder, as a model with a kind of attention that the engine does not know."""
-    lm, _ = recipe.load_model(recipe.load(tiny))
+    loaded = recipe.load(tiny)
+    lm = recipe.load_model(loaded, recipe.load_method(loaded))
     folder = tmp_path / "odd"
     lm.causal_lm.config.layer_types = ["chunked_attention"] * lm.config.num_hidden_layers
     lm.causal_lm.config.attention_chunk_size = 64
@@ -765,13 +766,14 @@ def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
             tiny, ["--method", "{name: cot}", "--validation.params", "[{}]", "--output", f"{tmp_path}/cot"]
         )
     )
-    lm, method = recipe.load_model(recipe.load(tiny, ["--model.init_from", str(cot.best)]))
+    second = recipe.load(tiny, ["--model.init_from", str(cot.best)])
+    lm = recipe.load_model(second, recipe.load_method(second))
     trained, _ = pretrained.load(cot.best)
     theirs = trained.causal_lm.state_dict()
     assert all((value == theirs[key]).all() for key, value in lm.causal_lm.state_dict().items())
     assert set(lm.extra) == {"latent_head"}
     with pytest.raises(ValueError, match="no checkpoint at .*no/such: there is no such folder"):
-        recipe.load_model(recipe.load(tiny, ["--model.init_from", "./no/such"]))
+        recipe.load_method(recipe.load(tiny, ["--model.init_from", "./no/such"]))
 
 
 def test_a_start_that_is_not_there_is_found_before_the_rows_are_read(tiny, tmp_path, monkeypatch):
@@ -781,7 +783,7 @@ def test_a_start_that_is_not_there_is_found_before_the_rows_are_read(tiny, tmp_p
     with pytest.raises(ValueError, match=message):
         recipe.run(recipe.load(tiny, missing))
     with pytest.raises(ValueError, match=message):
-        recipe.load_model(recipe.load(tiny, missing))
+        recipe.load_method(recipe.load(tiny, missing))
 
 
 def test_a_backbone_beside_a_start_is_refused_on_the_command_line_alone(tiny):

@@ -66,7 +66,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     for words in commands:
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         if words[0] == "train":
-            for stage in recipe.load_stages(args.recipe, overrides(args, rest), args.stages):
+            for stage in recipe.load_stages(args.recipe, overrides(rest, args.output), args.stages):
                 made = stage.recipe
                 assert made.model.init_from is None or made.model.init_from in trained
                 assert f"{made.output}/best" not in trained
@@ -110,7 +110,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     for words in commands:
         assert words[0] == "train"
         args, rest = build_parser().parse_known_args([underscored(word) for word in words])
-        made = recipe.load(args.recipe, overrides(args, rest))
+        made = recipe.load(args.recipe, overrides(rest, args.output))
         assert made.model.init_from in there
         there.add(f"{made.output}/best")
         outputs.add(made.output)
@@ -126,7 +126,7 @@ def test_the_figures_commands_are_understood_and_sizes_see_equal_rows(tmp_path):
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         asked.append(words[0])
         if words[0] == "train":
-            made = recipe.load(args.recipe, overrides(args, rest))
+            made = recipe.load(args.recipe, overrides(rest, args.output))
             assert made.model.init_from is None or made.model.init_from in trained
             trained.add(f"{made.output}/best")
             size, _, name = (

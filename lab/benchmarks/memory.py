@@ -185,7 +185,8 @@ def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row],
         ),
         method={"name": method},
     )
-    lm, trained = recipe.load_model(made)
+    trained = recipe.load_method(made)
+    lm = recipe.load_model(made, trained)
     # The longest rows of a pool: what an update may meet.
     data = recipe.DataConfig(
         source=args.source, data_dir=args.data_dir, train_size=args.pool, validation_size=0

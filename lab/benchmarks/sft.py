@@ -236,7 +236,8 @@ def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]
         ),
         method=method,
     )
-    return recipe.load_model(made)
+    trained = recipe.load_method(made)
+    return recipe.load_model(made, trained), trained
 
 
 def show(report: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,7 +142,7 @@ def laid_over(base: Any, own: Any) -> Any:
 
 def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
     """The dataclass of some values; `above` is the dotted name of the section in errors ("training.")."""
-    arguments = _arguments(section, values, above, whole=True)
+    arguments = _arguments(section, values, above, built)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in arguments:
@@ -154,13 +154,20 @@ def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
 def check(where: str, section: type[Any], values: Mapping[str, Any]) -> None:
     """Reject unknown keys and values of another type, in values from `where` that may be a part of the section's."""
     try:
-        _arguments(section, values, "", whole=False)
+        _checked_part(section, values, "")
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _arguments(section: type[Any], values: Mapping[str, Any], above: str, whole: bool) -> dict[str, Any]:
-    """The values as the fields have them. The sections inside are built where the values are the whole ones."""
+def _checked_part(section: type[Any], values: Mapping[str, Any], above: str) -> dict[str, Any]:
+    """As `built`, of values that may be a part of the section's: nothing is built, and any key may be missing."""
+    return _arguments(section, values, above, _checked_part)
+
+
+def _arguments(
+    section: type[Any], values: Mapping[str, Any], above: str, inner_section: Callable[..., Any]
+) -> dict[str, Any]:
+    """The values as the fields have them; those of a section inside by `inner_section` (`built`, `_checked_part`)."""
     hints = typing.get_type_hints(section)
     arguments = {}
     for name, value in values.items():
@@ -173,33 +180,32 @@ def _arguments(section: type[Any], values: Mapping[str, Any], above: str, whole:
             raise ValueError(
                 f"{key} is blank (null): it must be {in_words(hints[name])}; leave it out for its default{default}"
             )
-        arguments[name] = _typed(key, value, hints[name], whole)
+        arguments[name] = _typed(key, value, hints[name], inner_section)
     return arguments
 
 
 def _nearest(name: str, section: type[Any], above: str) -> str:
     """`, did you mean 'training.seed'?`: a key of the section that is like `name`, or those below that end in it."""
     close = difflib.get_close_matches(name, typing.get_type_hints(section), n=1)
-    found = [above + each for each in close]
-    if not found:
+    likely = [above + key for key in close]
+    if not likely:
         ending = [key for key, _, _ in keys(section, above) if re.search(rf"[._]{re.escape(name)}$", key)]
-        found = sorted(ending, key=len)[:3]
-    return f", did you mean {' or '.join(map(repr, found))}?" if found else ""
+        likely = sorted(ending, key=len)[:3]
+    return f", did you mean {' or '.join(map(repr, likely))}?" if likely else ""
 
 
-def _typed(key: str, value: Any, hint: Any, whole: bool) -> Any:
+def _typed(key: str, value: Any, hint: Any, inner_section: Callable[..., Any]) -> Any:
     """A value as its field has it: lists are tuples, and a whole number is an int (6.0 is a size of 6)."""
     for kind in kinds_of(hint):
         inner = typing.get_args(kind)
         kind = typing.get_origin(kind) or kind
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             assert isinstance(kind, type)
-            above = f"{key}."
-            return built(kind, value, above) if whole else _arguments(kind, value, above, whole)
+            return inner_section(kind, value, f"{key}.")
         if kind is tuple and isinstance(value, list | tuple):
             # A list is never laid over another: its entries are whole.
             return tuple(
-                _typed(f"{key}[{place}]", each, inner[0], whole=True) for place, each in enumerate(value)
+                _typed(f"{key}[{place}]", entry, inner[0], built) for place, entry in enumerate(value)
             )
         if kind is int and is_whole(value):
             return int(value)

@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # the end half a second.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-    given = sys.argv[1:] if argv is None else argv
-    words = [underscored(word) for word in given]
+    argv = sys.argv[1:] if argv is None else argv
+    words = [underscored(word) for word in argv]
     # Behind "--" argparse takes no word for an option of its own: --help is lm-eval's.
     if words[:1] == ["lm-eval"]:
         words.insert(1, "--")
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.overrides = rest
     try:
         # Bytes that are no UTF-8 come as such halves: no tokenizer reads them, and no file can hold the command.
-        for word in given:
+        for word in argv:
             checks.check_text(f"the command line's {word!r}", word)
         # A server has its own answer to SIGTERM.
         with contextlib.nullcontext() if args.command == "serve" else _terminated_as_interrupted():
@@ -145,8 +145,8 @@ def _failed(command: str, error: Exception) -> int:
     """
     # Loaded already by every command that can have several processes.
     processes = sys.modules.get("colar.processes")
-    several = processes is not None and processes.launched() > 1
-    if isinstance(error, RuntimeError) and not several:
+    one_of_several = processes is not None and processes.launched() > 1
+    if isinstance(error, RuntimeError) and not one_of_several:
         raise error
     code, text = 2, str(error)
     if isinstance(error, RuntimeError):
@@ -160,7 +160,7 @@ def _failed(command: str, error: Exception) -> int:
         # Libraries explain themselves in paragraphs.
         line = " ".join(part.strip() for part in text.splitlines() if part.strip())
         print(f"colar {command}: error: {line}", file=sys.stderr, flush=True)
-    if several:
+    if one_of_several:
         # The rest of a broken group may be waited for without end.
         sys.stdout.flush()
         os._exit(code)

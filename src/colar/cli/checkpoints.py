@@ -13,6 +13,7 @@ import torch
 
 from colar import files, progress
 from colar.cli.options import LIMITS
+from colar.data.auto_folder import AutoFolder
 from colar.evaluation.names import split_name
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -25,17 +26,18 @@ def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> 
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
     if all(getattr(args, name) is not None for name in LIMITS):
         return
-    known = [
-        checkpoint.read_info(checkpoint.resolve(each))["method"].get("limits", {}) for each in checkpoints
+    limits = [
+        checkpoint.read_info(checkpoint.resolve(path))["method"].get("limits", {}) for path in checkpoints
     ]
     for name in LIMITS:
         if getattr(args, name) is None:
-            setattr(args, name, max(own.get(name, args.default_limits[name]) for own in known))
+            setattr(args, name, max(own.get(name, args.default_limits[name]) for own in limits))
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
     """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic."""
-    held_out = {Path(each) / "data" for each in checkpoints if (Path(each) / "data" / "test.jsonl").exists()}
+    runs = map(AutoFolder, checkpoints)
+    held_out = {run.data for run in runs if run.rows("test").exists()}
     source = str(held_out.pop()) if len(held_out) == 1 else "arithmetic"
     progress.say(f"--data {source}, by default")
     return source
@@ -44,9 +46,8 @@ def data_of_runs(checkpoints: Iterable[str]) -> str:
 def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
     """Warn where a run of `auto` was judged by a function of the user's, and this command is not."""
     for folder in checkpoints:
-        path = Path(folder) / "asked.json"
         # It is named, and not called: a folder must not choose code that runs.
-        own = files.read_json(path).get("judge") if path.exists() else None
+        own = AutoFolder(folder).judge()
         if own is not None and judge is None:
             progress.say(
                 f"warning: {folder} was judged by {own}, here by the kind of answer: give --judge {own}"
@@ -56,7 +57,7 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
 def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
     """Say how many questions a run of `auto` was trained on."""
     for folder in checkpoints:
-        path = Path(folder) / "data" / "train.jsonl"
+        path = AutoFolder(folder).rows("train")
         if path.exists():
             # With the turns before it: without them "And in total?" would be one question.
             trained = {
@@ -80,17 +81,17 @@ def name_and_path(text: str) -> tuple[str, str]:
     return own.name, text
 
 
-def named_all(texts: Iterable[str]) -> dict[str, str]:
-    """Checkpoints, folder or Hub id, by the name of each. ValueError where two have one name."""
-    found: dict[str, str] = {}
+def paths_by_name(texts: Iterable[str]) -> dict[str, str]:
+    """Checkpoints of a command line, folder or Hub id, by their names. ValueError where two have one name."""
+    paths: dict[str, str] = {}
     for text in texts:
         name, path = name_and_path(text)
-        if name in found:
+        if name in paths:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
             )
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def absolute(path_or_id: str) -> str:
@@ -98,7 +99,7 @@ def absolute(path_or_id: str) -> str:
     return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
 
 
-def load(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
+def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device: str = args.device or devices.best()
     # A tensor tells: torch raises one error or another where a device is unknown, not built in, or not there.
@@ -133,9 +134,9 @@ def answering(path: str, args: argparse.Namespace) -> dict[str, Any]:
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
     """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
     folders = list(folders)
-    if args.backbone and not any(checkpoint.read_info(each)["weights"] == "adapter" for each in folders):
-        given = ", ".join(str(each) for each in folders)
-        raise ValueError(f"--backbone is for adapters, and {given} holds all weights: leave it out")
+    if args.backbone and not any(checkpoint.read_info(folder)["weights"] == "adapter" for folder in folders):
+        names = ", ".join(map(str, folders))
+        raise ValueError(f"--backbone is for adapters, and {names} holds all weights: leave it out")
 
 
 def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
@@ -148,9 +149,9 @@ def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) ->
         name: registry.rebuild(checkpoint.read_info(folder)["method"], folder)
         for name, folder in folders.items()
     }
-    given = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
-    for name in given:
-        if not any(name in registry.param_names(each) for each in methods.values()):
+    values_of = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
+    for name in values_of:
+        if not any(name in registry.param_names(method) for method in methods.values()):
             has_none = (
                 f"method {method.name} has no {name}; it takes {', '.join(registry.param_names(method)) or 'none'}"
                 for method in methods.values()
@@ -158,11 +159,11 @@ def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) ->
             raise ValueError("; ".join(dict.fromkeys(has_none)))
     combinations = {}
     for key, method in methods.items():
-        names = [name for name in given if name in registry.param_names(method)]
+        names = [name for name in values_of if name in registry.param_names(method)]
         # Without names there is one empty combination: the method's defaults.
         combinations[key] = [
             registry.make_params(method, dict(zip(names, values, strict=True)))
-            for values in itertools.product(*(given[name] for name in names))
+            for values in itertools.product(*(values_of[name] for name in names))
         ]
         for params in combinations[key]:
             warning = method.check_params(params)

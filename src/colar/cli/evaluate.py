@@ -19,7 +19,7 @@ from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
     fill_limits,
-    load,
+    load_checkpoint,
     name_and_path,
     param_combinations,
     say_judged_by,
@@ -168,7 +168,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         models = []
         grid = []
         for name, path in checkpoints.items():
-            lm, method = load(path, loading)
+            lm, method = load_checkpoint(path, loading)
             models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
             grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
         if args.control:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.checkpoints import answering, check_backbone, fill_limits, load, param_combinations
+from colar.cli.checkpoints import answering, check_backbone, fill_limits, load_checkpoint, param_combinations
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
@@ -111,7 +111,7 @@ def run_generate(args: argparse.Namespace) -> None:
         answer_files.check_output(args.output, args.input)
     check_backbone([folder], args)
     [combinations] = param_combinations({args.checkpoint: folder}, args).values()
-    lm, method = load(str(folder), args)
+    lm, method = load_checkpoint(str(folder), args)
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
     requests = answer_files.make_requests(
         rows, combinations, decoding, args.seed, args.show_latents, args.system

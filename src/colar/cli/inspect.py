@@ -14,9 +14,9 @@ from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
     fill_limits,
-    load,
-    named_all,
+    load_checkpoint,
     param_combinations,
+    paths_by_name,
     say_judged_by,
     say_trained_on,
 )
@@ -74,7 +74,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
     files.require_writable(output.parent)
-    paths = list(named_all(args.checkpoints).values())
+    paths = list(paths_by_name(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
     say_judged_by(args.judge, paths)
     examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
@@ -106,10 +106,10 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
-    folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
+    folders = {name: checkpoint.resolve(path) for name, path in paths_by_name(args.checkpoints).items()}
     check_backbone(folders.values(), args)
     combinations = param_combinations(folders, args)
     for name, folder in folders.items():
-        lm, method = load(str(folder), args)
+        lm, method = load_checkpoint(str(folder), args)
         for params in combinations[name]:
             yield key_of(name, params), lm, method, params

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colar import checks, progress
-from colar.cli.checkpoints import absolute, check_backbone, fill_limits, load, named_all
+from colar.cli.checkpoints import absolute, check_backbone, fill_limits, load_checkpoint, paths_by_name
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
@@ -87,7 +87,7 @@ def run_serve(args: argparse.Namespace) -> None:
     checks.check_number("drain", args.drain, 0.001)
     serving = _serving(args)
     keys = app.read_keys(args.api_key_file)
-    models = {name: absolute(path) for name, path in named_all(args.checkpoints).items()}
+    models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
     args.backbone = args.backbone and absolute(args.backbone)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
@@ -136,7 +136,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     from colar.engine.request import DECODINGS
     from colar.serve.served_model import ServedModel
 
-    lm, method = load(path, args)
+    lm, method = load_checkpoint(path, args)
     # Of each model its own.
     own = argparse.Namespace(**vars(args))
     fill_limits(own, [path])

@@ -86,11 +86,10 @@ def run_train(args: argparse.Namespace) -> None:
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
-        stages = recipe.prepare_run(
-            args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
-        )
+        call = recipe.AutoCall(args.model, args.data, output, **_auto_options(args))
+        stages = recipe.prepare_run(call, args.overrides, args.stages)
     else:
-        stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
+        stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
         # The recipe that `auto` has made, perhaps changed, ends as `auto` does.
         output = None if args.output else recipe.folder_of(args.recipe)
     if args.check:
@@ -123,20 +122,19 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
             raise ValueError(
                 f"--{name} is for colar train auto; {args.recipe} has keys of its own (--keys lists them)"
             )
-    args.overrides = overrides(args, args.overrides)
 
 
-def overrides(args: argparse.Namespace, rest: list[str]) -> list[str]:
-    """The overrides of a recipe: what argparse did not know, and `--output`, which it knows for `auto`."""
-    return rest if args.output is None else [*rest, "--output", args.output]
+def overrides(words: list[str], output: str | None) -> list[str]:
+    """The overrides of a recipe: the words that argparse did not know, and `--output`, which it knows for `auto`."""
+    return words if output is None else [*words, "--output", output]
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that were given, as arguments of `recipe.prepare_run`."""
-    given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
+def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `auto` that the command line has, beside model and data, as fields of `recipe.AutoCall`."""
+    options = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
     if args.columns:
-        given["columns"] = columns_of(args.columns)
-    return given
+        options["columns"] = columns_of(args.columns)
+    return options
 
 
 def _show(outcome: Any) -> None:
@@ -166,16 +164,16 @@ def _check(stages: Any) -> None:
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
         # Only stages make a start that is not there yet: what else is missing is an error of `check`.
-        made_here = {each.recipe.output for each in stages[:place]}
-        if start is not None and str(Path(start).parent) in made_here and not Path(start).exists():
-            others = ", ".join(each.name for each in stages[place:])
+        earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
+        if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
+            others = ", ".join(later.name for later in stages[place:])
             progress.say(f"not in these times: {others}; --check measures them once {start} is there")
             return
-        found = check(stage.recipe)
+        table = check(stage.recipe)
         if stage.name:
-            found.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {found.title}"
+            table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
         if progress.is_main():
-            Console().print(found)
+            Console().print(table)
 
 
 def add_recipes(parser: Parser) -> None:

@@ -7,6 +7,7 @@ data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
 fields         question, steps and answer of a raw row, checked: what all parsers make
 programs       Python programs and formulas as chains of equations;  program_rows: rows that hold them
 example        `Example`, what all of these yield
+auto_folder    the folder of a run of `colar train auto`: its rows, its judge
 arithmetic     a generated source
 judge, renumber   is this completion the gold answer; rows by other numbers
 """

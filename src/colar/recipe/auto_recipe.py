@@ -69,8 +69,8 @@ class Facts:
     """True if the tokenizer has a token for each digit."""
     judged: bool
     """True if an answer can be judged right or wrong: all but free text."""
-    layout: Format
-    """Of the prompt."""
+    prompt_format: Format
+    """plain, or chat, as the tokenizer's chat template lays out a prompt."""
     device: str
     bfloat16: bool
     """True if the device computes faster in bfloat16."""
@@ -85,21 +85,24 @@ class RowReader:
     template: Template
 
     @classmethod
-    def of(cls, model: str, layout: str = "auto") -> RowReader:
-        """The reader of a backbone, without its weights. ValueError where the backbone is not there."""
+    def of(cls, model: str, prompt_format: str = "auto") -> RowReader:
+        """The reader of a backbone, without its weights; `prompt_format` is plain, chat or auto.
+
+        auto is chat where the tokenizer has a chat template. ValueError where the backbone is not there.
+        """
         if model in backbones.BUILT_IN:
             backbone = backbones.load(model)
             config, tokenizer = backbone.lm.config, backbone.tokenizer
         else:
             config, tokenizer = backbones.described(model)
         has_chat = bool(getattr(tokenizer, "chat_template", None))
-        check_choice("template", layout, ["auto", "plain", "chat"])
-        if layout == "chat" and not has_chat:
+        check_choice("template", prompt_format, ["auto", "plain", "chat"])
+        if prompt_format == "chat" and not has_chat:
             raise ValueError(
                 f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
             )
-        form: Format = "chat" if has_chat and layout != "plain" else "plain"
-        return cls(model, config, Template(TemplateConfig(format=form), tokenizer))
+        chosen: Format = "chat" if has_chat and prompt_format != "plain" else "plain"
+        return cls(model, config, Template(TemplateConfig(format=chosen), tokenizer))
 
     def tokens(self, example: Example) -> tuple[int, int, int]:
         """Tokens of a row's question, chain and answer."""
@@ -113,13 +116,13 @@ class RowReader:
         Counted is the question with its chain and answer, or with the positions that are `generated`.
         """
         context = backbones.context_of(self.config)
-        found = {}
+        reasons = {}
         for index, example in enumerate(examples):
             question, chain, answer = self.tokens(example)
             n = SLOT + question + (chain + answer if generated is None else generated)
             if n > context.length:
-                found[index] = f"{example.id}: the row needs {n} positions, {context}"
-        return found
+                reasons[index] = f"{example.id}: the row needs {n} positions, {context}"
+        return reasons
 
 
 def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None = None) -> Facts:
@@ -143,7 +146,7 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
         equations=_equations(examples),
         digits=_digits(reader.template),
         judged=all(example.answer_type != "text" for example in examples),
-        layout=reader.template.config.format,
+        prompt_format=reader.template.config.format,
         device=device,
         bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
     )
@@ -165,10 +168,10 @@ def _bfloat16_speed() -> float:
 
 def _equations(examples: Sequence[Example]) -> bool:
     """True if nine in ten chains are equations and nothing else."""
-    found = [
+    are_equations = [
         all(EQUATION.fullmatch(step) and "=" in step for step in row.steps) for row in examples if row.steps
     ]
-    return bool(found) and sum(found) >= 0.9 * len(found)
+    return bool(are_equations) and sum(are_equations) >= 0.9 * len(are_equations)
 
 
 def _digits(template: Template) -> bool:
@@ -225,8 +228,8 @@ def make_recipe(
     }
     if judge is not None:
         tree["data"]["judge"] = judge
-    why.append(f"template: {facts.layout}")
-    tree["template"] = {"format": facts.layout}
+    why.append(f"template: {facts.prompt_format}")
+    tree["template"] = {"format": facts.prompt_format}
     own, note = _method_stage(facts, method, scratch, lora)
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}

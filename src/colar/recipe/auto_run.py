@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import own, sources
+from colar.data.auto_folder import AutoFolder
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
@@ -28,8 +30,38 @@ from colar.recipe.run import run_stages
 from colar.recipe.schema import Stage
 from colar.training.run_folder import RunFolder, input_digest
 
-RECIPE = "recipe.yaml"
-ASKED = "asked.json"
+
+@dataclass(frozen=True)
+class AutoCall:
+    """The arguments of `train` that decide what its run is: another call in the same folder is an error."""
+
+    model: str
+    data: Any
+    output: Path
+    method: str = "sequential"
+    grpo: bool = False
+    test: Any = None
+    columns: Mapping[str, str] | None = None
+    template: str = "auto"
+    judge: str | Judge | None = None
+
+    @property
+    def judge_name(self) -> str | None:
+        """`module:function` of the judge. ValueError for a function that has no such name."""
+        return custom.name_of(self.judge)
+
+    def to_json(self) -> dict[str, Any]:
+        """The values of asked.json: data by name and digest, so that changed rows are another call."""
+        values = {
+            "model": self.model,
+            "data": _named(self.data),
+            "test": _named(self.test),
+            "method": self.method,
+            "grpo": self.grpo,
+            "columns": dict(self.columns or {}),
+            "template": self.template,
+        }
+        return values | ({"judge": self.judge_name} if self.judge_name else {})
 
 
 def train(
@@ -68,28 +100,14 @@ def train(
     Raises:
         ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
     """
-    output = files.require_writable(output)
-    stages = prepare_run(
-        model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
-        judge=judge, overrides=overrides,
-    )  # fmt: skip
+    call = AutoCall(model, data, files.require_writable(output), method, grpo, test, columns, template, judge)
+    stages = prepare_run(call, overrides)
     run_stages(stages, resume)
-    return finish(output, stages)
+    return finish(call.output, stages)
 
 
 def prepare_run(
-    model: str,
-    data: Any,
-    output: Path,
-    *,
-    method: str = "sequential",
-    grpo: bool = False,
-    test: Any = None,
-    columns: Mapping[str, str] | None = None,
-    template: str = "auto",
-    judge: str | Judge | None = None,
-    overrides: Sequence[str] = (),
-    only: Sequence[str] | None = None,
+    call: AutoCall, overrides: Sequence[str] = (), only: Sequence[str] | None = None
 ) -> list[Stage]:
     """Read and split the rows, make the recipe, and return its stages, or those in `only`.
 
@@ -98,70 +116,63 @@ def prepare_run(
     # Before rows are read: a misspelt key costs a second.
     parsing.check_overrides(overrides)
     processes.join()
-    judged_by = custom.name_of(judge)
-    asked = {
-        "model": model,
-        "data": _named(data),
-        "test": _named(test),
-        "method": method,
-        "grpo": grpo,
-        "columns": dict(columns or {}),
-        "template": template,
-        **({"judge": judged_by} if judged_by else {}),
-    }
+    processes.from_main(lambda: _make_recipe(call, overrides, only))
+    recipe = AutoFolder(call.output).recipe
+    progress.say(f"recipe: {recipe}")
+    return parsing.load_stages(recipe, overrides, only)
 
-    def make() -> None:
-        begun = any(output.glob("*/best")) or any(output.glob("*/checkpoints/*"))
-        known = files.read_json(output / ASKED) if (output / ASKED).exists() else None
-        if begun:
-            check_same_run(output, known or {}, asked, "give this run its own --output")
-        if known == asked and (output / RECIPE).exists():
-            return
-        # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-        reader = auto_recipe.RowReader.of(model, template)
-        split = _split(data, test, columns, judged_by)
-        rows = {
-            "train": leave_out(split.train, reader.too_long(split.train), "training rows", auto_recipe.LONGER)
-        }
-        found = auto_recipe.facts_of(reader, rows["train"])
-        tree, why = auto_recipe.make_recipe(found, str(output), method, grpo, judged_by)
-        limits = tree["validation"]["limits"]
-        generated = limits["max_latents"] + limits["max_completion_length"]
-        for name, held_out in (("validation", split.validation), ("test", split.test)):
-            too_long = reader.too_long(held_out, generated)
-            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
-        # The plain command, and the recipe by itself, go on with what this command asked for.
-        parsing.override_stages(tree["stages"], overrides, only)
-        try:
-            auto_recipe.write_recipe(output / RECIPE, tree, why)
-            parsing.load_stages(output / RECIPE, overrides, only)
-        except ValueError:
-            (output / RECIPE).unlink()
-            raise
-        for name, examples in rows.items():
-            files.write_jsonl(output / "data" / f"{name}.jsonl", [row.as_row() for row in examples])
-        files.write_json(output / ASKED, asked)
-        for reason in why:
-            progress.say(reason)
 
-    processes.from_main(make)
-    progress.say(f"recipe: {output / RECIPE}")
-    return parsing.load_stages(output / RECIPE, overrides, only)
+def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] | None) -> None:
+    """Write rows, recipe and call into the run's folder, unless they are there."""
+    folder, values = AutoFolder(call.output), call.to_json()
+    begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
+    before = files.read_json(folder.call) if folder.call.exists() else None
+    if begun:
+        check_same_run(folder.path, before or {}, values, "give this run its own --output")
+    if before == values and folder.recipe.exists():
+        return
+    # What an earlier call left that trained nothing may have been a mistake: it is made anew.
+    reader = auto_recipe.RowReader.of(call.model, call.template)
+    split = _split(call)
+    too_long = reader.too_long(split.train)
+    rows = {"train": leave_out(split.train, too_long, "training rows", auto_recipe.LONGER)}
+    facts = auto_recipe.facts_of(reader, rows["train"])
+    tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
+    limits = tree["validation"]["limits"]
+    generated = limits["max_latents"] + limits["max_completion_length"]
+    for name, held_out in (("validation", split.validation), ("test", split.test)):
+        too_long = reader.too_long(held_out, generated)
+        rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
+    # The plain command, and the recipe by itself, go on with what this command asked for.
+    parsing.override_stages(tree["stages"], overrides, only)
+    try:
+        auto_recipe.write_recipe(folder.recipe, tree, why)
+        parsing.load_stages(folder.recipe, overrides, only)
+    except ValueError:
+        folder.recipe.unlink()
+        raise
+    for name, examples in rows.items():
+        files.write_jsonl(folder.rows(name), [row.as_row() for row in examples])
+    files.write_json(folder.call, values)
+    for reason in why:
+        progress.say(reason)
 
 
 def folder_of(recipe: str | Path) -> Path | None:
     """The run that a recipe was made for, where `prepare_run` has made it; None for any other recipe."""
-    path = Path(recipe)
-    return path.parent if path.name == RECIPE and (path.parent / ASKED).exists() else None
+    folder = AutoFolder(Path(recipe).parent)
+    return folder.path if folder.recipe == Path(recipe) and folder.call.exists() else None
 
 
-def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str | None) -> own.Divided:
+def _split(call: AutoCall) -> own.Divided:
     """Read and split the rows, and log how they were understood."""
-    rows = own.read(data, columns, judge=judge)
+    rows = own.read(call.data, call.columns, judge=call.judge_name)
     for line in rows.summary():
         progress.say(line)
     rows.require_chains()
-    test_rows = None if test is None else own.read(test, columns, "test", judge).examples
+    test_rows = None
+    if call.test is not None:
+        test_rows = own.read(call.test, call.columns, "test", call.judge_name).examples
     split = own.divide(rows.examples, test_rows)
     if split.also_in_test:
         progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
@@ -183,15 +194,16 @@ def _named(data: Any) -> str | None:
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
-    held_out = custom.applied(sources.load(str(output / "data"), "test"), first.data.judge)
-    made = auto_speeds.conclude(
-        output,
+    folder = AutoFolder(output)
+    held_out = custom.applied(sources.load(str(folder.data), "test"), first.data.judge)
+    outcome = auto_speeds.measure_and_publish(
+        folder,
         RunFolder(first.output).best,
         RunFolder(last.output).best,
         held_out,
         first.validation.limits,
         first.model.dtype if first.model.lora else "float32",
     )
-    processes.from_main(lambda: files.write_text(output / "results" / "speeds.md", f"{made}\n"))
-    progress.say(f"wrote {output / 'best'} (the model), {output / 'results'} (its speeds)")
-    return made
+    processes.from_main(lambda: files.write_text(folder.results / "speeds.md", f"{outcome}\n"))
+    progress.say(f"wrote {folder.best} (the model), {folder.results} (its speeds)")
+    return outcome

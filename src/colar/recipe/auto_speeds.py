@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, processes, progress
+from colar.data.auto_folder import AutoFolder
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, text_table
@@ -67,7 +68,7 @@ class Outcome:
     @property
     def picture(self) -> Path:
         """Accuracy against the number of thoughts."""
-        return self.output / "results" / f"{report.PICTURE}.png"
+        return AutoFolder(self.output).results / f"{report.PICTURE}.png"
 
     def __str__(self) -> str:
         return f"{self.table}\n\n{self.sentence}"
@@ -80,54 +81,56 @@ class Outcome:
         return f"{self}{picture}"
 
 
-def conclude(
-    output: Path,
+def measure_and_publish(
+    folder: AutoFolder,
     cot: Path,
     last: Path,
     examples: Sequence[Example],
     limits: evaluate.AnswerSettings,
     dtype: str,
 ) -> Outcome:
-    """Ask both checkpoints the held-out questions, publish `output`/best, and write `output`/results.
+    """Ask the checkpoints `cot` and `last` the held-out questions, and write the run's `results` and `best`.
 
     What was answered before is not asked again. Processes that have joined call it together.
     """
-    results = output / "results"
-    datasets = {DATASET: list(examples)}
     records: list[Path] = []
     seconds: dict[str, float] = {}
-
-    def answer(
-        name: str,
-        folder: Path,
-        model: evaluate.EvaluatedModel,
-        params: Sequence[Any],
-        limits: evaluate.AnswerSettings,
-    ) -> None:
-        path = results / f"records-{name}.jsonl"
-        records.append(path)
-        processes.from_main(partial(_drop_stale_records, path, folder))
-        # One after another: batches that several speeds share would share their time.
-        for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
-            evaluate.evaluate([point], datasets, path, limits)
-
-    for name, folder in (("cot", cot), ("latents", last)):
-        lm, method = pretrained.load_for_inference(folder, dtype)
-        params = speeds_of(method)
+    for name, trained in (("cot", cot), ("latents", last)):
+        lm, method = pretrained.load_for_inference(trained, dtype)
         model = evaluate.EvaluatedModel(method.name, lm, method)
-        answer(name, folder, model, params, limits)
+        params = speeds_of(method)
+        records.append(folder.results / f"records-{name}.jsonl")
+        _answer(records[-1], trained, model, params, examples, limits)
         seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], limits, records[-1])
-        if folder == cot:
-            answer("no-chain", folder, replace(model, label=NO_CHAIN), params, replace(limits, max_latents=0))
+        if name == "cot":
+            records.append(folder.results / "records-no-chain.jsonl")
+            at_once = replace(limits, max_latents=0)
+            _answer(records[-1], trained, replace(model, label=NO_CHAIN), params, examples, at_once)
 
     def write() -> tuple[Report, dict[str, Any], str]:
-        made = report.write(results, RecordFiles(records), title=f"{output.name}: held-out questions")
-        default, sentence = choose(made)
-        publish(last, output / "best", default, limits)
-        return made, default, sentence
+        title = f"{folder.path.name}: held-out questions"
+        speeds = report.write(folder.results, RecordFiles(records), title=title)
+        default, sentence = choose(speeds)
+        publish(last, folder.best, default, limits)
+        return speeds, default, sentence
 
-    made, default, sentence = processes.from_main(write)
-    return Outcome(output, made, default, sentence, speeds_table(made, seconds, default))
+    speeds, default, sentence = processes.from_main(write)
+    return Outcome(folder.path, speeds, default, sentence, speeds_table(speeds, seconds, default))
+
+
+def _answer(
+    records: Path,
+    trained: Path,
+    model: evaluate.EvaluatedModel,
+    params: Sequence[Any],
+    examples: Sequence[Example],
+    limits: evaluate.AnswerSettings,
+) -> None:
+    """Append to `records` the answers of the checkpoint `trained` at each of `params` that are not there yet."""
+    processes.from_main(partial(_drop_stale_records, records, trained))
+    # One after another: batches that several speeds share would share their time.
+    for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
+        evaluate.evaluate([point], {DATASET: list(examples)}, records, limits)
 
 
 def speeds_of(method: Method) -> list[Any]:
@@ -140,10 +143,10 @@ def speeds_of(method: Method) -> list[Any]:
     return registry.possible_params(method, [*SPEEDS, *with_threshold])
 
 
-def _drop_stale_records(records: Path, folder: Path) -> None:
-    """Drop the answers of other weights, and their times: a stage was trained again."""
+def _drop_stale_records(records: Path, trained: Path) -> None:
+    """Drop the answers of other weights than `trained`, and their times: a stage was trained again."""
     path = records.with_suffix(".json")
-    weights = checkpoint.digest(folder)
+    weights = checkpoint.digest(trained)
     if not path.exists() or files.read_json(path)["weights"] != weights:
         records.unlink(missing_ok=True)
         files.write_json(path, {"weights": weights})
@@ -151,32 +154,31 @@ def _drop_stale_records(records: Path, folder: Path) -> None:
 
 def _time_singly(
     model: evaluate.EvaluatedModel,
-    asked: Sequence[Any],
+    params: Sequence[Any],
     examples: Sequence[Example],
     limits: evaluate.AnswerSettings,
     records: Path,
 ) -> dict[str, float]:
-    """Median seconds of a question that is computed by itself, by the values that it was asked with.
+    """Median seconds of a question that is computed by itself, by the system that answered it.
 
-    They are measured once, and kept beside the records.
+    They are measured once, and stored beside the records.
     """
     path = records.with_suffix(".json")
-    known: dict[str, Any] = files.read_json(path)
-    if "alone" in known:
-        return dict(known["alone"])
+    stored: dict[str, Any] = files.read_json(path)
+    if "alone" in stored:
+        return dict(stored["alone"])
     engine = Engine(model.lm, model.method, 1)
-    found = {}
-    with progress.bar("timing, one question at a time", len(asked) * len(examples)) as bar:
-        for param in asked:
-            [point] = evaluate.make_grid(model, [DATASET], [param], ["greedy"], [0])
-            timed = []
+    medians = {}
+    with progress.bar("timing, one question at a time", len(params) * len(examples)) as bar:
+        for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
+            seconds = []
             for example in examples:
                 [completion] = engine.generate([evaluate.make_request(point, example, limits)])
-                timed.append(completion.seconds)
+                seconds.append(completion.seconds)
                 bar.advance()
-            found[_key(point.cell.system)] = statistics.median(timed)
-    processes.from_main(lambda: files.write_json(path, {**known, "alone": found}))
-    return found
+            medians[_key(point.cell.system)] = statistics.median(seconds)
+    processes.from_main(lambda: files.write_json(path, {**stored, "alone": medians}))
+    return medians
 
 
 def _key(system: System) -> str:
@@ -186,12 +188,12 @@ def _key(system: System) -> str:
 # --- the choice --------------------------------------------------------------------------------------------
 
 
-def choose(made: Report) -> tuple[dict[str, Any], str]:
+def choose(speeds: Report) -> tuple[dict[str, Any], str]:
     """The speed of the fewest thoughts within a point of CoT and of c = 1, and a sentence about it.
 
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
-    cot, _, own, differences = _parts(made)
+    cot, _, own, differences = _cot_and_own(speeds)
     percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
     accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
     [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
@@ -230,27 +232,27 @@ def _beside(
     return f"{name or speed_name(row.system.params)} {verb} {gap}, with {cost}"
 
 
-def _parts(made: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
-    """The rows of CoT, of CoT without a chain and of every speed, and the differences to CoT."""
-    rows = [row for row in made.rows if row.dataset == DATASET]
+def _cot_and_own(speeds: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
+    """The rows of CoT, of CoT without a chain and of the method's own speeds, and the differences to CoT."""
+    rows = [row for row in speeds.rows if row.dataset == DATASET]
     [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
-    [bare] = [row for row in rows if row.system.label == NO_CHAIN]
+    [no_chain] = [row for row in rows if row.system.label == NO_CHAIN]
     own = [row for row in rows if row.system.method != "cot"]
-    differences = [row for row in made.comparisons if row.dataset == DATASET]
-    return cot, bare, own, {row.system: row for row in differences if row.baseline == cot.system}
+    differences = [row for row in speeds.comparisons if row.dataset == DATASET]
+    return cot, no_chain, own, {row.system: row for row in differences if row.baseline == cot.system}
 
 
-def speed_name(given: ParamValues) -> str:
+def speed_name(params: ParamValues) -> str:
     """`c = 2 with threshold 0.8`."""
-    values = dict(given)
+    values = dict(params)
     name = f"c = {values['compression_factor']:g}"
     threshold = values.get("confidence_threshold")
     return f"{name} with threshold {threshold:g}" if threshold else name
 
 
-def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: evaluate.AnswerSettings) -> None:
+def publish(trained: Path, target: Path, default: Mapping[str, Any], limits: evaluate.AnswerSettings) -> None:
     """Write a checkpoint as `target` with a speed and limits of its own; its weights are links to the same files."""
-    info = files.read_json(folder / "colar.json")
+    info = files.read_json(trained / "colar.json")
     info["method"] |= {
         "params": dict(default),
         "limits": {
@@ -259,8 +261,8 @@ def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: eval
         },
     }
     with files.replace_folder(target) as partial:
-        own = shutil.ignore_patterns("colar.json")
-        shutil.copytree(folder, partial, copy_function=_link, ignore=own, dirs_exist_ok=True)
+        rewritten = shutil.ignore_patterns("colar.json")
+        shutil.copytree(trained, partial, copy_function=_link, ignore=rewritten, dirs_exist_ok=True)
         files.write_json(partial / "colar.json", info)
 
 
@@ -276,12 +278,12 @@ def _link(source: str, target: str) -> None:
 
 
 def speeds_table(
-    made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
+    speeds: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
 ) -> text_table.TextTable:
     """The rows of all speeds, CoT's first."""
-    cot, bare, own, differences = _parts(made)
+    cot, no_chain, own, differences = _cot_and_own(speeds)
     rows = []
-    for row in [cot, bare, *own]:
+    for row in [cot, no_chain, *own]:
         difference = differences.get(row.system)
         mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
         rows.append(
@@ -296,10 +298,10 @@ def speeds_table(
         )
     head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch"]
     columns = "ms is the time of a question, alone and in a batch."
-    bare_note = (
+    no_chain_note = (
         f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
     )
-    notes = [f"{cot.n} questions held out, greedy. {columns}", bare_note, PAIRED]
+    notes = [f"{cot.n} questions held out, greedy. {columns}", no_chain_note, PAIRED]
     return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
 
 

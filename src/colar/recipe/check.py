@@ -21,7 +21,7 @@ from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe.run import load, start_method
+from colar.recipe.run import load_method, load_model_and_rows
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
@@ -84,8 +84,8 @@ class Updates(TrainerCallback):  # type: ignore[misc]
 def check(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
-    method = start_method(recipe)
-    lm, examples, held_out = load(recipe, method)
+    method = load_method(recipe)
+    lm, examples, held_out = load_model_and_rows(recipe, method)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
@@ -115,13 +115,13 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:
-            found = preflight.before_training(trainer, curriculum.stage_epochs())
+            longest = preflight.before_training(trainer, curriculum.stage_epochs())
             peak, _ = devices.peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
-            size = f"{found.rows} rows, {found.positions:,} positions at once{memory}"
-            table.add_row("longest batch", duration(found.seconds), size)
+            size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"
+            table.add_row("longest batch", duration(longest.seconds), size)
             # What it has sampled for that batch stays in the time of an update of reinforcement.
-            started += found.seconds
+            started += longest.seconds
         update = _speed(table, trainer, config, started)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
@@ -144,15 +144,15 @@ def _speed(table: Table, trainer: LatentTrainer, config: TrainingConfig, started
         seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
         table.add_row("an update", duration(seconds), "with its share of the sampling of a generation")
         return seconds
-    found = Updates(trainer)
-    trainer.add_callback(found)
-    trainer.args.max_steps = WARMUP + UPDATES + (PROFILED if found.profiler else 0)
+    updates = Updates(trainer)
+    trainer.add_callback(updates)
+    trainer.args.max_steps = WARMUP + UPDATES + (PROFILED if updates.profiler else 0)
     trainer.train()
-    seconds, tokens = found.per_update()
+    seconds, tokens = updates.per_update()
     tokens *= trainer.args.world_size
     table.add_row("an update", duration(seconds), f"mean of {UPDATES}, after {WARMUP} others")
     table.add_row("tokens a second", f"{tokens / seconds:,.0f}", f"{tokens:,.0f} an update, without padding")
-    busy = found.busy()
+    busy = updates.busy()
     if busy is not None:
         table.add_row("device busy", f"{busy:.0%}", waiting(busy, config))
     return seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from colar import progress
 from colar.data import sources
@@ -27,12 +28,13 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """
     held_out = _validation_rows(data)
     limit = None if data.train_size is None else data.train_skip + data.train_size
-    first = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
+    own = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
     train_rows: list[Example] = []
-    for source in (first, *data.mixed_in):
-        rows = _load(data, source)
-        rows = _selected(data, rows) if source is first else rows
-        train_rows += rows + _renumbered(data, source, rows, held_out)
+    for source in (own, *data.mixed_in):
+        seed = data.seed if source.seed is None else source.seed
+        rows = _load(data, source.source, source.train_split, source.train_size, seed, source.options)
+        rows = _selected(data, rows) if source is own else rows
+        train_rows += rows + _renumbered(data, source, seed, rows, held_out)
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
     if repeated:
@@ -59,11 +61,11 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """
 
-    def asked(example: Example) -> tuple[str, ...]:
+    def conversation(example: Example) -> tuple[str, ...]:
         return (*(collapsed(text) for _, text in example.context), collapsed(example.question))
 
-    trained = {asked(example) for example in train_rows}
-    both = [example.id for example in held_out if asked(example) in trained]
+    trained = {conversation(example) for example in train_rows}
+    both = [example.id for example in held_out if conversation(example) in trained]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
@@ -81,19 +83,19 @@ def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
     longest = data.max_reasoning_steps
     if longest is None:
         return rows
-    kept_rows = [row for row in rows if len(row.steps) <= longest]
-    if not kept_rows:
+    short_rows = [row for row in rows if len(row.steps) <= longest]
+    if not short_rows:
         raise ValueError(
             f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps"
         )
     progress.say(
-        f"{data.source}: {len(kept_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
+        f"{data.source}: {len(short_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
     )
-    return kept_rows
+    return short_rows
 
 
 def _renumbered(
-    data: DataConfig, source: SourceRows, rows: list[Example], held_out: list[Example]
+    data: DataConfig, source: SourceRows, seed: int, rows: list[Example], held_out: list[Example]
 ) -> list[Example]:
     """New rows made of `rows` with other numbers; none of them asks a question of validation or of a test set."""
     if source.renumber == 0:
@@ -103,13 +105,13 @@ def _renumbered(
     )
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
-    found = renumber.renumbered(rows, source.renumber, _seed(data, source), questions)
-    found.say(len(rows))
-    if found.alone.total() == len(rows):
+    new_rows = renumber.renumbered(rows, source.renumber, seed, questions)
+    new_rows.say(len(rows))
+    if new_rows.alone.total() == len(rows):
         raise ValueError(
             f"data.renumber: {source.source} has no row whose chain is equations that can be run again"
         )
-    return found.examples
+    return new_rows.examples
 
 
 def _validation_rows(data: DataConfig) -> list[Example]:
@@ -134,21 +136,19 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}
-    return _load(data, SourceRows(source, VALIDATION, data.validation_size, data.seed, options))
+    return _load(data, source, VALIDATION, data.validation_size, data.seed, options)
 
 
-def _load(data: DataConfig, source: SourceRows) -> list[Example]:
+def _load(
+    data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
+) -> list[Example]:
     """The first rows of a source, with what all sources of a recipe share."""
     return sources.load(
-        source.source,
-        source.train_split,
+        source,
+        split,
         data_dir=Path(data.data_dir) if data.data_dir else None,
-        limit=source.train_size,
-        seed=_seed(data, source),
+        limit=limit,
+        seed=seed,
         skip_malformed=data.skip_malformed,
-        options=source.options,
+        options=options,
     )
-
-
-def _seed(data: DataConfig, source: SourceRows) -> int:
-    return data.seed if source.seed is None else source.seed

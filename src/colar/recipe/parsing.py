@@ -59,31 +59,31 @@ def load_stages(
     the stage, the key, and what it must be.
     """
     tree = _read(path)
-    given = pairs_of(overrides)
+    pairs = pairs_of(overrides)
     if "stages" not in tree:
         if only:
             raise ValueError(f"--stages {' '.join(only)}: {path} has no stages")
-        return [Stage("", _parsed(str(path), tree, given))]
-    stages = _checked_stages(path, tree.pop("stages"))
-    of_stage = _pairs_of_stages(given, list(stages), only)
-    output = dict(given).get("output") or tree.get("output")
-    found: list[Stage] = []
+        return [Stage("", _parsed(str(path), tree, pairs))]
+    keys_of = _checked_stages(path, tree.pop("stages"))
+    pairs_of_stage = _pairs_of_stages(pairs, list(keys_of), only)
+    output = dict(pairs).get("output") or tree.get("output")
+    stages: list[Stage] = []
     before: str | None = None
-    for name, own in stages.items():
+    for name, own in keys_of.items():
         keys = yaml_settings.laid_over(tree, own)
         keys["output"] = f"{output}/{name}"
         if before is not None and "init_from" not in (own.get("model") or {}):
             keys = yaml_settings.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
         before = keys["output"]
-        if name not in of_stage:
+        if name not in pairs_of_stage:
             continue
         where = f"{path}, stage {name}"
         try:
-            found.append(Stage(name, _parsed(where, keys, of_stage[name])))
+            stages.append(Stage(name, _parsed(where, keys, pairs_of_stage[name])))
         except ValueError as error:
             # An override's error does not know which stage it is.
             raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
-    return found
+    return stages
 
 
 def override_stages(
@@ -102,28 +102,29 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _pairs_of_stages(
-    given: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
+    pairs: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
 ) -> dict[str, list[Override]]:
     """The overrides of each stage that is wanted."""
     check_known("--stages", only or [], names)
-    check_known("--stages", [key.split(".")[1] for key, _ in given if key.startswith("stages.")], names)
-    found: dict[str, list[Override]] = {}
+    check_known("--stages", [key.split(".")[1] for key, _ in pairs if key.startswith("stages.")], names)
+    pairs_of_stage: dict[str, list[Override]] = {}
     for name in names:
         if only and name not in only:
             continue
-        left_out = ("output", "stages", *START) if found else ("output", "stages")
+        left_out = ("output", "stages", *START) if pairs_of_stage else ("output", "stages")
         prefix = f"stages.{name}."
-        found[name] = [pair for pair in given if not _below(pair[0], left_out)]
-        found[name] += [(key.removeprefix(prefix), text) for key, text in given if key.startswith(prefix)]
-    return found
+        for_all = [pair for pair in pairs if not _below(pair[0], left_out)]
+        own = [(key.removeprefix(prefix), text) for key, text in pairs if key.startswith(prefix)]
+        pairs_of_stage[name] = for_all + own
+    return pairs_of_stage
 
 
 def _read(path: str | Path) -> dict[str, Any]:
     """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
     tree: dict[str, Any] = {}
     for layer, own in reversed(yaml_settings.yaml_layers(recipes.find(path)).items()):
-        whole = {key: value for key, value in own.items() if key != "stages"}
-        yaml_settings.check(str(layer), Recipe, whole)
+        beside_stages = {key: value for key, value in own.items() if key != "stages"}
+        yaml_settings.check(str(layer), Recipe, beside_stages)
         tree = yaml_settings.laid_over(tree, own)
     return tree
 

@@ -57,13 +57,13 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     # A package that is not installed is named before a model is loaded.
     recipe.training.check_installed()
     folder = RunFolder(files.require_writable(recipe.output))
-    method = start_method(recipe)
+    method = load_method(recipe)
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         processes.from_main(lambda: folder.claim(to_json(recipe), resume))
-        lm, examples, held_out = load(recipe, method)
+        lm, examples, held_out = load_model_and_rows(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)
         if PartialState().is_main_process:
             _write_page(recipe.validation, folder, lm, method, held_out)
@@ -71,7 +71,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
         return result
 
 
-def start_method(recipe: Recipe) -> Method:
+def load_method(recipe: Recipe) -> Method:
     """The method as the run trains it; ValueError, before rows are read, for a start that is no checkpoint or no fit.
 
     Reinforcement continues with the method that the weights have learnt, a measured sigma_e included: the recipe may
@@ -101,9 +101,8 @@ def start_method(recipe: Recipe) -> Method:
     return method
 
 
-def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, Method]:
-    """Model and method, ready to train; `method` is that of `start_method`, where it was made before."""
-    method = method or start_method(recipe)
+def load_model(recipe: Recipe, method: Method) -> LatentLM:
+    """The model, with the modules that the method (`load_method`) adds to it, ready to train."""
     model, seed = recipe.model, recipe.training.seed
     # peft draws an adapter's first weights from the global generator.
     torch.manual_seed(seed)
@@ -125,13 +124,13 @@ def load_model(recipe: Recipe, method: Method | None = None) -> tuple[LatentLM, 
             lm.causal_lm.set_attn_implementation(model.attn_implementation)
         except (ValueError, ImportError) as error:
             raise ValueError(f"model.attn_implementation: {error}") from error
-    return lm, method
+    return lm
 
 
-def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:
+def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:
     """Model, training rows, and those validation rows that fit the model's context."""
     examples, held_out = load_examples(recipe.data)
-    lm, _ = load_model(recipe, method)
+    lm = load_model(recipe, method)
     if not held_out:
         return lm, examples, held_out
     settings = recipe.validation

@@ -78,7 +78,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows of one source."""
+    """Training rows of one source, beside those of the recipe's own."""
 
     source: str
     """As data.source."""
