@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from device import DEVICE, DTYPES, TOLERANCES, Tolerance
@@ -80,6 +81,15 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("needs the published data sets: set COLAR_DATA_DIR to their folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Ray cluster of one machine with one CPU; a test may add others, which it removes."""
+    import ray_workers
+
+    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 1) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A Ray cluster of several machines on this one, whose workers do without their ten seconds of imports.
 
-    test ------> `python ray_workers.py serve SOCKET`, which imports colar once   -> a fork for each worker
+    test ------> `python ray_workers.py serve SOCKET`, which imports colar once
+                   -> a fork for each job on each machine, which imports Ray, and colar where its own differs   -> a fork for each worker
     raylet ----> `python ray_workers.py default_worker.py ...` in place of Ray's setup_worker.py, which asks for one
 
 The workers are processes as ever: each has an id under which it is killed, and ends with its raylet. A machine that is
@@ -34,7 +35,15 @@ IMPORTS = (
     "pandas",
     "pyarrow.dataset",
 )
-"""Not Ray, which reads a worker's environment when it is imported."""
+RAY_IMPORTS = ("ray.data", "ray.serve")
+READ = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONPATH")
+"""What is read of a worker's environment when Ray and colar are imported, and never again."""
+DEATHS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 2,
+}
+"""Ray notices that a machine is dead after a second, not after 15; one that is only slow still has 10."""
 MOST_BYTES = 2**17
 """Of a request: the arguments and the environment of a worker."""
 
@@ -53,6 +62,9 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
             "num_cpus": cpus,
             "include_dashboard": False,
             "setup_worker_path": __file__,
+            "no_monitor": True,
+            "include_log_monitor": False,
+            "_system_config": DEATHS,
             **others,
         },
     )
@@ -66,28 +78,64 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
 
 
 def serve(address: str) -> None:
-    """Fork a worker for each connection."""
+    """Have a worker forked for each connection."""
     for name in IMPORTS:
         importlib.import_module(name)
     # Those who have ended leave nothing behind.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parents: dict[tuple[str, ...], socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{address}.new")
         server.listen()
         os.rename(f"{address}.new", address)
         while True:
             asking, _ = server.accept()
-            asked, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 2)
-            if os.fork() == 0:
-                server.close()
-                work(json.loads(asked), streams)
+            request, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 2)
+            environment = json.loads(request)["environment"]
+            key = tuple(environment.get(name, "") for name in READ)
+            if key not in parents:
+                parents[key], own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                if os.fork() == 0:
+                    for other in (server, asking, *parents.values()):
+                        other.close()
+                    for stream in streams:
+                        os.close(stream)
+                    fork_workers(own, environment)
+                own.close()
+            # A worker has the connection, which stays open until it ends.
+            socket.send_fds(parents[key], [request], [asking.fileno(), *streams])
             asking.close()
             for stream in streams:
                 os.close(stream)
 
 
+def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
+    """Import Ray in the environment of workers, and fork one for each request until the server ends."""
+    # Ray brings a psutil of its own, and no result of a task is stored where another one is imported.
+    again = {"psutil"}
+    path = environment.get("PYTHONPATH", "")
+    if path != os.environ.get("PYTHONPATH", ""):
+        sys.path[:0] = path.split(os.pathsep)
+        again.add("colar")
+    for name in [name for name in sys.modules if name.partition(".")[0] in again]:
+        del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in RAY_IMPORTS:
+        importlib.import_module(name)
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            work(json.loads(request), files[1:])
+        for file in files:
+            os.close(file)
+
+
 def work(asked: dict[str, Any], streams: list[int]) -> None:
-    """Run Ray's file with its arguments, as a process of its own. The connection stays open until it ends."""
+    """Run Ray's file with its arguments, as a process of its own."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for place, stream in enumerate(streams, start=1):
@@ -95,9 +143,6 @@ def work(asked: dict[str, Any], streams: list[int]) -> None:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    # Ray brings one of its own, and no result of a task is stored where another one is imported.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "psutil"]:
-        del sys.modules[name]
     sys.argv = asked["words"]
     code: Any = 0
     try:

@@ -61,13 +61,6 @@ def alone(checkpoint, questions, tmp_path_factory):
     return found
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory):
-    """A cluster of one machine with one CPU, and so with one engine."""
-    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 1) as running:
-        yield running
-
-
 @pytest.fixture
 def source(tmp_path):
     """All three formats, with a question beyond the context, a line that is no JSON and a broken table."""
@@ -244,8 +237,9 @@ def test_a_machine_with_other_code_is_rejected(checkpoint, source, machines, tmp
     with open(other / "colar" / "ask.py", "a") as stream:
         stream.write("# Another version.\n")
     path = os.pathsep.join([str(other), os.environ.get("PYTHONPATH", "")])
-    # Its workers are started by Ray, and import what lies there.
-    machine = machines.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
+    machine = machines.add_node(
+        num_cpus=1, setup_worker_path=ray_workers.__file__, env_vars={"PYTHONPATH": path}
+    )
     folder = tmp_path / "answers"
     assert main(words(checkpoint, source, folder, machines.address)) == 2
     assert "would give other answers than this machine: colar 0.1" in capsys.readouterr().err.splitlines()[-1]

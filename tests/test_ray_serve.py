@@ -41,9 +41,12 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 2) as running:
-        yield running
+def cluster(machines):
+    """Two machines, with one CPU each."""
+    second = machines.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
+    yield machines
+    machines.remove_node(second)
+    machines.wait_for_nodes()
 
 
 def body(**fields):
