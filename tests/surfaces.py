@@ -211,12 +211,12 @@ class Rows(Surface):
         elif name == "records.jsonl":
             command(["report", str(path), "--output", str(self.folder / "report")])
         elif name.startswith("own."):
-            found = sources.load(str(path), "train")
+            found = sources.load_examples(str(path), "train")
             command(["data", "show", str(path), "--renumber", "1"])
             lm_rows = [collapsed(example.question) for example in found]
             assert lm_rows
         else:
-            sources.load(NAMED[path.parent.name], "test", data_dir=self.folder)
+            sources.load_examples(NAMED[path.parent.name], "test", data_dir=self.folder)
 
 
 def with_values(made: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

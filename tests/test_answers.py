@@ -18,7 +18,7 @@ from colar.data.judge import math_process
 from colar.data.judge.answers import Verdict, extract, judge
 from colar.data.judge.latex import extract_boxed
 from colar.data.judge.numbers import canonical, read_number, same_number
-from colar.data.sources import load
+from colar.data.sources import load_examples
 
 TYPES = ("number", "latex", "choice", "text")
 
@@ -387,7 +387,7 @@ def test_raised_and_circled_digits_are_not_digits() -> None:
 @pytest.mark.parametrize("step", [1, 5])
 def test_no_gold_of_math_is_right_with_another_digit(real_data: Path, step: int) -> None:
     """A sample of them: the golds with a subscript, a unit, a factorial or a power, where such a change has passed."""
-    golds = {example.answer for example in load("math", "test", data_dir=real_data)}
+    golds = {example.answer for example in load_examples("math", "test", data_dir=real_data)}
     risky = sorted(
         gold for gold in golds if re.search(r"[0-9]_|[0-9]!|(?:text|mbox)\{.*\^|\^\{?[0-9]{2}", gold)
     )

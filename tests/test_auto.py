@@ -99,7 +99,10 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     rows += [{"question": f"Is {i} so?", "steps": ["1 " * 2000], "answer": i} for i in range(5)]
     rows += [{"question": f"Why is {i} so? " * 400, "steps": ["1"], "answer": i} for i in range(5)]
     prepare_run(AutoCall("tiny", rows, tmp_path))
-    n = {name: len(sources.load(str(tmp_path / "data"), name)) for name in ("train", "validation", "test")}
+    n = {
+        name: len(sources.load_examples(str(tmp_path / "data"), name))
+        for name in ("train", "validation", "test")
+    }
     said = capsys.readouterr().err
     left_out = {kind: int(count) for count, kind in re.findall(r"left out (\d+) of \d+ (\w+)", said)}
     assert left_out["training"] > 0
@@ -223,7 +226,7 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
 
 def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
     """The same command without its overrides goes on as the run was begun."""
-    rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
     words = ["--training.num_train_epochs", "2", "--stages.cot.training.learning_rate", "5e-4"]
     words += ["--model.lora", "{r: 3}", "--template.format", "plain", "--label", "1e-3"]
     made = prepare_run(AutoCall("tiny", rows, tmp_path), words)
@@ -236,7 +239,7 @@ def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
 
 
 def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=90)]
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=90)]
     out = tmp_path / "run"
     # Before rows are read.
     with pytest.raises(

@@ -443,4 +443,4 @@ def test_one_question_after_other_turns_is_another(tmp_path):
         for i, name in enumerate(("all", "turns", "all"))
     ]
     path = files.write_jsonl(tmp_path / "rows.jsonl", [example.as_row() for example in examples])
-    assert [row.cluster for row in sources.load(str(path), "test")] == ["", "", "t/0"]
+    assert [row.cluster for row in sources.load_examples(str(path), "test")] == ["", "", "t/0"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from colar.data.example import collapsed
-from colar.data.sources import load, prepare
+from colar.data.sources import load_examples, prepare
 from colar.evaluation import report
 from colar.evaluation.evaluate import grade
 from colar.evaluation.records import cluster_of
@@ -42,7 +42,7 @@ def answers(model: str, correct: list[bool], repeats: dict[int, int]) -> list[di
 
 def test_a_repeated_question_has_the_first_ones_id_as_its_cluster(tmp_path: Path) -> None:
     path = questions(tmp_path, "one?", "two?", " one? ", "One?", "one?", "two\n?")
-    found = load(str(path), "test")
+    found = load_examples(str(path), "test")
     assert [example.cluster for example in found] == ["", "", "own/test/0", "", "own/test/0", ""]
     assert len({example.id for example in found}) == 6
 
@@ -51,12 +51,12 @@ def test_a_prepared_file_has_the_clusters_of_its_source(tmp_path: Path) -> None:
     source = str(questions(tmp_path, "one?", "two?", "one?"))
     (written,) = prepare(source, ["test"], tmp_path / "out")
     assert "cluster" not in written.read_text()
-    assert load(str(written), "test") == load(source, "test")
-    assert [example.cluster for example in load(str(written), "test")] == ["", "", "own/test/0"]
+    assert load_examples(str(written), "test") == load_examples(source, "test")
+    assert [example.cluster for example in load_examples(str(written), "test")] == ["", "", "own/test/0"]
 
 
 def test_multiarith_has_20_repeats_in_600_questions(real_data: Path) -> None:
-    found = load("multiarith", "test", data_dir=real_data)
+    found = load_examples("multiarith", "test", data_dir=real_data)
     repeats = [example for example in found if example.cluster]
     assert (len(found), len(repeats)) == (600, 20)
     by_id = {example.id: example for example in found}
@@ -68,14 +68,14 @@ def test_multiarith_has_20_repeats_in_600_questions(real_data: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gsm8k-aug", "gsm-hard", "svamp"])
 def test_the_other_test_sets_ask_each_question_once(real_data: Path, name: str) -> None:
-    assert not any(example.cluster for example in load(name, "test", data_dir=real_data))
+    assert not any(example.cluster for example in load_examples(name, "test", data_dir=real_data))
 
 
 def test_a_record_has_its_cluster_only_where_it_differs(tmp_path: Path) -> None:
     class Done:
         text, truncated, length, forward_passes, seconds = "7", False, 1, 2, 0.1
 
-    first, second = load(str(questions(tmp_path, "one?", "one?")), "test")
+    first, second = load_examples(str(questions(tmp_path, "one?", "one?")), "test")
     assert "cluster" not in grade(Done, first)  # type: ignore[arg-type]
     assert grade(Done, second)["cluster"] == "own/test/0"  # type: ignore[arg-type]
 

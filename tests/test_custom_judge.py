@@ -105,13 +105,13 @@ def test_a_judge_that_cannot_judge_is_an_error_before_any_work(name: str) -> Non
 def test_a_row_cannot_choose_code_that_runs(tmp_path: Path) -> None:
     row = {"question": "a", "answer": "4", "judge": "judges_of_mine:mirrored"}
     files.write_jsonl(tmp_path / "rows.jsonl", [row] * 20)
-    assert {row.judge for row in sources.load(str(tmp_path / "rows.jsonl"), "train")} == {""}
+    assert {row.judge for row in sources.load_examples(str(tmp_path / "rows.jsonl"), "train")} == {""}
     assert "judge" not in custom.applied(ROWS, "judges_of_mine:mirrored")[0].as_row()
     files.write_jsonl(
         tmp_path / "typed.jsonl", [{"question": "a", "answer": "4", "answer_type": "os:system"}]
     )
     with pytest.raises(ValueError, match="answer_type"):
-        sources.load(str(tmp_path / "typed.jsonl"), "train")
+        sources.load_examples(str(tmp_path / "typed.jsonl"), "train")
 
 
 def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     from colar.recipe import auto_speeds
 
     monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
-    short_chains = sources.load("arithmetic", "train", limit=60, options={"steps": [1, 1]})
+    short_chains = sources.load_examples("arithmetic", "train", limit=60, options={"steps": [1, 1]})
     rows = [row.as_row() for row in short_chains]
     path = files.write_jsonl(tmp_path / "my.jsonl", rows)
     (tmp_path / "always_mine.py").write_text("def yes(question, gold, answer):\n    return True\n")

@@ -24,7 +24,7 @@ def inspected(tmp_path_factory):
         lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
         method = registry.build("sequential" if head == "sequential" else "colar")
         pretrained.attach(lm, method, 0)
-        method.prepare(lm, sources.load("arithmetic", "train", limit=4))
+        method.prepare(lm, sources.load_examples("arithmetic", "train", limit=4))
         # In a run's folder, which stands for its checkpoint.
         pretrained.save(lm, method, folder / head / "best", {"seed": 7, "label": ""}, "# card\n")
         asked.append(str(folder / head))

@@ -166,7 +166,7 @@ def test_the_published_sets_are_found_as_our_loader_finds_them(
     results = evaluated(model, ["colar"], {"pretrained": "cot"}, limit=3)
     for task, source in SOURCE_OF.items():
         asked = [sample["doc"] for sample in results["samples"][task]]
-        rows = sources.load(source, "test", limit=3)
+        rows = sources.load_examples(source, "test", limit=3)
         assert [(doc["id"], doc["question"], doc["answer"]) for doc in asked] == [
             (row.id, row.question, row.answer) for row in rows
         ]

@@ -410,7 +410,7 @@ def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "json", "jsonl.gz"])
 def test_a_source_of_any_kind_is_evaluated_and_trained_on(kind: str, tmp_path: Path) -> None:
-    rows = sources.load(str(_write(tmp_path, kind)), "train", limit=3)
+    rows = sources.load_examples(str(_write(tmp_path, kind)), "train", limit=3)
     assert [row.question for row in rows] == [row["question"] for row in ROWS[:3]]
     assert {row.steps for row in rows} == {("Add.",)}
 
@@ -419,7 +419,7 @@ def test_a_source_in_another_layout_has_its_judge(tmp_path: Path) -> None:
     path = tmp_path / "math.jsonl"
     row = {"problem": "Half?", "solution": "So it is $\\boxed{x^2+1}$."}
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(3)))
-    [first, *others] = sources.load(str(path), "train")
+    [first, *others] = sources.load_examples(str(path), "train")
     assert (first.answer, first.answer_type) == ("x^2+1", "latex")
     assert {other.cluster for other in others} == {first.id}
 

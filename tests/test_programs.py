@@ -309,7 +309,7 @@ def test_a_source_counts_the_rows_that_it_leaves_out(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents, n = FILES[name]
-    rows = sources.load(name, "train", data_dir=folder)
+    rows = sources.load_examples(name, "train", data_dir=folder)
     assert len(rows) == n
     assert rows == sorted(rows, key=lambda row: row.id)
     total = sum(len(rows) for rows in contents.values())
@@ -317,7 +317,7 @@ def test_a_source_counts_the_rows_that_it_leaves_out(
     assert f"{name}/train: read {n} of {total} rows" in told
     assert f"left out {total - n}: " in told
     # The same in whatever order, and with a limit.
-    assert sources.load(name, "train", data_dir=folder, limit=1) == rows[:1]
+    assert sources.load_examples(name, "train", data_dir=folder, limit=1) == rows[:1]
     assert capsys.readouterr().err == told
 
 
@@ -332,7 +332,7 @@ def test_the_command_shows_the_counts(folder: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", FILES)
 def test_published_rows(real_data: Path, name: str) -> None:
-    rows = sources.load(name, "train", data_dir=real_data)
+    rows = sources.load_examples(name, "train", data_dir=real_data)
     assert len(rows) == KEPT[name]
     for row in rows:
         assert answers.judge(row.answer, row.answer, "number").correct

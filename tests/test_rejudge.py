@@ -9,7 +9,7 @@ import pytest
 
 from colar import files
 from colar.data import sources
-from colar.data.sources import load
+from colar.data.sources import load_examples
 from colar.evaluation import report
 from colar.evaluation.records import RecordFiles, checked
 
@@ -39,7 +39,8 @@ def golds(tmp_path, monkeypatch):
     (tmp_path / "data/gsm_hard/gsmhardv2.jsonl").write_text(text)
     (tmp_path / "data/multiarith/MultiArith.json").write_text(json.dumps(arith))
     return {
-        name: {example.id: example for example in load(name, "test")} for name in ("gsm-hard", "multiarith")
+        name: {example.id: example for example in load_examples(name, "test")}
+        for name in ("gsm-hard", "multiarith")
     }
 
 
@@ -139,5 +140,5 @@ def test_committed_records_have_todays_verdicts_and_clusters(rejudge, real_data,
     records = list(RecordFiles([folder / "records.jsonl.gz"]))
     golds = {}
     for name in published_in(folder):
-        golds[name] = {example.id: example for example in load(name, "test", data_dir=real_data)}
+        golds[name] = {example.id: example for example in load_examples(name, "test", data_dir=real_data)}
     assert rejudge.rejudge(records, golds) == records

@@ -126,7 +126,7 @@ def test_a_number_has_its_unit_and_its_scale():
         ("$12.50", lambda value: value % Fraction(1, 4) == 0),
         ("$19.99", lambda value: value % 1 == Fraction(99, 100)),
         ("$12.00", lambda value: value.denominator == 1),
-        ("2.5 m", lambda value: equations.places_of(value) == 1),
+        ("2.5 m", lambda value: equations.decimals_of(value) == 1),
         ("80%", lambda value: 40 <= value <= 95),
         ("2/5 of it", lambda value: 0 < value < 1 and value.numerator > 1),
         ("1/8th of it", lambda value: value.numerator == 1 and value.denominator >= 4),
@@ -348,7 +348,7 @@ def test_what_may_change(example, values):
 )
 def test_rows_that_stay_alone_have_a_reason(example, reason):
     with pytest.raises(CannotRenumber, match=reason):
-        renumber.versions_of(example, 1, 0)
+        renumber.new_rows_of(example, 1, 0)
 
 
 DIGITS = "7" * 5000
@@ -435,7 +435,7 @@ def test_a_question_with_hundreds_of_numbers_stays_as_it_is():
 
 def test_numbers_of_one_value_stay_equal():
     example = row("Ann has 9 red and Bob 9 blue pens. How many?", "<<9+9=18>>")
-    for new in renumber.versions_of(example, 5, 0):
+    for new in renumber.new_rows_of(example, 5, 0):
         first, second = mentions.find(new.question)
         assert first.value == second.value != 9
 
@@ -509,7 +509,7 @@ def check_new_row(example: Example, new: Example) -> None:
     for old_step, new_step in zip(example.steps, new.steps, strict=True):
         (old_left, old_result), (new_left, new_result) = expression_of(old_step), expression_of(new_step)
         assert by_python(new_left) == new_result > 0
-        assert equations.places_of(new_result) <= equations.places_of(old_result)
+        assert equations.decimals_of(new_result) <= equations.decimals_of(old_result)
         # All but the numbers is as it was.
         assert re.sub(r"[0-9.]+", "#", old_step) == re.sub(r"[0-9.]+", "#", new_step)
         olds, news = re.findall(r"[0-9]*\.?[0-9]+", old_left), re.findall(r"[0-9]*\.?[0-9]+", new_left)
@@ -537,7 +537,7 @@ def check_new_row(example: Example, new: Example) -> None:
 @pytest.mark.parametrize("example", ROWS, ids=IDS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_new_rows_hold(example, seed):
-    made = renumber.versions_of(example, 4, seed)
+    made = renumber.new_rows_of(example, 4, seed)
     assert len(made) >= 2
     assert len({new.question for new in made}) == len(made)
     for new in made:
@@ -555,7 +555,7 @@ def test_new_rows_hold_whatever_the_numbers_are(bags, pens, lost, seed):
     example = row(question, f"<<{bags}*{pens}={total}>> <<{total}-{lost}={total - lost}>>")
     problem = problem_of(example)
     assert problem.with_numbers(problem.numbers) == example
-    for new in renumber.versions_of(example, 2, seed):
+    for new in renumber.new_rows_of(example, 2, seed):
         check_new_row(example, new)
         a, b, c = (mention.value for mention in mentions.find(new.question))
         assert Fraction(new.answer) == a * b - c
@@ -569,8 +569,8 @@ def test_draws_depend_on_the_row_and_the_seed_alone():
     by_id = {example.id: example for example in found}
     assert {example.id: example for example in renumber.renumbered(shuffled, 3, seed=0).examples} == by_id
     # The first of three is the only one of one, and a row alone gets what it gets among others.
-    assert renumber.versions_of(rows[0], 1, 0) == renumber.versions_of(rows[0], 3, 0)[:1]
-    assert renumber.versions_of(rows[0], 3, 0) == [
+    assert renumber.new_rows_of(rows[0], 1, 0) == renumber.new_rows_of(rows[0], 3, 0)[:1]
+    assert renumber.new_rows_of(rows[0], 3, 0) == [
         example for example in found if example.id.startswith("own/0~")
     ]
     other = renumber.renumbered(rows, 3, seed=1).examples
@@ -579,7 +579,7 @@ def test_draws_depend_on_the_row_and_the_seed_alone():
 
 def test_the_draws_of_today_are_those_of_tomorrow():
     """Fixed for good: another machine or Python version must draw the same."""
-    assert [new.steps for new in renumber.versions_of(PENS, 2, 0)] == [
+    assert [new.steps for new in renumber.new_rows_of(PENS, 2, 0)] == [
         ("<<36*7=252>>", "<<252-9=243>>"),
         ("<<22*3=66>>", "<<66-6=60>>"),
     ]
@@ -719,7 +719,7 @@ def test_show_prints_rows_before_and_after(folder, capsys):
     shown = capsys.readouterr().out
     flat = " ".join(shown.split())
     assert PENS.question in flat
-    for new in renumber.versions_of(dataclasses.replace(PENS, id="train/0"), 2, 0):
+    for new in renumber.new_rows_of(dataclasses.replace(PENS, id="train/0"), 2, 0):
         assert f"~{new.id[-1]} {new.question} {' '.join(new.steps)} #### {new.answer}" in flat
     assert "stays alone: no chain" in flat
 

@@ -89,7 +89,7 @@ PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 
 def write_published(folder: Path) -> None:
     """Data sets in the places and formats in which they are published, a few generated rows each."""
-    rows = sources.load("arithmetic", "test", limit=4)
+    rows = sources.load_examples("arithmetic", "test", limit=4)
     texts = [f"{row.question}||{' '.join(row.steps)} #### {row.answer}" for row in rows]
     files.write_text(folder / "gsm8k_aug" / "test.txt", "\n".join(texts))
     hard = [{"input": row.question, "target": int(row.answer) + 1} for row in rows]
@@ -112,7 +112,7 @@ def write_records(folder: Path) -> Path:
     rows = []
     for name in ("gsm8k-aug", "gsm-hard", "multiarith"):
         for factor in (1, 2):
-            for i, example in enumerate(sources.load(name, "test")):
+            for i, example in enumerate(sources.load_examples(name, "test")):
                 rows.append(record(name, example.id, i % 2 == 0, factor))
     files.write_jsonl(folder / "records.jsonl", rows)
     assert cli.main(["report", str(folder / "records.jsonl"), "--output", str(folder)]) == 0

@@ -22,7 +22,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
-from colar.data.sources import load, location_of
+from colar.data.sources import load_examples, location_of
 from colar.evaluation.names import name_sources
 from colar.training.grpo.rewards import accuracy
 
@@ -67,7 +67,7 @@ def put(folder: Path, name: str, content: Any) -> Path:
 
 def test_icot_lines(tmp_path: Path) -> None:
     put(tmp_path, "gsm8k_aug/test.txt", [ICOT[0], "", *ICOT[1:]])
-    assert load("gsm8k-aug", "test", data_dir=tmp_path) == [
+    assert load_examples("gsm8k-aug", "test", data_dir=tmp_path) == [
         Example("gsm8k-aug/test/0", "Ann has 3 bags of 4 pens. She finds 2 more. How many pens?",
                 ("<<3*4=12>>", "<<12+2=14>>"), "14"),
         Example("gsm8k-aug/test/1", "Half of the 9 m rope is how long?", ("<<9 / 2 = 4.5>>",), "4.5"),
@@ -80,16 +80,16 @@ def test_the_whole_train_file_is_preferred_to_its_parts(
 ) -> None:
     put(tmp_path, "gsm8k_aug/train_first3000.txt", ICOT[:2])
     with pytest.raises(ValueError, match=r"no gsm8k_aug/train\.txt or gsm8k_aug/train_first3000\.txt \+ "):
-        load("gsm8k-aug", "train", data_dir=tmp_path)  # one part alone is not a training set
+        load_examples("gsm8k-aug", "train", data_dir=tmp_path)  # one part alone is not a training set
     put(tmp_path, "gsm8k_aug/train_no_aug_equations.txt", [ICOT[1], ICOT[2]])
-    parts = load("gsm8k-aug", "train", data_dir=tmp_path)
+    parts = load_examples("gsm8k-aug", "train", data_dir=tmp_path)
     assert [example.answer for example in parts] == ["14", "4.5", "7"]
     assert [example.id for example in parts] == [f"gsm8k-aug/train/{n}" for n in range(3)]
     told = capsys.readouterr().err
     assert "no gsm8k_aug/train.txt" in told
     assert "dropped 1 rows" in told
     put(tmp_path, "gsm8k_aug/train.txt", [ICOT[2]])
-    assert [example.answer for example in load("gsm8k-aug", "train", data_dir=tmp_path)] == ["7"]
+    assert [example.answer for example in load_examples("gsm8k-aug", "train", data_dir=tmp_path)] == ["7"]
     assert capsys.readouterr().err == ""
 
 
@@ -99,7 +99,7 @@ def test_gsm8k_steps_lose_their_calculator_marks(tmp_path: Path) -> None:
         "answer": "A cat has 2*2=<<2*2=4>>4 legs.\n\nTwo have <<4*2=8>>8.\n#### 8",
     }
     put(tmp_path, "gsm8k/test.jsonl", [row])
-    (plain,) = load("gsm8k", "test", data_dir=tmp_path)
+    (plain,) = load_examples("gsm8k", "test", data_dir=tmp_path)
     assert plain == Example("gsm8k/test/0", "How many legs?", ("A cat has 2*2=4 legs.", "Two have 8."), "8")
 
 
@@ -110,7 +110,7 @@ def test_gsm_hard_targets_keep_their_digits(tmp_path: Path) -> None:
         "gsm_hard/gsmhardv2.jsonl",
         [{"input": "q", "code": "", "target": value} for value in values],
     )
-    found = [example.answer for example in load("gsm-hard", "test", data_dir=tmp_path)]
+    found = [example.answer for example in load_examples("gsm-hard", "test", data_dir=tmp_path)]
     assert found == ["-9867630", "0.0016791648", "9284017268534.4", "12"]
 
 
@@ -125,7 +125,7 @@ def test_svamp_is_all_rows_in_the_order_of_their_ids(tmp_path: Path) -> None:
         "svamp/SVAMP.json",
         [{"ID": i, "Body": b, "Question": "How many?", "Answer": a} for i, b, a in made],
     )
-    found = load("svamp", "test", data_dir=tmp_path)
+    found = load_examples("svamp", "test", data_dir=tmp_path)
     assert [(e.id, e.question, e.answer) for e in found] == [
         ("svamp/test/chal-1", "Any figs? How many?", "1.5"),
         ("svamp/test/chal-10", "He has 5 figs. How many?", "5"),
@@ -136,7 +136,7 @@ def test_svamp_is_all_rows_in_the_order_of_their_ids(tmp_path: Path) -> None:
 def test_multiarith_repeats_a_question_under_another_id(tmp_path: Path) -> None:
     made = [(" How many? ", 39.0), (" How few? ", 2.0), (" How many? ", 39.0)]
     put(tmp_path, "multiarith/MultiArith.json", [{"sQuestion": q, "lSolutions": [a]} for q, a in made])
-    found = load("multiarith", "test", data_dir=tmp_path)
+    found = load_examples("multiarith", "test", data_dir=tmp_path)
     many, few = (question_hash(q) for q in ("How many?", "How few?"))
     assert {(e.id, e.question, e.answer) for e in found} == {
         (f"multiarith/test/{many}", "How many?", "39"),
@@ -156,9 +156,9 @@ def test_math_holds_out_the_same_tenth_whatever_the_layout_and_order(tmp_path: P
     put(tmp_path / "b", "math/train.parquet", MATHS[::-1])
     parts = {}
     for split in ("train", "validation"):
-        parts[split] = load("math", split, data_dir=tmp_path / "a")
-        assert parts[split] == load("math", split, data_dir=tmp_path / "b")
-        assert parts[split][:1] == load("math", split, data_dir=tmp_path / "a", limit=1)
+        parts[split] = load_examples("math", split, data_dir=tmp_path / "a")
+        assert parts[split] == load_examples("math", split, data_dir=tmp_path / "b")
+        assert parts[split][:1] == load_examples("math", split, data_dir=tmp_path / "a", limit=1)
     by_hash = sorted((row["problem"] for row in MATHS), key=question_hash)
     assert [e.question for e in parts["validation"]] == by_hash[:2]  # round(25 / 10)
     assert [e.question for e in parts["train"]] == by_hash[2:]
@@ -191,8 +191,8 @@ def test_coconut_files(tmp_path: Path) -> None:
         [{"question": "Is it?", "steps": ["a", "b"], "answer": "It is."}],
     )
     put(tmp_path, "prontoqa/prontoqa_test.json", [{"question": "Is it?", "steps": ["a"], "answer": "False"}])
-    (pros,) = load("prosqa", "validation", data_dir=tmp_path)
-    (pronto,) = load("prontoqa", "test", data_dir=tmp_path)
+    (pros,) = load_examples("prosqa", "validation", data_dir=tmp_path)
+    (pronto,) = load_examples("prontoqa", "test", data_dir=tmp_path)
     assert pros == Example("prosqa/validation/0", "Is it?", ("a", "b"), "It is.", "text")
     assert pronto == Example("prontoqa/test/0", "Is it?", ("a",), "False", "choice")
 
@@ -212,7 +212,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         Example("own/train/3", "q4", (), "4"),
     ]
     for name in ("own.json", "own.jsonl"):
-        assert load(str(put(tmp_path, name, made)), "train") == expected
+        assert load_examples(str(put(tmp_path, name, made)), "train") == expected
 
 
 MALFORMED_ICOT = [
@@ -289,14 +289,14 @@ def test_a_malformed_row_of_ones_own_is_named_or_skipped_aloud(
 def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(json.dumps({"question": "q", "answer": 10**400}) + "\n")
-    (example,) = load(str(path), "test")
+    (example,) = load_examples(str(path), "test")
     assert example.answer == "1" + "0" * 400
     assert answers.judge("1" + "0" * 400, example.answer, "number").correct
     path.write_text(json.dumps({"question": "q", "answer": 10**1500}) + "\n")
     with pytest.raises(
         ValueError, match=r"own\.jsonl:1: answer cannot be read as answer_type 'number': '1000"
     ):
-        load(str(path), "test")
+        load_examples(str(path), "test")
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ def test_a_gold_that_is_not_understood_whole_is_an_error(tmp_path: Path, answer:
     with pytest.raises(
         ValueError, match=r"own\.jsonl:2: answer cannot be read as answer_type 'number': .*; write one"
     ):
-        load(str(tmp_path / "own.jsonl"), "train")
+        load_examples(str(tmp_path / "own.jsonl"), "train")
     put(tmp_path, "own.jsonl", [rows[0], {**rows[1], "answer_type": "text"}])
-    assert load(str(tmp_path / "own.jsonl"), "train")[1].answer == answer
+    assert load_examples(str(tmp_path / "own.jsonl"), "train")[1].answer == answer
 
 
 @pytest.mark.parametrize(
@@ -335,13 +335,13 @@ def test_a_gold_in_another_notation_has_its_value(
     tmp_path: Path, answer: str, correct: str, wrong: str
 ) -> None:
     put(tmp_path, "own.jsonl", [{"question": "a", "answer": answer}])
-    (example,) = load(str(tmp_path / "own.jsonl"), "train")
+    (example,) = load_examples(str(tmp_path / "own.jsonl"), "train")
     assert accuracy([correct, wrong], example=[example] * 2) == [1.0, 0.0]
 
 
 def test_a_file_in_gsm8ks_layout_is_read(tmp_path: Path) -> None:
     put(tmp_path, "own.jsonl", [{"question": "q", "answer": "She has 2 + 2 = <<2+2=4>>4.\n#### 4"}])
-    [row] = load(str(tmp_path / "own.jsonl"), "train")
+    [row] = load_examples(str(tmp_path / "own.jsonl"), "train")
     assert (row.steps, row.answer, row.answer_type) == (("<<2+2=4>>",), "4", "number")
 
 
@@ -352,27 +352,27 @@ def test_an_integer_of_more_digits_than_python_reads_is_named_with_its_file(
     row = '{"question": "q", "answer": ' + "7" * 5000 + "}"
     (tmp_path / name).write_text(f"[{row}]" if name == "own.json" else row)
     with pytest.raises(ValueError, match=rf"{where}: .*4300 digits"):
-        load(str(tmp_path / name), "test")
+        load_examples(str(tmp_path / name), "test")
 
 
 def check_malformed(
     source: str, folder: Path | None, place: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        load(source, "test", data_dir=folder)
+        load_examples(source, "test", data_dir=folder)
     assert f"{place}: {why}" in str(caught.value)
     if (
         folder is not None
     ):  # of a published file the bad row is never reached; of a user's all rows are checked
-        assert len(load(source, "test", data_dir=folder, limit=1)) == 1
+        assert len(load_examples(source, "test", data_dir=folder, limit=1)) == 1
     capsys.readouterr()
-    assert len(load(source, "test", data_dir=folder, skip_malformed=True)) == 2
+    assert len(load_examples(source, "test", data_dir=folder, skip_malformed=True)) == 2
     told = capsys.readouterr().err
     assert ": read 2 of 3 rows\n" in told
     assert f"left out 1: {why}" in told
     assert f"({place})" in told
     # With a limit that ends the reading in the middle of the file, too.
-    assert len(load(source, "test", data_dir=folder, limit=2, skip_malformed=True)) == 2
+    assert len(load_examples(source, "test", data_dir=folder, limit=2, skip_malformed=True)) == 2
     assert capsys.readouterr().err == told
 
 
@@ -380,26 +380,26 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "a.json"
     broken.write_text('[\n{"question": }]')
     with pytest.raises(ValueError, match=r"a\.json:2: not valid JSON"):
-        load(str(broken), "test")
+        load_examples(str(broken), "test")
     with pytest.raises(ValueError, match=r"b\.json: must hold a list of rows, holds a dict"):
-        load(str(put(tmp_path, "b.json", {"question": "q"})), "test")
+        load_examples(str(put(tmp_path, "b.json", {"question": "q"})), "test")
     latin = tmp_path / "c.jsonl"
     latin.write_bytes('{"question": "caf\u00e9", "answer": "1"}'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"c\.jsonl:1: not UTF-8"):
-        load(str(latin), "test")
+        load_examples(str(latin), "test")
     with pytest.raises(ValueError, match=r"c\.json: not UTF-8"):
-        load(str(latin.rename(tmp_path / "c.json")), "test")
+        load_examples(str(latin.rename(tmp_path / "c.json")), "test")
     with pytest.raises(ValueError, match=r"no data at .*nowhere\.jsonl: there is no such file"):
-        load(str(tmp_path / "nowhere.jsonl"), "test")
+        load_examples(str(tmp_path / "nowhere.jsonl"), "test")
     with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
-        load(str(tmp_path / "nowhere"), "test")
+        load_examples(str(tmp_path / "nowhere"), "test")
     with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json, \.jsonl"):
-        load(str(put(tmp_path, "d.txt", ICOT)), "test")
+        load_examples(str(put(tmp_path, "d.txt", ICOT)), "test")
     path = tmp_path / "math" / "test.parquet"
     path.parent.mkdir()
     path.write_text("no Parquet\n")
     with pytest.raises(ValueError, match=r"test\.parquet: not a Parquet file"):
-        load("math", "test", data_dir=tmp_path)
+        load_examples("math", "test", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_loaded_says_what_can(arguments: Any, keywords: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(*arguments, **keywords)
+        load_examples(*arguments, **keywords)
 
 
 def test_a_missing_file_is_no_silent_download_and_an_empty_one_an_error(
@@ -443,25 +443,25 @@ def test_a_missing_file_is_no_silent_download_and_an_empty_one_an_error(
     with pytest.raises(
         ValueError, match=r"svamp: no svamp/SVAMP\.json under .*load ChilleD/SVAMP from the Hub"
     ):
-        load("svamp", "test")
+        load_examples("svamp", "test")
     put(tmp_path, "svamp/SVAMP.json", [])
     with pytest.raises(ValueError, match="svamp, split test: no rows"):
-        load("svamp", "test")
+        load_examples("svamp", "test")
 
 
 def test_the_argument_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "a", "gsm8k_aug/test.txt", ICOT[:1])
     put(tmp_path / "b", "gsm8k_aug/test.txt", ICOT[1:])
     monkeypatch.setenv("COLAR_DATA_DIR", str(tmp_path / "a"))
-    assert len(load("gsm8k-aug", "test")) == 1
-    assert len(load("gsm8k-aug", "test", data_dir=tmp_path / "b")) == 2
+    assert len(load_examples("gsm8k-aug", "test")) == 1
+    assert len(load_examples("gsm8k-aug", "test", data_dir=tmp_path / "b")) == 2
 
 
 def test_arithmetic_is_the_generator(tmp_path: Path) -> None:
     options = {"steps": (2, 3), "max_number": 9}
     expected = arithmetic.generate(arithmetic.ArithmeticConfig(**options), "train", 5, 3)  # type: ignore[arg-type]
-    assert load("arithmetic", "train", limit=5, seed=3, options=options) == expected
-    assert len(load("arithmetic", "validation")) == sources.GENERATED["validation"]
+    assert load_examples("arithmetic", "train", limit=5, seed=3, options=options) == expected
+    assert len(load_examples("arithmetic", "validation")) == sources.GENERATED["validation"]
 
 
 def test_prepared_files_read_back_to_the_same_rows(tmp_path: Path) -> None:
@@ -471,10 +471,12 @@ def test_prepared_files_read_back_to_the_same_rows(tmp_path: Path) -> None:
     first = json.loads(paths[0].read_text().splitlines()[0])
     assert set(first) == {"id", "question", "steps", "answer", "answer_type"}
     for split in ("train", "validation"):
-        assert load(str(tmp_path / "out"), split) == load("math", split, data_dir=tmp_path)
-        assert load(str(tmp_path / "out" / f"{split}.jsonl"), split) == load("math", split, data_dir=tmp_path)
+        assert load_examples(str(tmp_path / "out"), split) == load_examples("math", split, data_dir=tmp_path)
+        assert load_examples(str(tmp_path / "out" / f"{split}.jsonl"), split) == load_examples(
+            "math", split, data_dir=tmp_path
+        )
     with pytest.raises(ValueError, match=r"unknown .* split 'test'; allowed: train, validation"):
-        load(str(tmp_path / "out"), "test")
+        load_examples(str(tmp_path / "out"), "test")
 
 
 def test_the_splits_of_a_source_a_folder_and_a_file(tmp_path: Path) -> None:
@@ -503,16 +505,16 @@ def test_a_file_of_another_editor_is_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     lines, whole = (BOM + row + b"\r\n") * 2, BOM + b"[" + row + b",\r\n" + row + b"]"
     path.write_bytes(whole if name == "Data.Json" else lines)
-    assert [example.question for example in load(str(path), "train")] == ["caf\u00e9 q"] * 2
+    assert [example.question for example in load_examples(str(path), "train")] == ["caf\u00e9 q"] * 2
     assert sources.splits_of(str(path)) == ["train"]
     assert name_sources([str(path)]) == {path.stem: str(path)}
 
 
 def test_published_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = put(tmp_path, "gsm8k_aug/test.txt", ICOT)
-    plain = load("gsm8k-aug", "test", data_dir=tmp_path)
+    plain = load_examples("gsm8k-aug", "test", data_dir=tmp_path)
     path.write_bytes(BOM + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert load("gsm8k-aug", "test", data_dir=tmp_path) == plain
+    assert load_examples("gsm8k-aug", "test", data_dir=tmp_path) == plain
 
 
 def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
@@ -526,14 +528,19 @@ def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
         packed.write(json.dumps(row))
     source = str(tmp_path)
     assert sources.splits_of(source) == ["train", "validation", "test"]
-    assert [len(load(source, split)) for split in ("train", "test", "validation", "dev")] == [1, 2, 1, 1]
+    assert [len(load_examples(source, split)) for split in ("train", "test", "validation", "dev")] == [
+        1,
+        2,
+        1,
+        1,
+    ]
     assert sources.user_file(source, "train") == (tmp_path / "train.json").resolve()
     assert [path.name for path in sources.prepare(source, ["train"], tmp_path / "out")] == ["train.jsonl"]
     put(tmp_path, "train.jsonl", [row])
     with pytest.raises(
         ValueError, match=r"has train\.json and train\.jsonl, two files for one split: keep one"
     ):
-        load(source, "train")
+        load_examples(source, "train")
 
 
 def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -649,9 +656,9 @@ def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest
         "math": dataclasses.replace(SOURCES["math"], hub=str(hub / "math"), hub_configs=("a", "b")),
     }
     monkeypatch.setattr(sources, "SOURCES", table)
-    assert [e.answer for e in load("svamp", "test")] == ["1", "2", "3"]
+    assert [e.answer for e in load_examples("svamp", "test")] == ["1", "2", "3"]
     for name, split in (("svamp", "test"), ("math", "train"), ("math", "validation")):
-        assert load(name, split) == load(name, split, data_dir=local)
+        assert load_examples(name, split) == load_examples(name, split, data_dir=local)
 
 
 @pytest.mark.parametrize(
@@ -676,7 +683,7 @@ def test_hub_columns(name: str, row: dict[str, Any], expected: tuple[str, tuple[
 
 
 def test_an_unreachable_hub_says_what_to_do() -> None:
-    code = "from colar.data.sources import load; load('gsm8k', 'test')"
+    code = "from colar.data.sources import load_examples; load_examples('gsm8k', 'test')"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}
     environment.pop("COLAR_DATA_DIR", None)
     done = subprocess.run(
@@ -704,7 +711,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("name", "split"), COUNTS)
 def test_published_files(real_data: Path, name: str, split: str) -> None:
-    examples = load(name, split, data_dir=real_data)
+    examples = load_examples(name, split, data_dir=real_data)
     assert len(examples) == COUNTS[name, split]
     assert len({example.id for example in examples}) == len(examples)
     for example in examples:
@@ -713,27 +720,31 @@ def test_published_files(real_data: Path, name: str, split: str) -> None:
 
 
 def test_published_empty_chains(real_data: Path) -> None:
-    test = load("gsm8k-aug", "test", data_dir=real_data)
+    test = load_examples("gsm8k-aug", "test", data_dir=real_data)
     assert sum(not example.steps for example in test) == 18
 
 
 def test_published_math_splits_are_disjoint(real_data: Path) -> None:
-    train, held, test = ({e.question for e in load("math", split, data_dir=real_data)} for split in SPLITS)
+    train, held, test = (
+        {e.question for e in load_examples("math", split, data_dir=real_data)} for split in SPLITS
+    )
     assert not train & held
     assert not (train | held) & test
     assert len(train | held) == 7497  # two of 7,500 end in an empty box, one is a test question
-    assert {e.question for e in load("math-500", "test", data_dir=real_data)} <= test
+    assert {e.question for e in load_examples("math-500", "test", data_dir=real_data)} <= test
 
 
 def test_published_gsm_hard_has_303_golds_that_are_no_integers(real_data: Path) -> None:
-    golds = [answers.extract(e.answer, "number") for e in load("gsm-hard", "test", data_dir=real_data)]
+    golds = [
+        answers.extract(e.answer, "number") for e in load_examples("gsm-hard", "test", data_dir=real_data)
+    ]
     assert sum(gold is not None and not gold.lstrip("-").isdigit() for gold in golds) == 303
 
 
 def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_thousandth(
     real_data: Path,
 ) -> None:
-    golds = [example.answer for example in load("gsm-hard", "test", data_dir=real_data)]
+    golds = [example.answer for example in load_examples("gsm-hard", "test", data_dir=real_data)]
     assert "14053029.666666666" in golds
     assert not answers.judge("14053100", "14053029.666666666", "number").correct
     for gold in golds:
@@ -748,7 +759,7 @@ def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_t
 
 
 def test_no_published_answer_passes_for_its_neighbour(real_data: Path) -> None:
-    test = load("gsm8k-aug", "test", data_dir=real_data)
+    test = load_examples("gsm8k-aug", "test", data_dir=real_data)
     for example, other in itertools.pairwise(test):
         same = float(example.answer.replace(",", "")) == float(other.answer.replace(",", ""))
         assert answers.judge(other.answer, example.answer, "number").correct is same

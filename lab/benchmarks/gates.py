@@ -72,7 +72,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     lm, method = pretrained.load_for_inference(path, args.dtype, device=best_device())
     model = EvaluatedModel(system, lm, method)
     options = {"steps": [2, 4]} if args.source == "arithmetic" else {}
-    examples = sources.load(
+    examples = sources.load_examples(
         args.source, "test", data_dir=args.data_dir, limit=args.limit, skip_malformed=True, options=options
     )
     cells = {}

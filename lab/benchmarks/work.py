@@ -67,13 +67,13 @@ def best_device() -> str:
 
 def load_questions(source: str, data_dir: Path | None, limit: int | None = None) -> list[Example]:
     """Test questions that have a reference chain, out of the first `limit`."""
-    found = sources.load(source, "test", data_dir=data_dir, limit=limit, skip_malformed=True)
+    found = sources.load_examples(source, "test", data_dir=data_dir, limit=limit, skip_malformed=True)
     return [example for example in found if example.steps]
 
 
 def load_chains(source: str, data_dir: Path | None) -> list[Example]:
     """All training rows."""
-    return list(sources.load(source, "train", data_dir=data_dir, skip_malformed=True))
+    return list(sources.load_examples(source, "train", data_dir=data_dir, skip_malformed=True))
 
 
 @dataclass(frozen=True)

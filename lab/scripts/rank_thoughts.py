@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--output", required=True, help="FILE.json")
     args = parser.parse_args()
     decoding = Decoding(max_latents=args.max_latents, max_completion_length=args.max_completion_length)
-    examples = sources.load(
+    examples = sources.load_examples(
         args.data, "test", limit=args.limit, options=args.options, skip_malformed=args.skip_malformed
     )
     systems = []

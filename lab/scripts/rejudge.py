@@ -164,7 +164,7 @@ def main() -> None:
     stamp = {"command": now["command"], "time": now["time"]}
     golds = {}
     for name in args.data:
-        examples = sources.load(name, args.split)
+        examples = sources.load_examples(name, args.split)
         golds[name] = {example.id: example for example in examples}
     lines = []
     for folder in args.results:

@@ -39,7 +39,7 @@ def add_data(data: Parser) -> None:
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
-        "--renumber", type=int, default=0, metavar="K", help="print each row and K copies with other numbers"
+        "--renumber", type=int, default=0, metavar="K", help="print each row and K with other numbers"
     )
     data_options(show)
     show.set_defaults(run=data_show)
@@ -55,8 +55,8 @@ def add_data(data: Parser) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     for name, source in catalogue.SOURCES.items():
-        found = sources.location_of(source, args.data_dir)
-        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
+        location = sources.location_of(source, args.data_dir)
+        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {location}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 
@@ -68,7 +68,7 @@ def data_show(args: argparse.Namespace) -> None:
     renumber.check("--renumber", args.renumber, args.source, split)
     for example in examples_of(args, args.source, split, single_source_options(args.options, args.source)):
         if args.renumber:
-            _print_versions(example, args.renumber, args.data_seed)
+            _print_renumbered(example, args.renumber, args.data_seed)
         else:
             print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
 
@@ -109,12 +109,12 @@ def _show_own(args: argparse.Namespace) -> None:
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
 
 
-def _print_versions(example: Example, versions: int, seed: int) -> None:
-    """Print a row, and below it up to `versions` new ones with other numbers."""
+def _print_renumbered(example: Example, n_new: int, seed: int) -> None:
+    """Print a row, and below it up to `n_new` new ones with other numbers."""
     print(example.id)
     shown = [example]
     try:
-        shown += renumber.versions_of(example, versions, seed)
+        shown += renumber.new_rows_of(example, n_new, seed)
         reason = ""
     except CannotRenumber as error:
         reason = f"   stays alone: {error}\n"

@@ -218,7 +218,7 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
     from colar.data import sources
     from colar.data.judge import custom
 
-    examples = sources.load(
+    examples = sources.load_examples(
         source,
         split,
         data_dir=args.data_dir,

@@ -88,11 +88,11 @@ def file_of(path: Path, split: str) -> Path:
     """
     if not path.is_dir():
         return path
-    found = sorted(each for each in path.iterdir() if is_own_file(each) and split_of(each) == split)
-    if len(found) > 1:
-        names = " and ".join(each.name for each in found)
+    of_split = sorted(each for each in path.iterdir() if is_own_file(each) and split_of(each) == split)
+    if len(of_split) > 1:
+        names = " and ".join(each.name for each in of_split)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
-    return found[0] if found else path / f"{split}.jsonl"
+    return of_split[0] if of_split else path / f"{split}.jsonl"
 
 
 def existing(path: Path, split: str) -> Path:
@@ -166,22 +166,22 @@ def _numbered(path: Path, rows: Iterable[Any]) -> Entries:
 def _json(path: Path, text: str) -> list[Any]:
     """The rows of a JSON file: its list, or the one list in its object, or the object's values that are rows."""
     try:
-        found = files.parse_json(text)
+        content = files.parse_json(text)
     except json.JSONDecodeError as error:
         second = text.lstrip().startswith("{") and error.msg == "Extra data"
         hint = " (an object on each line: call it .jsonl)" if second else ""
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}{hint}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if isinstance(found, dict):
-        lists = [value for value in found.values() if isinstance(value, list)]
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
         if len(lists) == 1:
             return lists[0]
-        if found and all(isinstance(value, dict) for value in found.values()):
-            return list(found.values())
-    if not isinstance(found, list):
-        raise ValueError(f"{path}: must hold a list of rows, holds a {type(found).__name__}")
-    return found
+        if content and all(isinstance(value, dict) for value in content.values()):
+            return list(content.values())
+    if not isinstance(content, list):
+        raise ValueError(f"{path}: must hold a list of rows, holds a {type(content).__name__}")
+    return content
 
 
 def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from colar import files, progress
+from colar import files
 from colar.checks import check_choice, check_holds
 
 AnswerType = Literal["number", "latex", "choice", "text"]
@@ -56,7 +54,7 @@ class Example:
         return self.cluster or self.id
 
     def as_row(self) -> dict[str, Any]:
-        """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one.
+        """The example as a row of a JSONL file, which `colar.data.sources.load_examples` reads back to an equal one.
 
         Without `cluster`, which follows from the file's questions, and without `judge`.
         """
@@ -67,23 +65,6 @@ class Example:
         return row
 
 
-def leave_out(
-    examples: Sequence[Example], too_long: Mapping[int, str], kind: str, remedy: str
-) -> list[Example]:
-    """The examples without those that are too long, given by index with the reason; logs how many these are.
-
-    `kind` names the examples ("training rows"), `remedy` the key that changes it. ValueError where more than half are
-    too long.
-    """
-    if too_long:
-        reason = next(iter(too_long.values()))
-        count = f"{len(too_long):,} of {len(examples):,} {kind}"
-        if 2 * len(too_long) > len(examples):
-            raise ValueError(f"{reason}; {count} are too long: {remedy}")
-        progress.say(f"left out {count} that are too long ({reason}): {remedy}")
-    return [example for index, example in enumerate(examples) if index not in too_long]
-
-
 def collapsed(text: str) -> str:
     """The text with every run of white space as one space: two copies of a question differ in no more than that."""
     return " ".join(text.split())
@@ -92,18 +73,3 @@ def collapsed(text: str) -> str:
 def question_hash(question: str) -> str:
     """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
     return files.digest([collapsed(question)])
-
-
-def split_by_hash(problem: str) -> str:
-    """The split of a generated problem: one tenth test, one tenth validation, the rest train.
-
-    `problem` is the text of what makes two problems the same one, so that no problem is in two splits.
-    """
-    # Not `hash()`: Python salts it anew in every process.
-    digest = hashlib.sha256(problem.encode()).digest()
-    bucket = int.from_bytes(digest[:4], "big") % 10
-    if bucket == 0:
-        return "test"
-    if bucket == 1:
-        return "validation"
-    return "train"

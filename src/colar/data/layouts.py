@@ -107,22 +107,22 @@ def _chat(row: Mapping[str, Any]) -> Fields:
     turns = next((row[name] for name in TURNS if row.get(name) is not None), None)
     if turns is None:
         prompt, completion = row["prompt"], row["completion"]
-        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        said = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-        turns = [*asked, *said]
-    context, last = _turns(turns)
-    fields = answered(last, dict(row))
-    *before, (role, question) = context
+        before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        last = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+        turns = [*before, *last]
+    context, answer = _turns(turns)
+    fields = answered(answer, dict(row))
+    *context, (role, question) = context
     if role != "user":
         raise ValueError(f"the turn before the last answer is of {role!r}, must be of 'user'")
-    return replace(fields, question=question, context=tuple(before), key=_key(row))
+    return replace(fields, question=question, context=tuple(context), key=_key(row))
 
 
 def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
     """The turns before the last answer, as (role, text), and the message of that answer."""
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError("a chat must be a list of messages, each with a role and a content")
-    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    messages: list[tuple[str, str, Mapping[str, Any]]] = []
     for turn in turns:
         role = str(turn.get("role", turn.get("from", "")))
         role = ROLE.get(role, role)
@@ -133,12 +133,12 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
             raise ValueError(
                 f"the content of a message of {role!r} must be text, is a {type(content).__name__}"
             )
-        found.append((role, content.strip(), turn))
-    while found and found[-1][0] != "assistant":
-        found.pop()
-    if len(found) < 2:
+        messages.append((role, content.strip(), turn))
+    while messages and messages[-1][0] != "assistant":
+        messages.pop()
+    if len(messages) < 2:
         raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
-    *before, last = found
+    *before, last = messages
     # The thoughts of earlier answers are not shown to a model again.
     context = []
     for role, text, _ in before:
@@ -149,8 +149,8 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
 
 def _program(row: Mapping[str, Any]) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
-    given = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return program_rows.checked(text_of(row, _first(row, QUESTION)), solution, given, _key(row))
+    gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
+    return program_rows.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
 
 
 def _mathqa(row: Mapping[str, Any]) -> Fields:
@@ -171,10 +171,10 @@ def solution(raw: Any) -> Fields:
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    found = next((name for name in names if row.get(name) is not None), None)
-    if found is None:
+    first = next((name for name in names if row.get(name) is not None), None)
+    if first is None:
         raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
-    return found
+    return first
 
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
@@ -243,15 +243,15 @@ def sentences(text: str) -> list[str]:
 def _parts(text: str, ends: re.Pattern[str], unless: re.Pattern[str] | None = None) -> list[str]:
     """The text cut at each of `ends`, but not inside a formula, nor where the part before it has `unless`."""
     formulas = [match.span() for match in FORMULA.finditer(text)]
-    found, start = [], 0
+    parts, start = [], 0
     for match in ends.finditer(text):
         part = text[start : match.start()].strip()
         inside = any(first <= match.start() < last for first, last in formulas)
         if part and not inside and not (unless and unless.search(part)):
-            found.append(text[start : match.end()].strip())
+            parts.append(text[start : match.end()].strip())
             start = match.end()
     rest = text[start:].strip()
-    return [*found, rest] if rest else found
+    return [*parts, rest] if rest else parts
 
 
 def _has(row: Collection[str], names: Collection[str]) -> bool:

@@ -121,31 +121,31 @@ def read(
     name, entries = _entries(data, split)
     layout = layouts.renamed(columns) if columns else None
     left_out: defaultdict[str, list[str]] = defaultdict(list)
-    found: dict[str, tuple[str, Fields]] = {}
-    there: dict[str, None] = {}
+    rows: dict[str, tuple[str, Fields]] = {}
+    column_names: dict[str, None] = {}
     for number, (place, raw) in enumerate(entries):
         try:
             cells = named_fields(raw)
             row = {key: value for key, value in cells.items() if value is not None}
-            there |= dict.fromkeys(map(str, row))
+            column_names |= dict.fromkeys(map(str, row))
             layout = layout or _layout_of(cells)
             fields = _fields(layout, cells, row, columns)
             # A row that was left out has a number, too.
             key = fields.key or f"{name}/{split}/{number}"
-            if key in found:
+            if key in rows:
                 raise ValueError(f"id occurs twice: {key!r}")
         except ValueError as error:
             left_out[str(error)].append(place)
         else:
-            found[key] = (place, fields)
-    if not found and not left_out:
+            rows[key] = (place, fields)
+    if not rows and not left_out:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
-    _check_columns(there, columns, ("steps",))
-    if answer_type is None or layout is None or not layouts.is_coconut(layout, there):
-        answer_type = _answer_type([fields for _, fields in found.values()])
+    _check_columns(column_names, columns, ("steps",))
+    if answer_type is None or layout is None or not layouts.is_coconut(layout, column_names):
+        answer_type = _answer_type([fields for _, fields in rows.values()])
     examples = []
-    for key, (place, fields) in found.items():
+    for key, (place, fields) in rows.items():
         try:
             # With a judge of the user's, answers may be anything.
             examples.append(fields.example(key, "text" if judge else fields.answer_type or answer_type))
@@ -155,7 +155,7 @@ def read(
         reason, places = max(left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read)")
     return OwnRows(
-        name, layout, custom.applied(examples, judge), answer_type, list(there), judge, dict(left_out)
+        name, layout, custom.applied(examples, judge), answer_type, list(column_names), judge, dict(left_out)
     )
 
 
@@ -218,9 +218,9 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
 
 def _answer_type(rows: Sequence[Fields]) -> AnswerType:
     """The type that rows name, if it is one; else numbers or letters where nearly all answers are, LaTeX or text."""
-    given = {fields.answer_type for fields in rows if fields.answer_type is not None}
-    if len(given) == 1:
-        return given.pop()
+    types = {fields.answer_type for fields in rows if fields.answer_type is not None}
+    if len(types) == 1:
+        return types.pop()
     golds = [fields.answer for fields in rows if fields.answer_type is None]
     strict: tuple[AnswerType, ...] = ("number", "choice")
     for answer_type in strict:
@@ -244,25 +244,27 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
         raise ValueError(
             f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
         )
-    asked = {_question(row) for row in test or ()}
-    kept: defaultdict[str, list[Example]] = defaultdict(list)
+    tested = {_question(row) for row in test or ()}
+    by_question: defaultdict[str, list[Example]] = defaultdict(list)
     for row in rows:
-        if _question(row) not in asked:
-            kept[_question(row)].append(row)
-    n = sum(map(len, kept.values()))
+        if _question(row) not in tested:
+            by_question[_question(row)].append(row)
+    n = sum(map(len, by_question.values()))
     held = min(MOST, max(LEAST, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []
     validation: list[Example] = []
     test_rows: list[Example] = []
-    for question in sorted(kept):
+    for question in sorted(by_question):
         if test is None and len(test_rows) < held:
-            test_rows += kept[question]
+            test_rows += by_question[question]
         elif len(validation) < held:
-            validation += kept[question]
+            validation += by_question[question]
         else:
-            training += kept[question]
+            training += by_question[question]
     if not training or not validation:
-        raise ValueError(f"{len(kept)} different questions are too few to train on and to measure with")
+        raise ValueError(
+            f"{len(by_question)} different questions are too few to train on and to measure with"
+        )
     # In the order of the file.
     order = {id(row): place for place, row in enumerate(rows)}
     for part in (training, validation, test_rows):

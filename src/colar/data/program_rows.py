@@ -32,17 +32,17 @@ _OPTION = re.compile(r"([a-e])\s*\)\s*(?:\1\s*\)\s*)?(.+?)(?=\s*,\s*[a-e]\s*\)|$
 _RUPEES = re.compile(r"\brs\s*\.?\s*")
 _SPACES = re.compile(r"\s+(?=[.,?!;:](?!\d))|(?<=\d)\s+(?=%)")
 _DEFINED = re.compile(r"\[\[var (\w+) = (.*)\]\]")
-_ASKED = re.compile(r"\[\[question \w+ = \['(\w+)'\]\]\]")
+_UNKNOWN = re.compile(r"\[\[question \w+ = \['(\w+)'\]\]\]")
 _PRINT = re.compile(r"print\(.*?\b(var_\w+)\b.*\)\s*$")
 
 
-def checked(question: str, solution: Solution, given: Any, key: str | None = None) -> Fields:
-    """The fields of a program, if its value is the answer that is given; with None, none is."""
-    if given is not None:
-        gold = read_number(str(given))
-        if gold is None:
+def checked(question: str, solution: Solution, gold: Any, key: str | None = None) -> Fields:
+    """The fields of a program, if its value is the row's own answer `gold`; None where the row has none."""
+    if gold is not None:
+        answer = read_number(str(gold))
+        if answer is None:
             raise NotStraight("a given answer that is no number")
-        if not same_number(gold, solution.value):
+        if not same_number(answer, solution.value):
             raise NotStraight("its program gives another answer than the row")
     return Fields(question, solution.steps, solution.answer, key, "number")
 
@@ -62,24 +62,24 @@ def mathqa(raw: Any) -> Fields:
     solution = programs.of_formula(text_of(row, "linear_formula"), problem)
     options = dict(_OPTION.findall(str(row.get("options", ""))))
     right = options.get(str(row.get("correct", "")).strip(), "")
-    given = _RUPEES.sub("", right) if "options" in row else None
-    return checked(_SPACES.sub("", problem), solution, given)
+    gold = _RUPEES.sub("", right) if "options" in row else None
+    return checked(_SPACES.sub("", problem), solution, gold)
 
 
 def mathcamps(raw: Any) -> Fields:
     """Parse the first problem of a MathCAMPS dialogue; its follow-ups cannot be read without it."""
     row = named_fields(raw[0] if isinstance(raw, list) and raw else raw)
     program = text_of(row, "symbolic-struct")
-    asked = _ASKED.search(program)
-    if asked is None:
+    unknown = _UNKNOWN.search(program)
+    if unknown is None:
         raise NotStraight("several unknowns, or one that stands more than once")
     lines = []
     for name, expression in _DEFINED.findall(program):
         # A number in place of a name: the equation is to be solved for what is asked.
         lines.append(
-            programs.solved(name, expression, asked[1]) if name.isdigit() else f"{name} = {expression}"
+            programs.solved(name, expression, unknown[1]) if name.isdigit() else f"{name} = {expression}"
         )
-    solution = programs.of_python("\n".join([*lines, f"result = {asked[1]}"]))
+    solution = programs.of_python("\n".join([*lines, f"result = {unknown[1]}"]))
     return checked(text_of(row, "statement"), solution, answer_of(row, "answer"))
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from colar.data.judge.numbers import decimal_text, places_of
+from colar.data.judge.numbers import decimal_text, decimals_of
 
 Number = Fraction
 Term = tuple[Number, str, int]
@@ -147,8 +147,8 @@ def _parsed(code: str) -> list[ast.stmt]:
     spellings = [text, *([function[1] + textwrap.indent(function[2], " ")] if function else ())]
     for spelling in spellings:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            found: list[ast.stmt] = ast.parse(spelling).body
-            return found
+            statements: list[ast.stmt] = ast.parse(spelling).body
+            return statements
     raise NotStraight("not Python, or cut off")
 
 
@@ -172,8 +172,8 @@ def _walk(node: ast.expr, values: dict[str, Term]) -> Term:
     """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
     number = node.value if isinstance(node, ast.Constant) else None
     if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e15:
-        found = Fraction(str(number))
-        return found, written(found), ATOM
+        exact = Fraction(str(number))
+        return exact, written(exact), ATOM
     if isinstance(node, ast.Name):
         if node.id not in values:
             raise NotStraight(f"a variable without a value: {node.id}")
@@ -232,7 +232,7 @@ def written(value: Number) -> str:
 
 
 def _is_short(value: Number) -> bool:
-    places = places_of(value)
+    places = decimals_of(value)
     return places is not None and places <= DECIMALS
 
 

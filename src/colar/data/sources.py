@@ -1,4 +1,6 @@
-"""Load problems: `load("gsm8k-aug", "test")`, from files under a data folder, from the Hub, or from one's own file.
+"""Load problems, from files under a data folder, from the Hub, or from one's own file.
+
+    load_examples("gsm8k-aug", "test")
 
 Where a source is looked for: under `data_dir`, else under the folder that the environment variable COLAR_DATA_DIR
 names, else on the Hugging Face Hub (`catalogue.py` has the table of sources). With a data folder given, a missing
@@ -37,7 +39,7 @@ GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a split of `arithmetic` where no `limit` is given."""
 
 
-def load(
+def load_examples(
     source: str,
     split: str,
     *,
@@ -82,13 +84,13 @@ def load(
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
     """Write `<output>/<split>.jsonl` in Coconut's format, each file in one step. Returns the paths.
 
-    `load(output, split)` reads them back to equal rows. Other arguments and errors are `load`'s.
+    `load_examples(output, split)` reads them back to equal rows. Other arguments and errors are `load_examples`'s.
     """
     # Now rather than after a long read.
     files.require_writable(output)
     paths = []
     for split in splits:
-        rows = [example.as_row() for example in load(source, split, **how)]
+        rows = [example.as_row() for example in load_examples(source, split, **how)]
         paths.append(files.write_jsonl(Path(output) / f"{split}.jsonl", rows))
     return paths
 
@@ -114,7 +116,7 @@ def held_out_questions(
     """The questions that no training row may ask: those of the source's other splits, and of every test set of numbers.
 
     The source's own splits must be there (a file has no others). Other test sets count where their files lie under
-    the data folder: nothing is downloaded for them. Errors are `load`'s.
+    the data folder: nothing is downloaded for them. Errors are `load_examples`'s.
     """
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
     under = _folder(data_dir)
@@ -125,7 +127,7 @@ def held_out_questions(
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
-        rows = load(name, split, data_dir=data_dir, skip_malformed=skip_malformed)
+        rows = load_examples(name, split, data_dir=data_dir, skip_malformed=skip_malformed)
         questions.update(row.question for row in rows)
     return questions
 
@@ -169,12 +171,12 @@ def _published(
     name, entry, plan = f"{source}/{split}", SOURCES[source], SOURCES[source].splits[split]
     entries, parser = _entries(source, entry, plan, data_dir)
     left_out: defaultdict[str, list[str]] = defaultdict(list)
-    found = _parsed(name, entries, parser, entry, plan, skip, left_out)
+    parsed = _parsed(name, entries, parser, entry, plan, skip, left_out)
     if entry.order == "upstream":
         # No further than `limit`: a malformed row behind it is never met.
-        examples = read = list(itertools.islice(found, limit))
+        examples = read = list(itertools.islice(parsed, limit))
     else:
-        read = list(found)
+        read = list(parsed)
         examples = _part(read, plan)[:limit]
     _say_left_out(name, len(read), left_out)
     if not examples:

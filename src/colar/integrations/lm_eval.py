@@ -295,7 +295,7 @@ def documents(
     # `data` is a file: the loader would take the name of a source as well.
     if data is not None and source is None and not Path(data).exists():
         raise ValueError(f"--metadata data={data}: no such file")
-    rows = sources.load(named, split, data_dir=others.get("data_dir"))
+    rows = sources.load_examples(named, split, data_dir=others.get("data_dir"))
     table = []
     for row in rows:
         turns = json.dumps(row.context) if row.context else ""

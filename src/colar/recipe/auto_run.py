@@ -21,9 +21,9 @@ from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import own, sources
 from colar.data.auto_folder import AutoFolder
-from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
+from colar.data.too_long import leave_out
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
@@ -195,7 +195,7 @@ def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
     folder = AutoFolder(output)
-    held_out = custom.applied(sources.load(str(folder.data), "test"), first.data.judge)
+    held_out = custom.applied(sources.load_examples(str(folder.data), "test"), first.data.judge)
     outcome = auto_speeds.measure_and_publish(
         folder,
         RunFolder(first.output).best,

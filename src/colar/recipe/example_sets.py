@@ -143,7 +143,7 @@ def _load(
     data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
 ) -> list[Example]:
     """The first rows of a source, with what all sources of a recipe share."""
-    return sources.load(
+    return sources.load_examples(
         source,
         split,
         data_dir=Path(data.data_dir) if data.data_dir else None,

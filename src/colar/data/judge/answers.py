@@ -172,8 +172,8 @@ def _expression(text: str) -> str:
     if _has_box(text):
         return stated
     # "The answer is $x^2+1$" means the formula; of "$5$, not $6$" neither is taken for the answer.
-    found = formula(stated)
-    return stated if found is None else found
+    inner = formula(stated)
+    return stated if inner is None else inner
 
 
 def _has_box(text: str) -> bool:

@@ -57,14 +57,14 @@ def applied(examples: Sequence[Example], name: str | None) -> list[Example]:
     """
     if name is None:
         return list(examples)
-    made = [replace(example, judge=name) for example in examples]
-    tried = made[:TRIED]
+    judged = [replace(example, judge=name) for example in examples]
+    tried = judged[:TRIED]
     if tried and not any(accepts(example.answer, example) for example in tried):
         raise ValueError(
             f"judge {name} finds no gold answer right, e.g. {tried[0].answer!r} of {tried[0].id}: "
             "it is called as function(question, gold, answer) and returns True or False"
         )
-    return made
+    return judged
 
 
 def accepts(completion: str, example: Example) -> bool:

@@ -113,9 +113,9 @@ def formula(text: str) -> str | None:
 
     Several in a row are a list ("$1$, $2$ and $3$"); of an equation ("$x$ is $5$") it is the right one.
     """
-    found = list(_MATHS.finditer(text))
+    formulas = list(_MATHS.finditer(text))
     spans = math_spans(text)
-    between = [text[one.end() : other.start()].strip() for one, other in itertools.pairwise(found)]
+    between = [text[one.end() : other.start()].strip() for one, other in itertools.pairwise(formulas)]
     if len(spans) < 2:
         return spans[0] if spans else text
     if all(_LISTED.fullmatch(words) for words in between):

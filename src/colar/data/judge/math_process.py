@@ -155,8 +155,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     def read(expression: str) -> list[object]:
         # math-verify looks for LaTeX between dollar signs only.
         text = expression if "$" in expression else f"${expression}$"
-        found: list[object] = parse(text, [config], fallback_mode="no_fallback", parsing_timeout=None)
-        return found
+        expressions: list[object] = parse(text, [config], fallback_mode="no_fallback", parsing_timeout=None)
+        return expressions
 
     print("ready", file=replies, flush=True)
     for line in requests:

@@ -150,8 +150,8 @@ _TOO_LONG = 2 * MAX_DIGITS
 def read_number(text: str) -> Fraction | None:
     """Read the one value that `text` states; None where it states none, several, or one too long to build."""
     text = text.strip()
-    if found := PLAIN.fullmatch(text):
-        number = found[1]
+    if match := PLAIN.fullmatch(text):
+        number = match[1]
         return Fraction(number if "." in number else int(number))  # the string costs three times the integer
     text = folded(text)
     plain = _FRACTION.sub(_slashed, text).strip()
@@ -184,19 +184,19 @@ def same_number(gold: Fraction, value: Fraction) -> bool:
 
 def canonical(value: Fraction) -> str:
     """One spelling for each value, for votes and records: "42", "-0.75", and "1/3" where decimals never end."""
-    return str(value) if places_of(value) is None else decimal_text(value)
+    return str(value) if decimals_of(value) is None else decimal_text(value)
 
 
-def places_of(value: Fraction) -> int | None:
+def decimals_of(value: Fraction) -> int | None:
     """Number of decimals: 2 of 0.25. None if they never end."""
     bottom = value.denominator
     # Decimals end exactly where the denominator has no prime factors but 2 and 5, each at most `places` times.
     return next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
 
 
-def decimal_text(value: Fraction, least_places: int = 0) -> str:
+def decimal_text(value: Fraction, least_decimals: int = 0) -> str:
     """Write a value whose decimals end in digits: "-0.75", and "2.50" of 5/2 with at least two decimals."""
-    places = max(places_of(value) or 0, least_places)
+    places = max(decimals_of(value) or 0, least_decimals)
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
     whole, part = digits[: len(digits) - places], digits[len(digits) - places :]
     return "-" * (value < 0) + (f"{whole}.{part}" if part else whole)
@@ -208,12 +208,12 @@ def _single(text: str) -> Fraction | None:
     parts = []
     end = 0
     for match in _NUMBER.finditer(text):
-        found = _value(match)
+        stated = _value(match)
         between = text[end : match.start()]
         # The one that cannot be read may be the answer: to take another would be a guess.
-        if found is None or (value is not None and (found != value or not _RESTATED.search(between))):
+        if stated is None or (value is not None and (stated != value or not _RESTATED.search(between))):
             return None
-        value = found
+        value = stated
         parts += [between, "\1" if match["sign"] else "\0"]
         end = match.end()
     if value is None:

@@ -18,7 +18,7 @@ from colar.data.judge import numbers
 
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
-_MOST_PLACES = 15
+_MOST_DECIMALS = 15
 
 
 class CannotRenumber(ValueError):
@@ -69,20 +69,20 @@ def same_kind(before: Fraction, now: Fraction) -> bool:
     """
     # By value: Python spells no number of more than 4,300 digits.
     limit: int = 10 ** (len(str(int(before))) + 1)
-    units: int = 10 ** places_of(before)
+    units: int = 10 ** decimals_of(before)
     return 0 < now < limit and units % now.denominator == 0
 
 
-def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
-    """Write `value` in digits as `like` is written; with `keep_places` with at least as many decimals.
+def digits_like(value: Fraction, like: str, keep_decimals: bool = False) -> str:
+    """Write `value` in digits as `like` is written; with `keep_decimals` with at least as many decimals.
 
     950 like "1,200" is "950", and 11000 is "11,000"; 1/4 like ".5" is ".25"; 4 like "2.50" is "4.00", but like "2.5"
     it is "4". `CannotRenumber` if the value's decimals never end.
     """
     shown = len(like.partition(".")[2])
     # A zero at the end shows that decimals are padded.
-    padded = keep_places or (shown > 0 and like.endswith("0"))
-    places = max(places_of(value), shown if padded else 0)
+    padded = keep_decimals or (shown > 0 and like.endswith("0"))
+    places = max(decimals_of(value), shown if padded else 0)
     whole, _, part = numbers.decimal_text(value, places).partition(".")
     if "," in like:
         whole = f"{int(whole):,}"
@@ -91,10 +91,10 @@ def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
     return f"{whole}.{part}" if part else whole
 
 
-def places_of(value: Fraction) -> int:
+def decimals_of(value: Fraction) -> int:
     """Number of decimals: 2 of 0.25. `CannotRenumber` if they never end."""
-    places = numbers.places_of(value)
-    if places is None or places > _MOST_PLACES:
+    places = numbers.decimals_of(value)
+    if places is None or places > _MOST_DECIMALS:
         raise CannotRenumber("a number has decimals without end")
     return places
 

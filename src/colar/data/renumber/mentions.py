@@ -28,11 +28,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from colar.data.judge.numbers import folded
-from colar.data.renumber.equations import digits_like, places_of
+from colar.data.renumber.equations import decimals_of, digits_like
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
-SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-         "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
+BELOW_TWENTY = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 PARTS = {3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth"}
 """Names of the bottoms of fractions, singular."""
@@ -53,19 +55,21 @@ GRIDS = (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5)
 """A round number becomes another multiple of the largest of these that divides it."""
 MOST_VALUES = 5000
 
-_WORDS = {word: number for number, word in enumerate(SMALL)}
+_WORDS = {word: number for number, word in enumerate(BELOW_TWENTY)}
 _WORDS |= {word: 10 * number for number, word in enumerate(TENS, start=2)}
 _BOTTOMS = {name: bottom for bottom, name in PARTS.items()} | {"quarter": 4}
 _MIXED_WORDS: dict[str, int | Fraction] = {
     **_WORDS, "a": 0, "and": 0, "one": 0, "half": Fraction(1, 2), "quarter": Fraction(1, 4), "third": Fraction(1, 3)
 }  # fmt: skip
-_ONES = "|".join(SMALL[1:10])
+_ONES = "|".join(BELOW_TWENTY[1:10])
 _MIXED = r"\d+(?: | and |-)\d+/\d+|\d*[½¼¾⅓⅔]|(?:\d+|[a-z]+) and (?:a|one)[ -](?:half|quarter|third)"
 _FRACTION = r"(?<![\w./,:-])\d+/\d+(?![\d/.]\d)(?:ths?\b)?"
 _DIGITS = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?|(?<!\d)\.\d+"
 _PART = rf"(?:{_ONES})[ -](?:{'|'.join(_BOTTOMS)})s?"
 # The longest first: "sixteen" is no "six".
-_WORD = rf"(?:{'|'.join(TENS)})(?:[ -](?:{_ONES}))?|{'|'.join(sorted(SMALL[2:], key=len, reverse=True))}"
+_WORD = (
+    rf"(?:{'|'.join(TENS)})(?:[ -](?:{_ONES}))?|{'|'.join(sorted(BELOW_TWENTY[2:], key=len, reverse=True))}"
+)
 # The first alternative that fits wins: the 2 of "2 1/2" and the 1 of "1/2" are no numbers of their own.
 _NUMBER = re.compile(
     rf"(?P<mixed>{_MIXED})|(?P<fraction>{_FRACTION})|(?P<integer>{_DIGITS})"
@@ -116,10 +120,12 @@ class Mention:
 
 def find(question: str) -> list[Mention]:
     """Find every number of the question, in order, fixed ones included."""
-    mentions = (_mention(question, match) for match in _NUMBER.finditer(question))
-    found = [mention for mention in mentions if mention is not None]
+    candidates = (_mention(question, match) for match in _NUMBER.finditer(question))
+    mentions = [mention for mention in candidates if mention is not None]
     # A second pass: whether "the three" has another 3 beside it depends on all numbers.
-    return [replace(each, kind="fixed") if _refers_back(question, each, found) else each for each in found]
+    return [
+        replace(each, kind="fixed") if _refers_back(question, each, mentions) else each for each in mentions
+    ]
 
 
 def _mention(question: str, match: re.Match[str]) -> Mention | None:
@@ -193,12 +199,12 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
         return True
 
 
-def _refers_back(question: str, mention: Mention, found: Sequence[Mention]) -> bool:
+def _refers_back(question: str, mention: Mention, mentions: Sequence[Mention]) -> bool:
     """True for "the other two", and for "the three" if no other number is 3: it counts what is listed by name."""
     back = _BACK.search(question, 0, mention.start)
     if back is None or mention.kind not in ("integer", "word"):
         return False
-    again = any(other.value == mention.value and other is not mention for other in found)
+    again = any(other.value == mention.value and other is not mention for other in mentions)
     return bool(back[1]) or (mention.value <= 12 and not again)
 
 
@@ -232,8 +238,8 @@ def options(mention: Mention) -> list[Fraction]:
     values = [mention.value + number * step for number in range(first, last + 1)]
     same_kind = [value for value in values if value > 0 and value not in (1, mention.value)]
     if mention.kind == "decimal":  # 2.5 does not become 3
-        places = places_of(mention.value)
-        same_kind = [value for value in same_kind if places_of(value) == places]
+        places = decimals_of(mention.value)
+        same_kind = [value for value in same_kind if decimals_of(value) == places]
     return same_kind
 
 
@@ -274,11 +280,11 @@ def _fractions(mention: Mention) -> list[Fraction]:
     lowest = 4 if mention.text.endswith(("th", "ths")) else 2
     if not mention.text[0].isdigit():
         lowest = 3
-    found = set()
+    proper = set()
     for bottom in range(lowest, 11):
         tops = (1,) if value.numerator == 1 else range(2, bottom)
-        found |= {Fraction(top, bottom) for top in tops if math.gcd(top, bottom) == 1}
-    return sorted(other for other in found if value / 2 <= other <= value * 2 and other != value)
+        proper |= {Fraction(top, bottom) for top in tops if math.gcd(top, bottom) == 1}
+    return sorted(other for other in proper if value / 2 <= other <= value * 2 and other != value)
 
 
 # --- writing -----------------------------------------------------------------------------------------------
@@ -303,10 +309,12 @@ def spell(mention: Mention, value: Fraction) -> str:
     if mention.kind == "fraction" and like[0].isdigit():
         return f"{value}{like.lstrip('0123456789/')}"  # 1/8th keeps its th
     if mention.kind not in ("times", "word", "fraction"):
-        return digits_like(value, like, keep_places=mention.kind == "money")
+        return digits_like(value, like, keep_decimals=mention.kind == "money")
     if mention.kind == "fraction":
         plural = "s" if like.endswith("s") else ""
-        text = f"{SMALL[value.numerator]}{'-' if '-' in like else ' '}{PARTS[value.denominator]}{plural}"
+        text = (
+            f"{BELOW_TWENTY[value.numerator]}{'-' if '-' in like else ' '}{PARTS[value.denominator]}{plural}"
+        )
     else:
         text = word_of(int(value)) + (" times" if mention.kind == "times" else "")
     return text.capitalize() if like[0].isupper() else text
@@ -314,10 +322,10 @@ def spell(mention: Mention, value: Fraction) -> str:
 
 def word_of(number: int) -> str:
     """2 -> two, 35 -> thirty-five; up to 99."""
-    if number < len(SMALL):
-        return SMALL[number]
+    if number < len(BELOW_TWENTY):
+        return BELOW_TWENTY[number]
     tens, units = divmod(number, 10)
-    return TENS[tens - 2] + (f"-{SMALL[units]}" if units else "")
+    return TENS[tens - 2] + (f"-{BELOW_TWENTY[units]}" if units else "")
 
 
 def _with_article(before: str, old: str, new: str) -> str:

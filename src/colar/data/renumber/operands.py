@@ -50,8 +50,8 @@ FORMS: Mapping[str, Callable[[Fraction], Fraction]] = {
 """The forms that a number of the question may have in a chain."""
 PERCENT_FORMS = ("hundredth", "rest of 100", "rest of 1", "100 and it", "1 and it")
 FRACTION_FORMS = ("top", "bottom")
-SMALL = 12
-"""Whole numbers up to this may be constants without a cue, and so may these:"""
+MOST_UNCUED = 12
+"""Whole numbers up to this may be constants without a cue, and so may those of `ROUND`."""
 ROUND = frozenset(map(Fraction, ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5")))
 
 CUES: tuple[tuple[str, str], ...] = (
@@ -174,23 +174,23 @@ def _origins(
     value: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], cued: Collection[Fraction]
 ) -> list[Origin]:
     """Everything that has the operand's value, each once; `CannotRenumber` if there is nothing."""
-    found = []
+    origins = []
     for mention in mentions:
         for form in forms_of(mention):
             if FORMS[form](mention.value) == value:
-                found.append(Origin(number=mention.value, form=form))
-    found += [Origin(result=index) for index, step in enumerate(earlier) if step.result == value]
-    if not found and Fraction(1, 100) in cued:
+                origins.append(Origin(number=mention.value, form=form))
+    origins += [Origin(result=index) for index, step in enumerate(earlier) if step.result == value]
+    if not origins and Fraction(1, 100) in cued:
         # The part of 100% that is left, as a factor.
         results = [index for index, step in enumerate(earlier) if step.result == 100 * value]
-        found += [Origin(result=index, form="hundredth") for index in results]
+        origins += [Origin(result=index, form="hundredth") for index in results]
     if value in cued:
-        found.append(CONSTANT)
-    if not found:
-        if value not in ROUND and not (value.denominator == 1 and value <= SMALL):
+        origins.append(CONSTANT)
+    if not origins:
+        if value not in ROUND and not (value.denominator == 1 and value <= MOST_UNCUED):
             raise CannotRenumber("an operand comes from nowhere")
-        found.append(CONSTANT)
-    return list(dict.fromkeys(found))
+        origins.append(CONSTANT)
+    return list(dict.fromkeys(origins))
 
 
 def _settled(origins: list[Origin], earlier: Sequence[Operand]) -> tuple[Origin, ...]:
@@ -255,7 +255,7 @@ def pinned(
     odd = {operand.value for operand in constants if unexplained(operand, cued)}
     # A fixed number, or one that the chain leaves out, may be a sum, a part or a rest of others that it uses.
     used = {value for operand in operands for value in operand.numbers}
-    outside = {value for value in fixed | (values - used) if value > SMALL}
+    outside = {value for value in fixed | (values - used) if value > MOST_UNCUED}
     return set().union(
         fixed,
         *(operand.numbers for operand in constants),
@@ -276,7 +276,7 @@ def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     small = {
         mention.value
         for mention in mentions
-        if mention.value <= SMALL and mention.kind in ("integer", "word")
+        if mention.value <= MOST_UNCUED and mention.kind in ("integer", "word")
     }
     if _OTHERS.search(question):
         return small
@@ -320,12 +320,12 @@ def _with_rests(mentions: Sequence[Mention], operands: Sequence[Operand]) -> set
     """
     values = {operand.value for operand in operands}
     fractions = {mention.value for mention in mentions if mention.kind == "fraction"}
-    found = set()
+    with_rests = set()
     for fraction in fractions:
         top, bottom = fraction.as_integer_ratio()
         if values & ({bottom - top, bottom + top} - {top, bottom}):
-            found.add(fraction)
-    return found
+            with_rests.add(fraction)
+    return with_rests
 
 
 def _giving(
@@ -338,16 +338,16 @@ def _giving(
     giving: set[Fraction] = set()
     if targets:
         for one, other in itertools.product(values, {*values, *units, Fraction(1), Fraction(100)}):
-            if targets & _made(one, other) - {one, other}:
+            if targets & _results(one, other) - {one, other}:
                 giving |= {one, other}
     return giving
 
 
-def _made(one: Fraction, other: Fraction) -> set[Fraction]:
+def _results(one: Fraction, other: Fraction) -> set[Fraction]:
     """Results of one step with two numbers, in either order; only the first one is divided without its remainder."""
-    made = {one + other, one - other, other - one, one * other}
+    results = {one + other, one - other, other - one, one * other}
     if other:
-        made |= {one / other, Fraction(one // other)}
+        results |= {one / other, Fraction(one // other)}
     if one:
-        made.add(other / one)
-    return made
+        results.add(other / one)
+    return results

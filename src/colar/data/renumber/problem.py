@@ -152,16 +152,16 @@ def problem_of(example: Example) -> Problem:
         raise CannotRenumber("a number is too long")
     steps = equations.parse(example.steps)
     _check_answer(example.answer, steps[-1].result)
-    found = mentions.find(example.question)
-    if len(found) > MOST_NUMBERS:
+    numbers = mentions.find(example.question)
+    if len(numbers) > MOST_NUMBERS:
         raise CannotRenumber("too many numbers")
-    cued = cued_constants(example.question, found)
-    operands = trace(found, steps, cued)
+    cued = cued_constants(example.question, numbers)
+    operands = trace(numbers, steps, cued)
     used = {value for operand in operands for value in operand.numbers}
-    free = used - pinned(example.question, found, operands, cued)
+    free = used - pinned(example.question, numbers, operands, cued)
     if not free:
         raise CannotRenumber("no number may change")
-    return Problem(example, found, steps, operands, sorted(free))
+    return Problem(example, numbers, steps, operands, sorted(free))
 
 
 def _check_answer(answer: str, result: Fraction) -> None:

@@ -67,10 +67,10 @@ class Renumbered:
         )
 
 
-def check(key: str, versions: object, source: str, split: str) -> None:
+def check(key: str, n_new: object, source: str, split: str) -> None:
     """Reject a number of new rows out of range, a source whose steps are no equations, and rows that are tested on."""
-    check_number(key, versions, 0, MOST, whole=True)
-    if not versions:
+    check_number(key, n_new, 0, MOST, whole=True)
+    if not n_new:
         return
     if source == "arithmetic":
         raise ValueError(f"{key}: arithmetic is generated; ask for more rows of it instead")
@@ -83,56 +83,54 @@ def check(key: str, versions: object, source: str, split: str) -> None:
         raise ValueError(f"{key} is for training rows, got split {split}")
 
 
-def renumbered(
-    rows: Sequence[Example], versions: int, seed: int, held_out: Collection[str] = ()
-) -> Renumbered:
-    """Up to `versions` new rows for each row. `held_out`: questions of validation and test.
+def renumbered(rows: Sequence[Example], n_new: int, seed: int, held_out: Collection[str] = ()) -> Renumbered:
+    """Up to `n_new` new rows for each row. `held_out`: questions of validation and test.
 
     A new question that one of these or of `rows` asks already is dropped.
     """
     forbidden = {collapsed(question) for question in held_out}
     taken = {collapsed(row.question) for row in rows}
     alone: Counter[str] = Counter()
-    made: list[Example] = []
+    drawn: list[Example] = []
     for row in progress.track(rows, "renumber"):
         try:
-            made += versions_of(row, versions, seed)
+            drawn += new_rows_of(row, n_new, seed)
         except CannotRenumber as reason:
             alone[str(reason)] += 1
     # By id: which of two equal rows is dropped does not depend on their order.
-    kept: set[str] = set()
+    ids: set[str] = set()
     n_held_out = 0
-    for example in sorted(made, key=lambda example: example.id):
+    for example in sorted(drawn, key=lambda example: example.id):
         question = collapsed(example.question)
         if question in forbidden:
             n_held_out += 1
         elif question not in taken:
             taken.add(question)
-            kept.add(example.id)
-    examples = [example for example in made if example.id in kept]
-    return Renumbered(examples, alone, n_held_out, len(made) - len(kept) - n_held_out)
+            ids.add(example.id)
+    examples = [example for example in drawn if example.id in ids]
+    return Renumbered(examples, alone, n_held_out, len(drawn) - len(ids) - n_held_out)
 
 
-def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
-    """Up to `versions` different new rows, `ID~1` and on. `CannotRenumber`, with the reason, if there is none."""
+def new_rows_of(example: Example, n_new: int, seed: int) -> list[Example]:
+    """Up to `n_new` different new rows, `ID~1` and on. `CannotRenumber`, with the reason, if there is none."""
     problem = problem_of(example)
     choices = _choices(problem)
     if not any(choices.values()):
         raise CannotRenumber("no number may change")
-    made: list[Example] = []
-    asked = {example.question}
-    for number in range(1, versions + 1):
+    rows: list[Example] = []
+    questions = {example.question}
+    for number in range(1, n_new + 1):
         key = f"renumber/{seed}/{number}/{example.question}/{' '.join(example.steps)}"
         digest = hashlib.sha256(key.encode()).digest()
         rng = random.Random(int.from_bytes(digest[:8], "big"))
-        new = _new_row(problem, choices, rng, asked)
+        new = _new_row(problem, choices, rng, questions)
         if new is not None:
-            asked.add(new.question)
-            # Without the row's cluster: where the row repeats a question, its new versions ask others.
-            made.append(dataclasses.replace(new, id=f"{example.id}~{number}", cluster=""))
-    if not made:
+            questions.add(new.question)
+            # Without the row's cluster: where the row repeats a question, the new rows ask others.
+            rows.append(dataclasses.replace(new, id=f"{example.id}~{number}", cluster=""))
+    if not rows:
         raise CannotRenumber("no other numbers fit")
-    return made
+    return rows
 
 
 def _choices(problem: Problem) -> Choices:
@@ -145,9 +143,9 @@ def _choices(problem: Problem) -> Choices:
 
 
 def _new_row(
-    problem: Problem, choices: Choices, rng: random.Random, asked: Collection[str]
+    problem: Problem, choices: Choices, rng: random.Random, questions: Collection[str]
 ) -> Example | None:
-    """The first draw with which the row holds and asks something new; None after TRIES.
+    """The first draw with which the row holds and asks none of `questions`; None after TRIES.
 
     The more draws have failed, the more numbers keep their values: a hard chain changes in some of them at least.
     """
@@ -156,7 +154,7 @@ def _new_row(
         if numbers is None or numbers == problem.numbers:
             continue
         new = problem.with_numbers(numbers)
-        if new is not None and new.question not in asked:
+        if new is not None and new.question not in questions:
             return new
     return None
 
