@@ -103,7 +103,7 @@ def found_sizes(chain: list[int], c: float, phase: float) -> list[int]:
         torch.tensor([c], dtype=torch.float64),  # as a batch has it: float32 would move groups of 1.54
         torch.tensor([phase], dtype=torch.float64),
         BY_HAND.most_tokens(ids, torch.tensor([c >= 2])),
-        BY_HAND.lengths(ids, torch.tensor([c >= 2])),
+        BY_HAND.unit_sizes(ids, torch.tensor([c >= 2])),
     )
     return sizes_of(found, 0)
 
@@ -192,7 +192,7 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
         torch.tensor([2.0] * 4),
         torch.zeros(4).double(),
         BY_HAND.most_tokens(ids, torch.ones(4).bool()),
-        BY_HAND.lengths(ids, torch.ones(4).bool()),
+        BY_HAND.unit_sizes(ids, torch.ones(4).bool()),
     )
     for row, chain in enumerate(chains):
         assert sizes_of(found, row) == Naive.of(BY_HAND, 2).sizes(chain, 2, 0.0)

@@ -166,4 +166,4 @@ def test_a_separator_of_the_tokenizer_without_a_row_is_found_at_load():
 def test_an_added_separator_has_a_row():
     lm = tiny_lm("gemma3")
     assert lm.template.separator_added
-    assert max(lm.template.question("Ann has 99 pens ### 3?")) >= lm.template.rows
+    assert max(lm.template.question("Ann has 99 pens ### 3?")) >= lm.template.n_known

@@ -27,12 +27,12 @@ def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
     """Grow embedding and LM head for added tokens where they have no spare weights (padded vocabularies do).
 
     ValueError where BOS, separator or EOS is the tokenizer's own and has no weights in the model. Other tokens may have
-    none: texts that contain them are rejected (`Template.require_rows`).
+    none: texts that contain them are rejected (`Template.require_known`).
     """
-    if template.rows is None:
-        template.rows = vocabulary_size(lm)
+    if template.n_known is None:
+        template.n_known = vocabulary_size(lm)
         bos = [] if template.bos_id is None else [template.bos_id]
-        template.require_rows([*bos, template.separator_id, template.eos_id])
+        template.require_known([*bos, template.separator_id, template.eos_id])
     needed = 1 + template.separator_id
     if needed > vocabulary_size(lm):
         lm.resize_token_embeddings(needed, mean_resizing=False)

@@ -119,8 +119,8 @@ class Template:
         self.config = config
         self.borders = borders
         self.tokenizer = tokenizer
-        self.rows: int | None = None
-        """Rows of the model's embedding before any were added; None until the model is known."""
+        self.n_known: int | None = None
+        """Tokens that the model has weights for, added ones left out; None until the model is known."""
         self._cached: dict[str, array[int]] = {}
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._ids_matching: dict[str, tuple[int, ...]] = {}
@@ -198,7 +198,7 @@ class Template:
         text = text if self.borders else text.strip()
         if self.chat is not None:
             ids = self.chat.encode([*context, ("user", text)])
-            self.require_rows(ids)
+            self.require_known(ids)
             return [*ids, self.separator_id]
         bos = [] if self.bos_id is None else [self.bos_id]
         if self._question_controls:
@@ -347,7 +347,7 @@ class Template:
         ids = self._raw_ids(text)
         if self._control is not None and self._control.among(ids, text):
             ids = self._control.encode(text)
-        self.require_rows(ids)
+        self.require_known(ids)
         return ids
 
     def _cached_text_ids(self, text: str) -> list[int]:
@@ -367,7 +367,7 @@ class Template:
         assert self._control is not None
         ids = self._raw_ids(text)
         if self._control.count(ids) == self._question_controls:
-            self.require_rows(ids)
+            self.require_known(ids)
             return ids
         # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
         ids, plain = [], ""
@@ -381,16 +381,16 @@ class Template:
             plain += {"question": question, "speed": speed}.get(field or "", "")
         return [*ids, *self._cached_text_ids(plain.rstrip())]
 
-    def require_rows(self, ids: list[int]) -> None:
-        """ValueError for a token that the model has no row for: on a CUDA device it would end the process."""
-        if self.rows is None or max(ids, default=0) < self.rows:
+    def require_known(self, ids: list[int]) -> None:
+        """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""
+        if self.n_known is None or max(ids, default=0) < self.n_known:
             return
         for token_id in ids:
             added = self.separator_added and token_id == self.separator_id
-            if token_id >= self.rows and not added:
+            if token_id >= self.n_known and not added:
                 raise ValueError(
                     f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
-                    f"{self.rows} rows: the model cannot read it"
+                    f"{self.n_known} rows: the model cannot read it"
                 )
 
 

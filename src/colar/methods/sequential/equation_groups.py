@@ -18,7 +18,7 @@ Below c = 2 digits are tokens like all others. So a request at c = 1 thinks toke
 the model knows of digits.
 
 All of this holds at inference as in training. `Extents` has the rules for one token more, as thinking needs them, and
-`Equations.lengths` and `most_tokens` for all places of given chains at once, as training does; a test holds the two
+`Equations.unit_sizes` and `most_tokens` for all places of given chains at once, as training does; a test holds the two
 equal. A group goes on as long as its next token may join it. So the decoder also computes the token behind a number,
 which says that the number ends; that token is then chosen anew, as the next group's first.
 
@@ -100,20 +100,20 @@ class Equations:
 
     # Of chains that are given
 
-    def lengths(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
+    def unit_sizes(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
         """(B, T): the tokens of the unit that starts at each token. What stands in a row's padding means nothing.
 
         Of numbers that begin no group a unit is one digit: `most_tokens` says so.
         """
         digit_BT = self.is_digit(chain_ids)
-        length_BT = torch.ones_like(chain_ids)
+        size_BT = torch.ones_like(chain_ids)
         run_BT = digit_BT
         for step in range(1, LONGEST):
             # Whether `step` more tokens are digits, with none between that is not.
             later_BT = pad(digit_BT[:, step:], (0, min(step, chain_ids.shape[1])))
             run_BT = run_BT & later_BT
-            length_BT = length_BT + run_BT.long()
-        return torch.where(numbers_B[:, None], length_BT, 1)
+            size_BT = size_BT + run_BT.long()
+        return torch.where(numbers_B[:, None], size_BT, 1)
 
     def most_tokens(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
         """(B, T): the most tokens of a group that starts at each token, for any c: it ends before a token that may not
@@ -125,7 +125,7 @@ class Equations:
         refused_BT = self.is_start(chain_ids) | _shifted(self.is_end(chain_ids))
         refused_BT = refused_BT | (digit_BT & _shifted(digit_BT))
         # A group may begin with several digits: what is refused is looked for after them.
-        first_BT = torch.where(digit_BT, self.lengths(chain_ids, numbers_B), 1)
+        first_BT = torch.where(digit_BT, self.unit_sizes(chain_ids, numbers_B), 1)
         place_BT = torch.where(refused_BT, at_T, T)
         # From each token on, the first that is refused: the least of the places that follow.
         next_BT = place_BT.flip(1).cummin(1).values.flip(1)

@@ -143,14 +143,14 @@ class Sequential(GroupMethod):
         if equations is None and not gated:
             return grouping.even_sizes(batch.chain_lengths, c_B, phase_B)
         most_tokens_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
-        unit_BT = None
+        unit_sizes_BT = None
         if equations is not None:
             most_tokens_BT = equations.most_tokens(batch.chain_ids, c_B >= NUMBERS_FROM)
-            unit_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
+            unit_sizes_BT = equations.unit_sizes(batch.chain_ids, c_B >= NUMBERS_FROM)
         if gated:
             # A first pass says how far the model is confident; the loss feeds groups that end there.
             most_tokens_BT = torch.minimum(most_tokens_BT, self.confident_tokens(lm, batch))
-        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, most_tokens_BT, unit_BT)
+        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, most_tokens_BT, unit_sizes_BT)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
@@ -176,7 +176,9 @@ class Sequential(GroupMethod):
             batch.chain_ids,
             batch.chain_lengths,
             starts_BK,
-            torch.maximum(n_labels_BK, self._ahead(lm, batch, starts_BK)) if ahead else n_labels_BK,
+            torch.maximum(n_labels_BK, self._lookahead_counts(lm, batch, starts_BK))
+            if ahead
+            else n_labels_BK,
             lm.template.closing_id,
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=n_labels_BK.device)
@@ -199,7 +201,7 @@ class Sequential(GroupMethod):
             return torch.minimum(most_BK, sizes_BK + 1)
         return equations.label_counts(batch.chain_ids, starts_BK, sizes_BK, most_BK, numbers_B)
 
-    def _ahead(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
+    def _lookahead_counts(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
         """The tokens that inference would ask for at each group's position at the largest factor, (B, K)."""
         equations = self.equations(lm)
         most_BK = torch.full_like(starts_BK, self.config.most_units)
@@ -207,7 +209,9 @@ class Sequential(GroupMethod):
             return most_BK
         largest = self.config.factors.high
         numbers_B = torch.full_like(batch.chain_lengths, largest >= NUMBERS_FROM, dtype=torch.bool)
-        sizes_BK = grouping.tokens_of_units(equations.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
+        sizes_BK = grouping.tokens_of_units(
+            equations.unit_sizes(batch.chain_ids, numbers_B), starts_BK, most_BK
+        )
         # Behind a row's last group the starts are the chain's length.
         at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
         sizes_BK = torch.minimum(sizes_BK, equations.most_tokens(batch.chain_ids, numbers_B).gather(1, at_BK))
@@ -253,8 +257,8 @@ class Sequential(GroupMethod):
         most_BT = c_B[:, None].ceil().long().expand(B, T)
         equations = self.equations(lm)
         if equations is not None:
-            lengths_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
-            most_BT = grouping.tokens_of_units(lengths_BT, starts_BT, most_BT)
+            unit_sizes_BT = equations.unit_sizes(batch.chain_ids, c_B >= NUMBERS_FROM)
+            most_BT = grouping.tokens_of_units(unit_sizes_BT, starts_BT, most_BT)
         closing_id = lm.template.closing_id
         return decoder.tokens_from(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
 
