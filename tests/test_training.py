@@ -424,7 +424,7 @@ def run_of_three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     torch.set_num_threads(1)
     run(folder / "run", lora=LORA, max_steps=3, save_steps=1)
     _, whole = run(folder / "whole", lora=LORA, max_steps=4)
-    assert [path.name for path in RunFolder(folder / "run").newest_first()] == [
+    assert [path.name for path in RunFolder(folder / "run").checkpoints_newest_first()] == [
         "checkpoint-3",
         "checkpoint-2",
     ]
@@ -470,7 +470,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(
         match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* another --output",
     ):
         run(folder.path, lora=LORA, max_steps=4)
-    assert len(folder.newest_first()) == 2
+    assert len(folder.checkpoints_newest_first()) == 2
     _, again = run(folder.path, lora=LORA, max_steps=4, resume=False)
     assert losses(again) == whole
 

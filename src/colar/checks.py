@@ -68,8 +68,8 @@ def check_range(name: str, value: object) -> None:
     right = False
     if isinstance(value, list | tuple) and len(value) == 2:
         fewest, most = value
-        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-        right = whole and 1 <= fewest <= most
+        are_ints = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in value)
+        right = are_ints and 1 <= fewest <= most
     check_holds(name, right, value, "[fewest, most] with 1 <= fewest <= most")
 
 
@@ -90,10 +90,10 @@ def check_text(name: str, text: str) -> None:
         ) from None
 
 
-def check_known(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+def check_known(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Reject the first name that is not allowed; the message has the nearest allowed name, and all of them."""
     allowed = list(allowed)
-    for name in given:
+    for name in names:
         if name not in allowed:
             raise ValueError(
                 f"unknown {what} {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed) or 'none'}"

@@ -87,12 +87,12 @@ def parse_json(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} is there twice in one object: leave one of the two out")
-    return made
+    return value
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
@@ -128,10 +128,10 @@ def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
 def _cut_torn_line(path: Path) -> None:
     # Whole records end in a newline: the bytes up to the last one stay, or none where there is no newline.
     raw = path.read_bytes()
-    whole = raw.rfind(b"\n") + 1
-    if whole < len(raw):
+    end = raw.rfind(b"\n") + 1
+    if end < len(raw):
         with open(path, "r+b") as stream:
-            stream.truncate(whole)
+            stream.truncate(end)
 
 
 @contextmanager
@@ -160,10 +160,10 @@ def sha256(path: str | Path) -> str:
 
 def digest(parts: Iterable[str | bytes]) -> str:
     """16 hex digits by which texts, one behind another, are known again on every machine."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
-    return found.hexdigest()[:16]
+        sha.update(part.encode() if isinstance(part, str) else part)
+    return sha.hexdigest()[:16]
 
 
 def cache_folder() -> Path:

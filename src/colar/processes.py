@@ -72,20 +72,21 @@ def leave() -> None:
 
 def from_main(make: Callable[[], T]) -> T:
     """The value of `make` in the main process, in all. Where it raises there, the others raise OtherProcessError."""
-    told: list[Any] = [None, None]
+    value_and_error: list[Any] = [None, None]
     error: Exception | None = None
     if PartialState().is_main_process:
         try:
-            told[0] = make()
+            value_and_error[0] = make()
         except Exception as raised:
             error = raised
-            told[1] = f"{type(raised).__name__}: {raised}"
-    broadcast_object_list(told)
+            value_and_error[1] = f"{type(raised).__name__}: {raised}"
+    broadcast_object_list(value_and_error)
     if error is not None:
         raise error
-    if told[1] is not None:
-        raise OtherProcessError(told[1])
-    value: T = told[0]
+    value: T
+    value, message = value_and_error
+    if message is not None:
+        raise OtherProcessError(message)
     return value
 
 
@@ -106,8 +107,8 @@ def split(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> lis
     # Shares are contiguous: the first process with an error has the first item with one.
     failed = [place for place, message in enumerate(errors) if message is not None]
     if not failed:
-        found: list[R] = gather_object(results)
-        return found
+        all_results: list[R] = gather_object(results)
+        return all_results
     if error is not None and failed[0] == PartialState().process_index:
         raise error
     raise OtherProcessError(errors[failed[0]])
@@ -140,9 +141,9 @@ def locked(folder: str | Path) -> Iterator[None]:
     without locks keeps no process out, which is warned of.
     """
     lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
-    with ExitStack() as held:
+    with ExitStack() as lock_held:
         try:
-            held.enter_context(lock.acquire(timeout=0))
+            lock_held.enter_context(lock.acquire(timeout=0))
         except Timeout:
             raise ValueError(
                 f"another process is writing to {folder}: let it end, or name another output folder"

@@ -126,9 +126,9 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
-    peak, whole = devices.peak_memory(lm.device)
+    peak, total_memory = devices.peak_memory(lm.device)
     if peak is not None:
-        table.add_row("peak memory", f"{peak / GIB:.1f} GiB", f"of {whole / GIB:.1f} GiB")
+        table.add_row("peak memory", f"{peak / GIB:.1f} GiB", f"of {total_memory / GIB:.1f} GiB")
     return table
 
 

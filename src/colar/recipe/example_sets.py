@@ -128,10 +128,10 @@ def _validation_rows(data: DataConfig) -> list[Example]:
     # The same file may be written in several ways.
     file = sources.user_file(source, VALIDATION)
     trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
-    for each in trained:
-        if file is not None and file == sources.user_file(each.source, each.train_split):
+    for section in trained:
+        if file is not None and file == sources.user_file(section.source, section.train_split):
             raise ValueError(
-                f"{each.source} is one file, {file}, which would validate on its own training rows: name another in "
+                f"{section.source} is one file, {file}, which would validate on its own training rows: name another in "
                 "data.validation_source, or set data.validation_size 0"
             )
     # The main source's options mean nothing to another one.

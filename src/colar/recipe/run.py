@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine import cache
 from colar.engine.prompt import fitting_questions
-from colar.engine.request import DECODINGS, Decoding
 from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry
@@ -64,7 +62,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         processes.from_main(lambda: folder.claim(to_json(recipe), resume))
         lm, examples, held_out = load_model_and_rows(recipe, method)
-        result = _train(recipe, lm, method, examples, held_out, resume)
+        result = _train(recipe, folder, lm, method, examples, held_out, resume)
         if PartialState().is_main_process:
             _write_page(recipe.validation, folder, lm, method, held_out)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})
@@ -133,24 +131,22 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
     lm = load_model(recipe, method)
     if not held_out:
         return lm, examples, held_out
-    settings = recipe.validation
-    limits = settings.limits
-    decoding = Decoding(max_latents=limits.max_latents, max_completion_length=limits.max_completion_length)
+    params, decoding = recipe.validation.method_params(method), recipe.validation.engine_decoding
     remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
-    params = settings.method_params(method)
     held_out = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
     return lm, examples, held_out
 
 
 def _train(
     recipe: Recipe,
+    folder: RunFolder,
     lm: LatentLM,
     method: Method,
     examples: list[Example],
     held_out: list[Example],
     resume: bool,
 ) -> TrainResult:
-    settings, folder = recipe.validation, RunFolder(recipe.output)
+    settings = recipe.validation
     validate = None
     if held_out:
         validate = partial(
@@ -190,11 +186,7 @@ def _write_page(
     examples = list(held_out[: settings.page_size])
     if not examples:
         return
-    decoding = replace(
-        DECODINGS[settings.decoding],
-        max_latents=settings.limits.max_latents,
-        max_completion_length=settings.limits.max_completion_length,
-    )
+    decoding = settings.engine_decoding
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():

@@ -124,6 +124,11 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
             return self.earlier_seconds
         return self.earlier_seconds + time.monotonic() - self.started
 
+    @property
+    def is_up(self) -> bool:
+        """True when the limit is reached."""
+        return self.seconds >= self.limit
+
     def state(self) -> dict[str, Any]:
         """The part of `trainer_state.json` that a resumed run reads."""
         attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update, "rows": self.rows}
@@ -137,7 +142,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         # Clocks differ between processes, but all must stop at the same step: the main process decides, by way of the
         # CPU, so that no GPU waits for it.
-        if processes.from_main(lambda: self.seconds >= self.limit):
+        if processes.from_main(lambda: self.is_up):
             # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
             control.should_training_stop = True
             control.should_evaluate = True

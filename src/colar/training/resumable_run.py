@@ -108,13 +108,12 @@ def run_trainer(
     objective = trainer.objective
     # A model that could not be published is found before a file of an earlier run is touched.
     pretrained.rehearse(objective.lm, objective.method, info, card="")
-    writes = trainer.args.should_save
     processes.require_shared(folder.path)
     with contextlib.ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         # The folder is touched only now, when nothing is wrong with the call.
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
-        if writes and not resume:
+        if trainer.args.should_save and not resume:
             folder.clear()
         PartialState().wait_for_everyone()
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
@@ -135,9 +134,13 @@ def run_trainer(
             )
         if resume_from is not None:
             progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
-        state = _train_or_load(
-            trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
-        )
+        is_over = saved.global_step >= curriculum.max_steps or clock.is_up or stopped_for_good(saved)
+        if resume_from is not None and is_over:
+            # Trainer would make one more step.
+            weights.load_into(objective.lm, resume_from)
+            state = saved
+        else:
+            state = _train(trainer, config, publisher, curriculum, resume_from)
         if trainer.args.should_save:
             folder.write_history(state.log_history)
         curriculum.require_end(state.global_step, config.max_hours)
@@ -150,16 +153,16 @@ def _resume_point(folder: RunFolder) -> Path | None:
     ValueError where all that there are were damaged after they had been saved: to start again would throw away the run.
     """
     torn: dict[Path, str] = {}
-    whole = None
-    for path in folder.newest_first():
+    newest_whole = None
+    for path in folder.checkpoints_newest_first():
         file = fault(path)
         if file is None:
-            whole = path
+            newest_whole = path
             break
         torn[path] = file
     # A save that came to its end: a fault in it now is damage, and no kill.
     damaged = [path for path in torn if (path / DIGESTS).exists()]
-    if whole is None and damaged:
+    if newest_whole is None and damaged:
         listed = ", ".join(f"{path.name}/{torn[path]}" for path in damaged)
         raise ValueError(
             f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off "
@@ -168,35 +171,24 @@ def _resume_point(folder: RunFolder) -> Path | None:
     for path, file in torn.items():
         progress.say(f"dropped {path}, which is not whole: {file} is missing, cut off or damaged")
         shutil.rmtree(path, ignore_errors=True)
-    return whole
+    return newest_whole
 
 
-def _train_or_load(
+def _train(
     trainer: LatentTrainer,
     config: TrainingConfig,
     publisher: Publisher,
     curriculum: Curriculum,
     resume_from: Path | None,
-    saved: TrainerState,
-    stopped_for_good: bool,
 ) -> TrainerState:
-    """Train from the checkpoint `resume_from`, or only load it where the run is over.
-
-    Trainer itself would make one more step of a run that is over.
-    """
-    out_of_steps = saved.global_step >= curriculum.max_steps
-    out_of_time = publisher.clock.seconds >= publisher.clock.limit
-    if resume_from is not None and (stopped_for_good or out_of_steps or out_of_time):
-        weights.load_into(publisher.lm, resume_from)
-        return saved
+    """Train to the end, from the start or from the checkpoint `resume_from`."""
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
         # A resumed run has made steps already; its parts are fitted to the device again, but for reinforcement, which
         # would sample its first generation anew. Before its weights are split the model need not fit into one device.
-        fits = resume_from is None or (
-            trainer.args.device.type == "cuda" and trainer.objective.has_curriculum
-        )
-        if fits and not trainer.shards:
+        on_gpu = trainer.args.device.type == "cuda"
+        measures = resume_from is None or (on_gpu and trainer.objective.has_curriculum)
+        if measures and not trainer.shards:
             preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state

@@ -121,11 +121,11 @@ class RunFolder:
 
     def last_whole_checkpoint(self) -> Path | None:
         """The newest checkpoint that is whole; None where there is none. Reads all files of a checkpoint: `fault`."""
-        return next((folder for folder in self.newest_first() if fault(folder) is None), None)
+        return next((folder for folder in self.checkpoints_newest_first() if fault(folder) is None), None)
 
     def keep_newest(self, number: int) -> None:
         """Delete all checkpoints but the newest `number` of them."""
-        for folder in self.newest_first()[number:]:
+        for folder in self.checkpoints_newest_first()[number:]:
             shutil.rmtree(folder)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -139,7 +139,7 @@ class RunFolder:
         with progress.warn_on_error("the history"):
             files.write_json(self.history, clean)
 
-    def newest_first(self) -> list[Path]:
+    def checkpoints_newest_first(self) -> list[Path]:
         """The folders of all checkpoints, whole or not, by their step."""
         steps: dict[int, Path] = {}
         for path in self.checkpoints.glob(f"{PREFIX}*"):

@@ -179,10 +179,10 @@ class GrpoConfig:
                 f"({accumulate}): an update learns from one generation"
             )
         outputs = batch * steps * processes
-        each = f" x {processes} processes" if processes > 1 else ""
+        by_processes = f" x {processes} processes" if processes > 1 else ""
         if outputs % self.num_generations:
             raise ValueError(
-                f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}){each} = "
+                f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}){by_processes} = "
                 f"{outputs} outputs of a generation must be a multiple of grpo.num_generations "
                 f"({self.num_generations})"
             )
