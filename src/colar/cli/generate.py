@@ -127,7 +127,7 @@ def run_generate(args: argparse.Namespace) -> None:
             completion.require_answer()
             # Several answers to one question: each under the values that it was asked with.
             if not args.input and len(requests) > 1:
-                print(_asked_with(completion.request.params).strip())
+                print(_params_text(completion.request.params).strip())
             _print_completion(lm, completion, expected.get(completion.request.id), args)
 
 
@@ -140,29 +140,29 @@ def _write_answers(
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
     # A run that was stopped left some of the answers.
-    asked = _asked(args)
-    found = answer_files.find_answers(args.output, asked)
-    missing = [request for request in requests if answer_files.answer_key(request, asked) not in found]
+    settings = _settings(args)
+    answered = answer_files.find_answers(args.output, settings)
+    missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in completions_of(lm, engine.stream(missing)):
             completion.require_answer()
-            write(_row(args, asked, lm, completion, expected.get(completion.request.id)))
+            write(_row(args, settings, lm, completion, expected.get(completion.request.id)))
             bar.advance()
     there = len(requests) - len(missing)
     # Of questions that were edited, or left out of the file, since they were answered.
-    others = f", beside {len(found) - there} to other questions or values" if len(found) > there else ""
+    others = f", beside {len(answered) - there} to other questions or values" if len(answered) > there else ""
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
 
 
 def _row(
     args: argparse.Namespace,
-    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
     lm: LatentLM,
     completion: Completion,
     expected: str | None,
 ) -> dict[str, Any]:
     """A completion as a row of the output."""
-    row = answer_files.answer_row(completion, asked)
+    row = answer_files.answer_row(completion, settings)
     if expected is not None:
         row["expected"] = expected
     if args.show_latents:
@@ -177,7 +177,7 @@ def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
 
     check_backbone([folder], args)
     [combinations] = param_combinations({args.checkpoint: folder}, args).values()
-    asked = _asked(args)
+    settings = _settings(args)
     job = ray_generate.FileJob(
         **answering(args.checkpoint, args),
         make_requests=functools.partial(
@@ -188,8 +188,8 @@ def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
             keep_latents=args.show_latents,
             system=args.system,
         ),
-        make_row=functools.partial(_row, args, asked),
-        asked=asked,
+        make_row=functools.partial(_row, args, settings),
+        settings=settings,
     )
     ray_generate.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
 
@@ -204,7 +204,7 @@ def _decoding(args: argparse.Namespace) -> Decoding:
     return dataclasses.replace(DECODINGS[args.decoding], **changes)
 
 
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     return {
         "checkpoint": args.checkpoint,
@@ -221,12 +221,12 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 def _texts(lm: LatentLM, completion: Completion, neighbours: int) -> list[Any]:
     """A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it."""
-    found: list[Any] = []
+    texts_of_thoughts: list[Any] = []
     for thought in read_thoughts(lm, completion, neighbours):
         shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:neighbours]
         texts = [token["text"] for token in shown]
-        found.append(texts[0] if thought["kind"] == "token" else texts)
-    return found
+        texts_of_thoughts.append(texts[0] if thought["kind"] == "token" else texts)
+    return texts_of_thoughts
 
 
 def _print_completion(
@@ -234,7 +234,7 @@ def _print_completion(
 ) -> None:
     """The thoughts, each on a line, and the answer; below a latent that was chosen as tokens stand those near it."""
     if args.input:
-        print(f"\n{completion.request.question}{_asked_with(completion.request.params)}")
+        print(f"\n{completion.request.question}{_params_text(completion.request.params)}")
     for number, thought in enumerate(read_thoughts(lm, completion, args.neighbours), start=1):
         first, *rest = _lines(thought, args.neighbours)
         print(f"{number:4d}  {first}")
@@ -248,7 +248,7 @@ def _print_completion(
     progress.say(f"{completion.length} thoughts{cut}, {completion.seconds:.2f} s")
 
 
-def _asked_with(params: Any) -> str:
+def _params_text(params: Any) -> str:
     """`  [compression_factor 2]`, or nothing where a method has no per-request values."""
     # A threshold that is off (0) is not shown.
     shown = [f"{name} {value:g}" for name, value in dataclasses.asdict(params).items() if value]

@@ -89,8 +89,8 @@ def run_inspect(args: argparse.Namespace) -> None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
-    asked = {"data": args.data, "split": args.split, "limit": args.limit}
-    inspection = Inspection(examples, systems, {"asked": asked})
+    origin = {"data": args.data, "split": args.split, "limit": args.limit}
+    inspection = Inspection(examples, systems, {"asked": origin})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
     numbers = inspection.to_json()

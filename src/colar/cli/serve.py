@@ -99,10 +99,10 @@ def run_serve(args: argparse.Namespace) -> None:
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
         with serving(partial(_application, models, args, keys, hosts), models) as application:
-            made = server.make(application, args.drain, args.log_config)
+            uvicorn_server = server.make(application, args.drain, args.log_config)
             # With --port 0 this is how a caller learns the port.
             print(server.url(bound), flush=True)
-            server.run(made, bound)
+            server.run(uvicorn_server, bound)
 
 
 def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[Any]]:

@@ -38,7 +38,7 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     The question may have another of the names in `layouts.QUESTION`, or be that of a chat.
     """
     entries = enumerate(data_files.read(Path(path)), start=1)
-    rows = [question_row(place, given, str(number)) for number, (place, given) in entries]
+    rows = [question_row(place, raw, str(number)) for number, (place, raw) in entries]
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
@@ -46,10 +46,10 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def question_row(place: str, given: Any, name: str) -> dict[str, Any]:
+def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
     """A row as `read_questions` gives it, from one of a file; `name` is its id if it has none."""
     try:
-        row = named_fields(given)
+        row = named_fields(raw)
         if any(row.get(name) is not None for name in TURNS):
             row = {**row, **_of_chat(row)}
     except ValueError as error:
@@ -72,17 +72,17 @@ def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     unanswered = ROLE.get(role, role) == "user"
     ended = [*turns, {"role": "assistant", "content": "?"}] if unanswered else turns
     fields = layouts.of({name: ended}).parse({name: ended})
-    found = {"question": fields.question, "context": [list(turn) for turn in fields.context]}
-    return found if unanswered else found | {"answer": fields.answer}
+    own = {"question": fields.question, "context": [list(turn) for turn in fields.context]}
+    return own if unanswered else own | {"answer": fields.answer}
 
 
-def _context(where: str, given: Any) -> tuple[tuple[str, str], ...]:
+def _context(place: str, context: Any) -> tuple[tuple[str, str], ...]:
     """The turns before a row's question, a list of [role, text]."""
-    turns = given if isinstance(given, list) else [given]
+    turns = context if isinstance(context, list) else [context]
     for turn in turns:
         pair = isinstance(turn, list) and len(turn) == 2 and all(isinstance(part, str) for part in turn)
-        check_holds(f"{where}: context", pair, turn, "a list of [role, text]")
-        check_choice(f"{where}: context", turn[0], ROLES)
+        check_holds(f"{place}: context", pair, turn, "a list of [role, text]")
+        check_choice(f"{place}: context", turn[0], ROLES)
     return tuple((role, text) for role, text in turns)
 
 
@@ -125,21 +125,21 @@ def check_output(output: str, questions: str) -> None:
     _check_answer(f"{path}:1", record)
 
 
-def find_answers(output: str, asked: Mapping[str, Any]) -> set[str]:
+def find_answers(output: str, settings: Mapping[str, Any]) -> set[str]:
     """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
-    found = set()
+    keys = set()
     for number, record in enumerate(files.resume_jsonl(output), start=1):
         where = f"{output}:{number}"
         _check_answer(where, record)
-        check_same_run(where, record["asked"], asked, "give another --output")
-        found.add(record["key"])
-    return found
+        check_same_run(where, record["asked"], settings, "give another --output")
+        keys.add(record["key"])
+    return keys
 
 
-def answer_key(request: Request, model: Mapping[str, Any]) -> str:
+def answer_key(request: Request, settings: Mapping[str, Any]) -> str:
     """16 hex digits of everything that an answer depends on: an output that holds the key holds the answer.
 
-    `model` names what the request does not: the checkpoint's digest, and how it is loaded (JSON values).
+    `settings` are what the request does not name: the checkpoint's digest, and how it is loaded (JSON values).
     """
     fields = {
         "id": request.id,
@@ -148,7 +148,7 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
         "decoding": dataclasses.asdict(request.decoding),
         "seed": request.seed,
         "sample": request.sample,
-        "model": dict(model),
+        "model": dict(settings),
     }
     # A question without earlier turns has the key of earlier versions.
     if request.context:
@@ -156,16 +156,16 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
     return files.digest([json.dumps(fields, sort_keys=True)])
 
 
-def answer_row(completion: Completion, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A completion as a row of the output; `asked` is all that an answer depends on, question and params aside."""
+def answer_row(completion: Completion, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion as a row of the output; `settings` are all that an answer depends on, question and params aside."""
     return {
         "id": completion.request.id,
-        "key": answer_key(completion.request, asked),
+        "key": answer_key(completion.request, settings),
         "question": completion.request.question,
         "params": dataclasses.asdict(completion.request.params),
         "answer": completion.text,
         "length": completion.length,
-        "asked": dict(asked),
+        "asked": dict(settings),
         "truncated": completion.truncated,
         "seconds": round(completion.seconds, 4),
     }

@@ -101,25 +101,27 @@ class ColarLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
-        asked = []
+        engine_requests = []
         stops = []
         repeats: Counter[tuple[str, int]] = Counter()
         for instance in requests:
-            context, given = instance.args[0], dict(instance.args[1])
+            context, generation_kwargs = instance.args[0], dict(instance.args[1])
             name = document_id(instance)
             # lm-eval asks a document `repeats` times: each is a sample of its own. Ids of documents may come again in
             # another task, and in a file of one's own: counted by them, a draw would depend on what else is asked.
             document = (instance.task_name, instance.doc_id)
             sample = repeats[document]
             repeats[document] += 1
-            decoding = decoding_of_task(given, self.limits)
+            decoding = decoding_of_task(generation_kwargs, self.limits)
             seed = seed_from(self.seed, name)
             question, turns = turns_of(context, instance.doc)
-            asked.append(Request(name, question, self.params, decoding, seed, sample, context=turns))
-            stops.append(stop_texts(given))
+            engine_requests.append(
+                Request(name, question, self.params, decoding, seed, sample, context=turns)
+            )
+            stops.append(stop_texts(generation_kwargs))
 
-        batch_size = min(self.batch_size, max(1, len(asked)))
-        completions = answer_all(self.lm, self.method, asked, batch_size, "generate")
+        batch_size = min(self.batch_size, max(1, len(engine_requests)))
+        completions = answer_all(self.lm, self.method, engine_requests, batch_size, "generate")
         # The engine knows no stop texts: an answer is made in full and cut afterwards.
         return [cut(completion.text, until) for completion, until in zip(completions, stops, strict=True)]
 
@@ -196,36 +198,36 @@ def document_id(instance: Instance) -> str:
     return str(own) if own else f"{instance.task_name}/{instance.doc_id}"
 
 
-def decoding_of_task(given: Mapping[str, Any], limits: Decoding) -> Decoding:
+def decoding_of_task(kwargs: Mapping[str, Any], limits: Decoding) -> Decoding:
     """Decoding and limits from a task's `generation_kwargs`. ValueError names an unknown key.
 
     Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from
     `sampled`.
     """
-    check_known("generation_kwargs key", given, GENERATION_KEYS)
-    temperature = given.get("temperature")
-    do_sample = given.get("do_sample")
+    check_known("generation_kwargs key", kwargs, GENERATION_KEYS)
+    temperature = kwargs.get("temperature")
+    do_sample = kwargs.get("do_sample")
     if do_sample is None:
         do_sample = temperature is not None and float(temperature) > 0
     changes: dict[str, Any] = {
-        "max_latents": given.get("max_latents", limits.max_latents),
+        "max_latents": kwargs.get("max_latents", limits.max_latents),
         "max_completion_length": limits.max_completion_length,
     }
     for key in LENGTH_KEYS:
-        if given.get(key) is not None:
-            changes["max_completion_length"] = int(given[key])
+        if kwargs.get(key) is not None:
+            changes["max_completion_length"] = int(kwargs[key])
             break
     # Greedy draws nothing, with any value beside `do_sample: false`.
     if do_sample:
         for key in DRAWING_KEYS:
-            if given.get(key) is not None:
-                changes[key] = float(given[key])
+            if kwargs.get(key) is not None:
+                changes[key] = float(kwargs[key])
     return dataclasses.replace(DECODINGS["sampled" if do_sample else "greedy"], **changes)
 
 
-def stop_texts(given: Mapping[str, Any]) -> list[str]:
+def stop_texts(kwargs: Mapping[str, Any]) -> list[str]:
     """`until` as a list; an empty text would cut everything away, and counts as none."""
-    until = given.get("until") or []
+    until = kwargs.get("until") or []
     texts = [until] if isinstance(until, str) else list(until)
     return [text for text in texts if text]
 
@@ -247,10 +249,10 @@ def run(words: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     register()
-    given = with_ours(words)
+    arguments = with_ours(words)
     before = sys.argv
     # lm-eval reads the process's own arguments, and takes no others.
-    sys.argv = ["lm-eval", *given]
+    sys.argv = ["lm-eval", *arguments]
     try:
         cli_evaluate()
     finally:

@@ -123,12 +123,12 @@ def build_model(
         raise ValueError(
             f"{file.path} holds no LoRA weights (do_lora: false): such models cannot be imported"
         )
-    made = backbones.load(backbone)
+    base = backbones.load(backbone)
     if layout.markers:
-        _add_markers(made, file, layout, parts, lora is not None)
-    adds_bos = list(made.tokenizer("1")["input_ids"])[:1] == [made.tokenizer.bos_token_id]
+        _add_markers(base, file, layout, parts, lora is not None)
+    adds_bos = list(base.tokenizer("1")["input_ids"])[:1] == [base.tokenizer.bos_token_id]
     borders = Borders(layout.closing, bool(layout.markers) and adds_bos, layout.answer)
-    lm = LatentLM(made, Template(layout.template, made.tokenizer, borders=borders), lora)
+    lm = LatentLM(base, Template(layout.template, base.tokenizer, borders=borders), lora)
     if lm.template.separator_added:
         raise ValueError(
             f"{backbone} has no token {layout.template.separator!r}: give the backbone of {file.path}"
@@ -141,7 +141,7 @@ def build_model(
     first = vocabulary_size(lm.causal_lm) - len(layout.markers)
     for i, marker in enumerate(layout.markers):
         # Where the embedding has spare rows, the tokenizer's new ids are not the last rows.
-        token_id = made.tokenizer.convert_tokens_to_ids(marker)
+        token_id = base.tokenizer.convert_tokens_to_ids(marker)
         for module in (lm.causal_lm.get_input_embeddings(), lm.causal_lm.get_output_embeddings()):
             module.weight.data[token_id] = module.weight.data[first + i].clone()
     return lm
@@ -168,49 +168,49 @@ def _lora(model: Mapping[str, Tensor], alpha: int) -> LoraSettings | None:
     return LoraSettings(r=len(next(iter(inner.values()))), lora_alpha=alpha, target_modules=tuple(targets))
 
 
-def _add_markers(made: Backbone, file: File, layout: CheckpointLayout, parts: Parts, adapted: bool) -> None:
+def _add_markers(base: Backbone, file: File, layout: CheckpointLayout, parts: Parts, adapted: bool) -> None:
     """Grow the backbone's vocabulary by the tokens that the file's embedding has."""
-    embedding = made.lm.get_input_embeddings().weight
-    name = next(name for name, weight in made.lm.named_parameters() if weight is embedding)
+    embedding = base.lm.get_input_embeddings().weight
+    name = next(name for name, weight in base.lm.named_parameters() if weight is embedding)
     name = "base_model.model." * adapted + name
     if name not in parts.model:
         raise ValueError(f"{file.path} lacks {layout.model}{name}, with the rows of the tokens that it adds")
     # Coconut's code makes as many rows as the tokenizer has tokens, CODI's as many as the model had, and three.
     rows, before = len(parts.model[name]), len(embedding)
-    if rows - len(layout.markers) not in (before, len(made.tokenizer)):
+    if rows - len(layout.markers) not in (before, len(base.tokenizer)):
         raise ValueError(
-            f"{file.path}: {layout.model}{name} has {rows} rows, and {made.name} with {len(layout.markers)} added "
+            f"{file.path}: {layout.model}{name} has {rows} rows, and {base.name} with {len(layout.markers)} added "
             f"tokens {before + len(layout.markers)}: give the backbone that it was trained on"
         )
-    made.tokenizer.add_tokens([AddedToken(each, normalized=False, special=True) for each in layout.markers])
-    made.lm.resize_token_embeddings(rows, mean_resizing=False)
+    base.tokenizer.add_tokens([AddedToken(each, normalized=False, special=True) for each in layout.markers])
+    base.lm.resize_token_embeddings(rows, mean_resizing=False)
 
 
 @torch.no_grad()
 def _fill(
     own: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     required: Iterable[str],
     file: File,
     names: Mapping[str, str],
 ) -> None:
     """Copy tensors into those of the same names. ValueError for what is missing, for what has no place or another
     shape, in the file's `names`."""
-    unknown = [names[name] for name in given if name not in own and not BUFFER.search(name)]
+    unknown = [names[name] for name in tensors if name not in own and not BUFFER.search(name)]
     if unknown:
         raise ValueError(
             f"{file.path} has {some(unknown)}, which the backbone has not: give the one it was trained on"
         )
     # A tied head is the embedding.
-    there = {own[name].data_ptr() for name in given if name in own}
+    there = {own[name].data_ptr() for name in tensors if name in own}
     missing = [names[name] for name in required if own[name].data_ptr() not in there]
     if missing:
         raise ValueError(f"{file.path} lacks {some(missing)}")
-    for name, value in given.items():
+    for name, value in tensors.items():
         if name in own and own[name].shape != value.shape:
             raise ValueError(
                 f"{file.path}: {names[name]} has shape {tuple(value.shape)}, and here {tuple(own[name].shape)}: give "
                 "the backbone that it was trained on"
             )
-    for name in own.keys() & given.keys():
-        own[name].copy_(given[name])
+    for name in own.keys() & tensors.keys():
+        own[name].copy_(tensors[name])

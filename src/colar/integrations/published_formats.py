@@ -214,24 +214,24 @@ FORMATS = (*LAYOUTS, SIMCOT)
 
 def recognise(file: File, options: Options) -> tuple[str, str, CheckpointLayout]:
     """The name, the repository and the layout of a file's format, by the names of its tensors."""
-    found = []
+    formats = []
     for name, layout in LAYOUTS.items():
         if any(tensor.startswith(layout.model) for tensor in file.tensors):
-            found.append(name)
-    allowed = (None, *found) if found == ["colar"] else (None, SIMCOT, *found)
-    if len(found) != 1 or options.format not in allowed:
+            formats.append(name)
+    allowed = (None, *formats) if formats == ["colar"] else (None, SIMCOT, *formats)
+    if len(formats) != 1 or options.format not in allowed:
         wanted = f"not in the format {options.format}" if options.format else "in none of the formats"
         raise ValueError(
             f"{file.path} is {wanted} ({', '.join(FORMATS)}): its tensors are {some(file.tensors) or 'none'}"
         )
-    layout = LAYOUTS[found[0]]
+    layout = LAYOUTS[formats[0]]
     for name in ("latents", "lora_alpha", "sigma_e"):
         if getattr(options, name) is not None and name not in layout.options:
             own = " and ".join(f"--{each}" for each in layout.options)
-            raise ValueError(f"--{name} is no option of the format {found[0]}, which has {own}")
+            raise ValueError(f"--{name} is no option of the format {formats[0]}, which has {own}")
     if is_simcot(file, options):
         return SIMCOT, "InternLM/SIM-CoT", layout
-    return found[0], layout.repository, layout
+    return formats[0], layout.repository, layout
 
 
 def is_simcot(file: File, options: Options) -> bool:
@@ -282,13 +282,13 @@ def read(path: str | Path) -> File:
 def _files_of(folder: Path) -> list[Path]:
     # A model may be sharded, and a run leaves several checkpoints.
     for pattern in ("model*.safetensors", "pytorch_model*.bin", "*.ckpt", "checkpoint_*"):
-        found = sorted(folder.glob(pattern))
-        if len(found) > 1 and pattern in ("*.ckpt", "checkpoint_*"):
+        files = sorted(folder.glob(pattern))
+        if len(files) > 1 and pattern in ("*.ckpt", "checkpoint_*"):
             raise ValueError(
-                f"{folder} holds {', '.join(path.name for path in found)}: give one of these files"
+                f"{folder} holds {', '.join(path.name for path in files)}: give one of these files"
             )
-        if found:
-            return found
+        if files:
+            return files
     raise ValueError(
         f"{folder} holds no .safetensors, pytorch_model.bin, .ckpt or checkpoint_N: give the file"
     )

@@ -59,7 +59,7 @@ class FileJob(Job):
 
     make_requests: Callable[[list[dict[str, Any]]], list[Request]]
     """The requests of rows of `question_row`."""
-    asked: Mapping[str, Any]
+    settings: Mapping[str, Any]
     """Everything that an answer depends on, its request aside."""
 
 
@@ -92,7 +92,7 @@ def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
     if Path(source).resolve() == folder.resolve():
         raise ValueError(f"--output must be another folder than --input, got {output} for both")
     with processes.locked(folder):
-        found = _found(folder, job.asked)
+        found = _found(folder, job.settings)
         with ray_cluster.joined(pool, job.loading["device"], [job.checkpoint], list(paths)) as actors:
             _answer(job, paths, folder, found, actors)
 
@@ -110,9 +110,9 @@ def input_files(source: Path) -> dict[str, str]:
     return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
 
 
-def _found(folder: Path, asked: Mapping[str, Any]) -> Keys:
+def _found(folder: Path, settings: Mapping[str, Any]) -> Keys:
     """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
-    found = (answer_files.find_answers(str(part), asked) for part in answer_files.parts(folder))
+    found = (answer_files.find_answers(str(part), settings) for part in answer_files.parts(folder))
     numbers = (int(key, 16) for key in itertools.chain.from_iterable(found))
     return np.sort(np.fromiter(numbers, dtype=np.uint64))
 
@@ -188,7 +188,7 @@ def _requests(path: str, name: str, job: FileJob, found: Keys) -> Iterator[Asked
                 yield Asked(place, fault=str(error))
                 continue
             for request in job.make_requests([row]):
-                key = np.uint64(int(answer_files.answer_key(request, job.asked), 16))
+                key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
                 if key not in found[np.searchsorted(found, key) :][:1]:
                     yield Asked(place, request, row.get("answer"))
     except (ValueError, OSError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
@@ -48,18 +48,26 @@ def control_results(
     """
     outcomes = {"own": outcome_of(examples, completions)}
     # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
-    for kind, asked, made in _controls(lm, method, requests, completions) if with_controls else ():
-        outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, note=f"control: {kind}"))
+    for control in _controls(lm, method, requests, completions) if with_controls else ():
+        answers = answer_all(lm, control.method, control.requests, note=f"control: {control.kind}")
+        outcomes[control.kind] = outcome_of(examples, answers)
     right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
     differences = {kind: difference(examples, right["own"], right[kind]) for kind in right if kind != "own"}
     return {"outcomes": outcomes, "differences": differences}
 
 
+class _Control(NamedTuple):
+    """A kind of thoughts, the requests under it, and the method that answers them."""
+
+    kind: str
+    requests: Sequence[Request]
+    method: Method
+
+
 def _controls(
     lm: LatentLM, method: Method, requests: Sequence[Request], completions: Sequence[Completion]
-) -> list[tuple[str, Sequence[Request], Method]]:
-    """Each control: its requests, and the method that answers them."""
-    made: list[tuple[str, Sequence[Request], Method]] = []
+) -> list[_Control]:
+    with_latents = []
     # A chain of tokens has no latents to replace, and neither has a model that never thought.
     if method.thinks_in_latents and any(completion.length for completion in completions):
         own = controls.thoughts_of(lm, completions)
@@ -68,10 +76,10 @@ def _controls(
             # A single question has no other to take thoughts from.
             if kind != "shuffled" or len(questions) > 1:
                 replaced = controls.KINDS[kind](own, requests, 0)
-                made.append((kind, requests, GivenThoughts(method, requests, replaced)))
+                with_latents.append(_Control(kind, requests, GivenThoughts(method, requests, replaced)))
     # At this limit the engine feeds the closing separator at once, for any choice of the method.
     at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
-    return [*made, ("none", at_once, method)]
+    return [*with_latents, _Control("none", at_once, method)]
 
 
 def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> dict[str, Any]:
@@ -84,14 +92,14 @@ def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -
     # Repeated questions are one cluster.
     clusters = [example.first_id for example in examples]
     accuracy = stats.mean(right, clusters)
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "n": len(examples),
         "accuracy": {"mean": accuracy.mean, "interval": stats.wilson(accuracy)},
         "right": right,
     }
     for name in ("length", "forward_passes", "seconds"):
-        found[name] = _mean(stats.mean([getattr(each, name) for each in completions], clusters))
-    return found
+        outcome[name] = _mean(stats.mean([getattr(each, name) for each in completions], clusters))
+    return outcome
 
 
 def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequence[bool]) -> Mean:

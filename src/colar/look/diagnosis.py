@@ -102,16 +102,16 @@ def _read_answer(
     says them. `missing` are groups without a thought.
     """
     read_as = said_by(completion, group_size(params), vocabulary)
-    found = verdict(completion.text, example)
-    parsed = found.parsed is not None
+    judged = verdict(completion.text, example)
+    parsed = judged.parsed is not None
     thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
     if groups is None:
-        cause = "right" if found.correct else "wrong" if parsed else "unparsable"
+        cause = "right" if judged.correct else "wrong" if parsed else "unparsable"
         for thought in thoughts:
             # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
     else:
-        cause = classify(groups, read_as, parsed, found.correct)
+        cause = classify(groups, read_as, parsed, judged.correct)
         marks = marks_of(groups, read_as)
         for k, thought in enumerate(thoughts):
             group = groups[k] if k < len(groups) else []
@@ -120,7 +120,7 @@ def _read_answer(
     return {
         "id": example.id,
         "answer": completion.text,
-        "right": found.correct,
+        "right": judged.correct,
         "cause": cause,
         "length": completion.length,
         "forward_passes": completion.forward_passes,
@@ -148,10 +148,10 @@ def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> li
 
 
 def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
-    found = []
+    tokens = []
     for token, said in zip(group, says([token.token_id for token in group], read_as), strict=True):
-        found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
-    return found
+        tokens.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
+    return tokens
 
 
 # Causes
@@ -159,8 +159,8 @@ def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[di
 
 def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
     """The tokens of a group that a thought does not say."""
-    found = says([token.token_id for token in group], read_as)
-    return [token for token, is_said in zip(group, found, strict=True) if not is_said]
+    said = says([token.token_id for token in group], read_as)
+    return [token for token, is_said in zip(group, said, strict=True) if not is_said]
 
 
 def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
@@ -198,19 +198,19 @@ def diagnose(
     n = len(passes)
     right_answers = read(lm, method, passes, params, decoding)
     vocabulary = vocabulary_of(lm)
-    right = groups = whole = stopped = 0
+    right = groups = whole_chains = stopped = 0
     for each in passes:
         right_here = groups_written(each, params, vocabulary)
         right += right_here
         groups += len(each.groups)
-        whole += right_here == len(each.groups)
+        whole_chains += right_here == len(each.groups)
         stops = [False] * len(each.groups) + [True]
         stopped += each.thought.done.tolist() == stops
     return {
         "n": n,
         "read": sum(right_answers) / n,
         "write": right / groups,
-        "whole_chain": whole / n,
+        "whole_chain": whole_chains / n,
         "stop": stopped / n,
     }
 

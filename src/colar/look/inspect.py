@@ -14,7 +14,7 @@ its tokens. The thoughts themselves are for the page alone: they are longer than
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,37 +64,36 @@ def inspect_system(
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     answers = read_answers(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
+    measured: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
     if compared and numbers:
         with_steps = [example for example in examples if example.steps]
         passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
-        found |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
+        measured |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
-        found["cost"] = control_results(lm, method, examples, requests, completions, controls)
-    return {**key, **found, "answers": answers}
+        measured["cost"] = control_results(lm, method, examples, requests, completions, controls)
+    return {**key, **measured, "answers": answers}
 
 
 def system_differences(
-    systems: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+    systems: Sequence[Mapping[str, Any]], examples: Sequence[Example], without_answer: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """Each system's accuracy minus that of the first model at the same params, paired by question.
 
-    Of questions that have an answer: of others it is not known who is right, and without any there is no comparison.
+    Of questions that have an answer: of those `without_answer`, by their ids, it is not known who is right.
     """
-    found = []
-    first_of: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    judged = [i for i, example in enumerate(examples) if example.id not in without_answer]
+    # Without any there is no comparison.
+    if not judged:
+        return []
+    differences = []
+    baseline_of: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for system in systems:
-        baseline = first_of.setdefault(tuple(system["params"].items()), system)
+        baseline = baseline_of.setdefault(tuple(system["params"].items()), system)
         if baseline is system:
             continue
-        judged = []
-        for example, own, other in zip(examples, system["answers"], baseline["answers"], strict=True):
-            if own["right"] is not None and other["right"] is not None:
-                judged.append((example, own["right"], other["right"]))
-        if not judged:
-            continue
-        mean = difference(*zip(*judged, strict=True))
-        found.append(
+        own, others = ([each["answers"][i]["right"] for i in judged] for each in (system, baseline))
+        mean = difference([examples[i] for i in judged], own, others)
+        differences.append(
             {
                 "model": system["model"],
                 "baseline": baseline["model"],
@@ -104,7 +103,7 @@ def system_differences(
                 "interval": mean["interval"],
             }
         )
-    return found
+    return differences
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Inspection:
             **self.more,
             "provenance": collect_provenance(),
             "systems": systems,
-            "comparisons": system_differences(systems, self.examples),
+            "comparisons": system_differences(systems, self.examples, self.without_answer),
         }
 
     def page(self) -> str:

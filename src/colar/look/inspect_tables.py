@@ -35,9 +35,11 @@ THOUGHTS = {
 """Name of what a system thought."""
 
 
-def cost_tables(whole: Mapping[str, Any]) -> list[TextTable]:
-    systems = whole["systems"]
-    return _with_rows([cost_table(systems), control_table(systems), comparison_table(whole["comparisons"])])
+def cost_tables(inspection: Mapping[str, Any]) -> list[TextTable]:
+    systems = inspection["systems"]
+    return _with_rows(
+        [cost_table(systems), control_table(systems), comparison_table(inspection["comparisons"])]
+    )
 
 
 def cause_tables(systems: Sequence[Numbers]) -> list[TextTable]:
@@ -50,13 +52,13 @@ def _with_rows(tables: Sequence[TextTable]) -> list[TextTable]:
 
 def names_of(systems: Sequence[Numbers]) -> list[str]:
     """A short name of each: the model where there are several, the speed, what else it was asked with."""
-    several = len({system["model"] for system in systems}) > 1
+    several_models = len({system["model"] for system in systems}) > 1
     names = []
     for system in systems:
         params = tuple(system["params"].items())
         factor = speed(params)
         parts = []
-        if several or factor is None:
+        if several_models or factor is None:
             parts.append(system["model"])
         if factor is not None:
             parts.append(f"c = {factor:g}")
@@ -68,8 +70,8 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
 
 def with_names(systems: Sequence[Numbers], key: str) -> list[tuple[str, Any]]:
     """(name, measurement) of each system that has it."""
-    found = [system for system in systems if system.get(key)]
-    return [(name, system[key]) for name, system in zip(names_of(found), found, strict=True)]
+    measured = [system for system in systems if system.get(key)]
+    return [(name, system[key]) for name, system in zip(names_of(measured), measured, strict=True)]
 
 
 def with_interval(mean: Mapping[str, Any] | None) -> str:
@@ -144,9 +146,9 @@ def cause_table(systems: Sequence[Numbers]) -> TextTable:
 
 def diagnosis_table(systems: Sequence[Numbers]) -> TextTable:
     rows = []
-    for name, found in with_names(systems, "diagnosis"):
-        shares = [percent(found[key]) for key in ("read", "write", "whole_chain", "stop")]
-        rows.append([name, str(found["n"]), *shares])
+    for name, diagnosis in with_names(systems, "diagnosis"):
+        shares = [percent(diagnosis[key]) for key in ("read", "write", "whole_chain", "stop")]
+        rows.append([name, str(diagnosis["n"]), *shares])
     notes = [
         "Reads: answers that are right when it is fed the reference's own latents. Writes: thoughts that are right "
         "after a right prefix, and chains of which all are. Stops: chains that end in the right place."

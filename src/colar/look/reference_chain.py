@@ -158,7 +158,7 @@ def groups_thought(
 #
 #     fed        q  q ###  l1   l2   l3        positions 0 .. Q - 1 are the question, the others its K thoughts
 #     hidden           |    |    |    |
-#     asked           l1   l2   l3  stop       the method, at each of these K + 1 positions by itself
+#     thought         l1   l2   l3  stop       the method, at each of these K + 1 positions by itself
 #
 # No error is carried from one thought to the next: each is judged after a chain that is right so far. Group k of the
 # chain is what thought k should say.
@@ -176,7 +176,7 @@ class ReferencePass:
     latents_KD: Tensor
     """The reference's thoughts, which were fed."""
     thought: Thought
-    """K + 1 rows: the last one is asked behind the last thought, where the method should stop."""
+    """K + 1 rows: the last one is behind the last thought, where the method should stop."""
 
     @property
     def chosen(self) -> list[list[int] | None]:
@@ -202,14 +202,14 @@ def reference_passes(
         hidden_TD = lm.hidden(fed_1TD)[0]
         request = Request(example.id, example.question, params, seed=row.seed, context=example.context)
         # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.
-        asked_KD = hidden_TD[len(row.question) - 1 :]
-        n = len(asked_KD)
-        step_K = torch.arange(n, device=asked_KD.device)
+        hidden_KD = hidden_TD[len(row.question) - 1 :]
+        n = len(hidden_KD)
+        step_K = torch.arange(n, device=hidden_KD.device)
         # There is one request behind all positions: its columns are repeated.
         begun = {
             name: column.expand(n, *column.shape[1:]) for name, column in method.begin(lm, [request]).items()
         }
-        thought = method.think(lm, ThinkState.of([request] * n, asked_KD, step_K, lm.logits, begun))
+        thought = method.think(lm, ThinkState.of([request] * n, hidden_KD, step_K, lm.logits, begun))
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)

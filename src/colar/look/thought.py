@@ -160,8 +160,8 @@ def chosen_tokens(
         return [], []
     pairs = zip(chosen, info["group_logps"].tolist(), strict=False)
     # The separator that ends a group is no part of it.
-    kept = [(each, logprob) for each, logprob in pairs if each != separator_id]
-    return [each for each, _ in kept], [logprob for _, logprob in kept]
+    own = [(token_id, logprob) for token_id, logprob in pairs if token_id != separator_id]
+    return [token_id for token_id, _ in own], [logprob for _, logprob in own]
 
 
 def _token(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
         # The sum of two equal embeddings is near a single token.
         return [token_id in read_as for token_id in token_ids]
     left = Counter(read_as)
-    found = []
+    said = []
     for token_id in token_ids:
-        found.append(left[token_id] > 0)
+        said.append(left[token_id] > 0)
         left[token_id] -= 1
-    return found
+    return said

@@ -29,12 +29,12 @@ SCRIPTS = (VIEWER[2], FOLDER / "page.js")
 
 
 def render(
-    whole: Mapping[str, Any],
+    inspection: Mapping[str, Any],
     questions: Sequence[Mapping[str, Any]],
     answers: Sequence[Sequence[Mapping[str, Any]]],
 ) -> str:
-    """The page. `whole` is inspect.json; `answers[i][j]` is the answer of system i to question j."""
-    systems = whole["systems"]
+    """The page. `inspection` is inspect.json; `answers[i][j]` is the answer of system i to question j."""
+    systems = inspection["systems"]
     models = dict.fromkeys(system["model"] for system in systems)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
@@ -42,13 +42,13 @@ def render(
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
-        title=f"Inspection of {whole.get('title') or ', '.join(models)}",
-        cost_tables=inspect_tables.cost_tables(whole),
+        title=f"Inspection of {inspection.get('title') or ', '.join(models)}",
+        cost_tables=inspect_tables.cost_tables(inspection),
         cost_charts=cost_charts(systems),
         cause_tables=inspect_tables.cause_tables(systems),
         causes=inspect_tables.CAUSES,
-        made=json.dumps(
-            {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
+        origin=json.dumps(
+            {key: inspection.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
         ),
         data=_packed(data),
         style=style,
