@@ -177,8 +177,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
             jobs = [answering(path, args) for path in checkpoints.values()]
-            answer = actors and actors(dict(zip(models, jobs, strict=True)))
-            evaluate.evaluate(grid, datasets, records, answer_settings, answer)
+            make = actors and actors(dict(zip(models, jobs, strict=True)))
+            evaluate.evaluate(grid, datasets, records, answer_settings, make)
     if PartialState().is_main_process:
         _write_report([records], output)
 

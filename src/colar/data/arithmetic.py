@@ -6,7 +6,8 @@
 A problem is a start, a series of moves on a running total, and sometimes a second person at the end. A move
 on a product ("buys 2 boxes of 6") takes two steps: its partial result, then the total. The chain follows
 from the question: there is one right order of steps, so a model can be asked to predict it. All results are
-integers from 2 to `max_value`; divisions are exact. (Rows with `slips` and `overruns` go a little beyond.)
+integers from 2 to `max_value`; divisions are exact. Two settings make a teacher who errs, in training rows alone, and
+whose chains may go a little beyond: `slips` (a loss is added) and `overruns` (a step too many at the end).
 
 Splits are disjoint by construction. A problem's split is a hash of its equations (operands of + and * in
 order of size), so neither seed, names, wording nor limits can move a problem from one split to another.

@@ -134,7 +134,7 @@ def make_grid(
     return list(points.values())
 
 
-Answer = Callable[[EvaluatedModel, Sequence[Question], AnswerSettings], Iterator[dict[str, Any]]]
+RecordMaker = Callable[[EvaluatedModel, Sequence[Question], AnswerSettings], Iterator[dict[str, Any]]]
 """Gives one record per question of a model, in any order: `make_records`, or engines on other machines."""
 
 
@@ -143,7 +143,7 @@ def evaluate(
     datasets: Mapping[str, Sequence[Example]],
     records: Path,
     settings: AnswerSettings,
-    answer: Answer | None = None,
+    make: RecordMaker | None = None,
 ) -> int:
     """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
 
@@ -156,13 +156,13 @@ def evaluate(
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split(unanswered, _check_fit)
     if unanswered:
-        _write_answers(unanswered, records, settings, answer or make_records)
+        _write_answers(unanswered, records, settings, make or make_records)
     output_folder.put_in_order(records, [question.key for question in questions])
     return len(unanswered)
 
 
 def _write_answers(
-    questions: Sequence[Question], records: Path, settings: AnswerSettings, answer: Answer
+    questions: Sequence[Question], records: Path, settings: AnswerSettings, make: RecordMaker
 ) -> None:
     """Append the answers to `records`: of several processes the main one writes those of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
@@ -182,7 +182,7 @@ def _write_answers(
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, of_model in by_model.items():
             # Every n-th one: neighbours in the grid take about as long as each other.
-            mine = answer(model, of_model[state.process_index :: n], settings)
+            mine = make(model, of_model[state.process_index :: n], settings)
             for _ in range(math.ceil(len(of_model) / (n * per_round))):
                 for record in gather_object(list(itertools.islice(mine, per_round))):
                     if write is not None:

@@ -199,13 +199,13 @@ def diagnose(
     right_answers = read(lm, method, passes, params, decoding)
     vocabulary = vocabulary_of(lm)
     right = groups = whole_chains = stopped = 0
-    for each in passes:
-        right_here = groups_written(each, params, vocabulary)
+    for reference_pass in passes:
+        right_here = groups_written(reference_pass, params, vocabulary)
         right += right_here
-        groups += len(each.groups)
-        whole_chains += right_here == len(each.groups)
-        stops = [False] * len(each.groups) + [True]
-        stopped += each.thought.done.tolist() == stops
+        groups += len(reference_pass.groups)
+        whole_chains += right_here == len(reference_pass.groups)
+        stops = [False] * len(reference_pass.groups) + [True]
+        stopped += reference_pass.thought.done.tolist() == stops
     return {
         "n": n,
         "read": sum(right_answers) / n,
@@ -219,7 +219,7 @@ def read(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding
 ) -> list[bool]:
     """Feed the reference's thoughts: whether each answer is right."""
-    examples = [each.example for each in passes]
+    examples = [reference_pass.example for reference_pass in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
     for request, count in zip(
@@ -233,14 +233,14 @@ def read(
     return [verdict(completion.text, example).correct for completion, example in pairs]
 
 
-def groups_written(each: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
+def groups_written(reference_pass: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
     """The groups of a chain that the method says after a right prefix."""
     # The last position is the stop's: the embedding there is ignored.
-    nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), vocabulary)
-    tokens = list(itertools.chain.from_iterable(each.groups))
+    nearest = nearest_ids(reference_pass.thought.embeds[:-1], group_size(params), vocabulary)
+    tokens = list(itertools.chain.from_iterable(reference_pass.groups))
     start = 0
     right = 0
-    for k, (group, ids) in enumerate(zip(each.groups, each.chosen, strict=True)):
+    for k, (group, ids) in enumerate(zip(reference_pass.groups, reference_pass.chosen, strict=True)):
         # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):

@@ -119,10 +119,10 @@ def control_table(systems: Sequence[Numbers]) -> TextTable:
 
 def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> TextTable:
     rows = []
-    for each in comparisons:
-        mean = {"mean": each["difference"], "interval": each["interval"]}
-        pair = f"{each['model']} minus {each['baseline']}"
-        rows.append([pair, *names_of([each]), str(each["n"]), with_interval(mean)])
+    for comparison in comparisons:
+        mean = {"mean": comparison["difference"], "interval": comparison["interval"]}
+        pair = f"{comparison['model']} minus {comparison['baseline']}"
+        rows.append([pair, *names_of([comparison]), str(comparison["n"]), with_interval(mean)])
     notes = ["Accuracy of one minus the other on the same questions; an interval without 0 is a difference."]
     return TextTable("Models compared", ["models", "at", "questions", "points"], rows, notes, words=2)
 

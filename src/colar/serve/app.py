@@ -57,8 +57,8 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         # Reached when all answers are sent or the drain is over: streams still open end with an error.
-        for each in models:
-            await each.engine.close()
+        for model in models:
+            await model.engine.close()
 
     api = Api(models)
     # The pages of FastAPI's own load scripts from other sites.
@@ -86,7 +86,7 @@ class Api:
     """The endpoints over some models."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = {each.name: each for each in models}
+        self.models = {model.name: model for model in models}
         self.metrics = Metrics(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:

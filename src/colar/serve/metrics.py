@@ -57,8 +57,8 @@ class Metrics:
             running.labels(name).set_function(lambda: len(engine.running))
             waiting.labels(name).set_function(lambda: len(engine.scheduler.waiting))
 
-        for each in models:
-            watch(each.name, each.engine.engine)
+        for model in models:
+            watch(model.name, model.engine.engine)
 
     async def counted(
         self, api_request: ApiRequest, samples: Sequence[Sample], pieces: AsyncGenerator[SamplePiece, None]
