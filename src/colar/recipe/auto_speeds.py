@@ -1,13 +1,11 @@
-"""The end of `colar train auto`: every speed beside the run's own CoT on questions held out, and the speed to ask at.
+"""The end of `colar train auto`: every speed is measured beside the run's own CoT on questions held out.
 
-records -> report -> table, picture, one sentence -> OUTPUT/best, which is asked at the speed of the fewest thoughts
-that answers as well as CoT
+records, seconds -> report -> table, picture, the speed to ask at (`auto_choice.py`) -> OUTPUT/best
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import statistics
@@ -23,29 +21,16 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles
-from colar.evaluation.report_rows import Difference, ParamValues, Report, ReportRow, System
-from colar.evaluation.stats import Z95
-from colar.evaluation.tables import PAIRED
+from colar.evaluation.report_rows import Report
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint
+from colar.recipe.auto_choice import DATASET, NO_CHAIN, SPEEDS, choose, speeds_table, system_key
 
-SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
 WITH_THRESHOLD = {"compression_factor": 2, "confidence_threshold": 0.8}
 """Groups of two that also end before a token of low confidence, of a method that has these."""
-NO_CHAIN = "no chain"
-"""Label of the CoT model that answers at once."""
-DATASET = "held out"
 TIMED_SINGLY = 16
 """Questions that are timed one at a time."""
-WITHIN = 0.01
-"""Accuracy that the default speed may lose to CoT: a point."""
-LEARNT = 0.05
-"""Accuracy of CoT below which other speeds are not compared with it."""
-NARROW = 2.0
-"""Points of half an interval below which a decimal is shown."""
-TOO_WIDE = 0.05
-"""Half of a 95% interval from which rows are too few to choose by."""
 
 
 @dataclass(frozen=True)
@@ -176,78 +161,9 @@ def _time_singly(
                 [completion] = engine.generate([evaluate.make_request(point, example, limits)])
                 seconds.append(completion.seconds)
                 bar.advance()
-            medians[_key(point.cell.system)] = statistics.median(seconds)
+            medians[system_key(point.cell.system)] = statistics.median(seconds)
     processes.from_main(lambda: files.write_json(path, {**stored, "alone": medians}))
     return medians
-
-
-def _key(system: System) -> str:
-    return json.dumps([system.method, system.label, system.params])
-
-
-# --- the choice --------------------------------------------------------------------------------------------
-
-
-def choose(speeds: Report) -> tuple[dict[str, Any], str]:
-    """The speed of the fewest thoughts within a point of CoT and of c = 1, and a sentence about it.
-
-    It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
-    """
-    cot, _, own, differences = _cot_and_own(speeds)
-    percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
-    accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
-    [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
-    if cot.accuracy < LEARNT:
-        return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
-    least = max(cot.accuracy, slowest.accuracy) - WITHIN - 1e-9
-    within = [row for row in own if row.accuracy >= least]
-    best = min(within, key=lambda row: row.length) if within else slowest
-    difference = differences[best.system]
-    half = Z95 * (difference.se or 0.0)
-    verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
-    # Far enough behind to be sure, with however few rows.
-    if best is slowest and difference.difference + half < 0:
-        return dict(SPEEDS[0]), f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
-    if half > TOO_WIDE:
-        few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
-        it = _beside(best, cot, difference, name="it") if best is slowest else _beside(best, cot, difference)
-        return dict(SPEEDS[0]), f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
-    if within:
-        verdict = _beside(best, cot, difference, verb="answers as well as CoT,")
-    return dict(best.system.params), f"{accuracy}; {verdict}."
-
-
-def _beside(
-    row: ReportRow, cot: ReportRow, difference: Difference, name: str | None = None, verb: str = "answers"
-) -> str:
-    """`c = 2 answers 0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
-    side = "less" if difference.difference < 0 else "more"
-    cost = (
-        f"{row.length / cot.length:.0%} of the thoughts and "
-        f"{row.seconds_per_question / cot.seconds_per_question:.0%} of the time"
-        if cot.length
-        else f"{row.length:.1f} thoughts"
-    )
-    gap = f"{_points(abs(difference.difference), difference.se or 0.0)} points {side}"
-    return f"{name or speed_name(row.system.params)} {verb} {gap}, with {cost}"
-
-
-def _cot_and_own(speeds: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
-    """The rows of CoT, of CoT without a chain and of the method's own speeds, and the differences to CoT."""
-    rows = [row for row in speeds.rows if row.dataset == DATASET]
-    [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
-    [no_chain] = [row for row in rows if row.system.label == NO_CHAIN]
-    own = [row for row in rows if row.system.method != "cot"]
-    differences = [row for row in speeds.comparisons if row.dataset == DATASET]
-    return cot, no_chain, own, {row.system: row for row in differences if row.baseline == cot.system}
-
-
-def speed_name(params: ParamValues) -> str:
-    """`c = 2 with threshold 0.8`."""
-    values = dict(params)
-    name = f"c = {values['compression_factor']:g}"
-    threshold = values.get("confidence_threshold")
-    return f"{name} with threshold {threshold:g}" if threshold else name
 
 
 def publish(trained: Path, target: Path, default: Mapping[str, Any], limits: evaluate.AnswerSettings) -> None:
@@ -260,10 +176,10 @@ def publish(trained: Path, target: Path, default: Mapping[str, Any], limits: eva
             "max_completion_length": limits.max_completion_length,
         },
     }
-    with files.replace_folder(target) as partial:
+    with files.replace_folder(target) as folder:
         rewritten = shutil.ignore_patterns("colar.json")
-        shutil.copytree(trained, partial, copy_function=_link, ignore=rewritten, dirs_exist_ok=True)
-        files.write_json(partial / "colar.json", info)
+        shutil.copytree(trained, folder, copy_function=_link, ignore=rewritten, dirs_exist_ok=True)
+        files.write_json(folder / "colar.json", info)
 
 
 def _link(source: str, target: str) -> None:
@@ -272,64 +188,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-# --- the table ---------------------------------------------------------------------------------------------
-
-
-def speeds_table(
-    speeds: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
-) -> text_table.TextTable:
-    """The rows of all speeds, CoT's first."""
-    cot, no_chain, own, differences = _cot_and_own(speeds)
-    rows = []
-    for row in [cot, no_chain, *own]:
-        difference = differences.get(row.system)
-        mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
-        rows.append(
-            [
-                _name(row) + mark,
-                _points(row.accuracy, row.accuracy_se),
-                _signed_points(difference),
-                f"{row.length:.2g}",
-                _milliseconds(seconds.get(_key(row.system))),
-                _milliseconds(row.seconds_per_question),
-            ]
-        )
-    head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch"]
-    columns = "ms is the time of a question, alone and in a batch."
-    no_chain_note = (
-        f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
-    )
-    notes = [f"{cot.n} questions held out, greedy. {columns}", no_chain_note, PAIRED]
-    return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
-
-
-def _points(share: float, se: float | None) -> str:
-    """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
-    digits = _decimals(se)
-    return f"{100 * share:.{digits}f} ± {100 * Z95 * (se or 0.0):.{digits}f}"
-
-
-def _decimals(se: float | None) -> int:
-    return 0 if 100 * Z95 * (se or 0.0) >= NARROW else 1
-
-
-def _signed_points(row: Difference | None) -> str:
-    """A difference in points with its sign, and a star where its interval leaves out 0."""
-    if row is None:
-        return text_table.BLANK
-    star = " *" if row.interval is not None and (row.interval[0] > 0 or row.interval[1] < 0) else ""
-    return f"{'-' if row.difference < 0 else '+'}{_points(abs(row.difference), row.se)}{star}"
-
-
-def _name(row: ReportRow) -> str:
-    if row.system.method == "cot":
-        return row.system.label or "CoT"
-    return speed_name(row.system.params).replace(" with", ",")
-
-
-def _milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return text_table.BLANK
-    return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
