@@ -127,7 +127,9 @@ def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
 
 def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> None:
     data = recipe.DataConfig(train_size=4, validation_size=2, judge="judges_of_mine:mirrored")
-    assert {row.judge for rows in recipe.load_examples(data) for row in rows} == {"judges_of_mine:mirrored"}
+    assert {row.judge for rows in recipe.load_example_sets(data) for row in rows} == {
+        "judges_of_mine:mirrored"
+    }
     found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), ROWS, device="cpu")
     tree, _ = auto_recipe.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
     assert tree["data"]["judge"] == "judges_of_mine:mirrored"

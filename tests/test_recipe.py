@@ -416,21 +416,21 @@ def test_a_blank_key_is_named_with_its_own_file_or_option(tiny):
 
 def test_rows_that_were_seen_are_skipped():
     """A second stage goes on in the same data: the first stage's rows and its own are all rows, each once."""
-    whole, _ = recipe.load_examples(recipe.DataConfig(train_size=9, validation_size=0))
-    first, _ = recipe.load_examples(recipe.DataConfig(train_size=4, validation_size=0))
-    rest, _ = recipe.load_examples(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
+    whole, _ = recipe.load_example_sets(recipe.DataConfig(train_size=9, validation_size=0))
+    first, _ = recipe.load_example_sets(recipe.DataConfig(train_size=4, validation_size=0))
+    rest, _ = recipe.load_example_sets(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
     assert first + rest == whole
     with pytest.raises(ValueError, match="data.train_skip must be a whole number, 0 or more, got -1"):
         recipe.DataConfig(train_skip=-1)
     with pytest.raises(ValueError, match="data.train_skip is 10000, but arithmetic has no more rows"):
-        recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
+        recipe.load_example_sets(recipe.DataConfig(train_skip=10_000, validation_size=0))
 
 
 def test_rows_of_more_steps_are_left_out(capsys):
     """Of the rows that train_size leaves, in their order; validation has chains of any length."""
     of = {"options": {"steps": [1, 4]}, "train_size": 40, "validation_size": 20}
-    whole, validation = recipe.load_examples(recipe.DataConfig(**of))
-    short, same = recipe.load_examples(recipe.DataConfig(**of, max_reasoning_steps=2))
+    whole, validation = recipe.load_example_sets(recipe.DataConfig(**of))
+    short, same = recipe.load_example_sets(recipe.DataConfig(**of, max_reasoning_steps=2))
     assert short == [row for row in whole if len(row.steps) <= 2]
     assert 0 < len(short) < len(whole)
     assert same == validation
@@ -439,7 +439,7 @@ def test_rows_of_more_steps_are_left_out(capsys):
     with pytest.raises(
         ValueError, match="data.max_reasoning_steps is 2, and every row of arithmetic has more"
     ):
-        recipe.load_examples(recipe.DataConfig(**three, max_reasoning_steps=2))
+        recipe.load_example_sets(recipe.DataConfig(**three, max_reasoning_steps=2))
     with pytest.raises(ValueError, match="data.max_reasoning_steps must be a whole number, 1 or more, got 0"):
         recipe.DataConfig(max_reasoning_steps=0)
 
@@ -640,15 +640,17 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text('{"question": "another", "steps": [], "answer": "2"}\n')
     with pytest.raises(ValueError, match=r"is one file.*data.validation_source"):
-        recipe.load_examples(recipe.DataConfig(source=str(rows)))
-    train_rows, none = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_size=0))
+        recipe.load_example_sets(recipe.DataConfig(source=str(rows)))
+    train_rows, none = recipe.load_example_sets(recipe.DataConfig(source=str(rows), validation_size=0))
     assert len(train_rows) == 1
     assert none == []
-    _, validation = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_source=str(other)))
+    _, validation = recipe.load_example_sets(
+        recipe.DataConfig(source=str(rows), validation_source=str(other))
+    )
     assert [example.question for example in validation] == ["another"]
     same = recipe.DataConfig(source="arithmetic", train_size=4, train_split="validation", validation_size=2)
     with pytest.raises(ValueError, match=r"data.train_split validation is the one to validate on"):
-        recipe.load_examples(same)
+        recipe.load_example_sets(same)
 
 
 def write_rows(path, *questions, **fields):
@@ -665,17 +667,17 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     for other in others:
         data = recipe.DataConfig(source=str(rows), validation_source=other)
         with pytest.raises(ValueError, match=r"is one file, .*a/train\.jsonl.*data.validation_size 0"):
-            recipe.load_examples(data)
+            recipe.load_example_sets(data)
     folder = recipe.DataConfig(source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/")
     # A folder's other splits are other files.
     write_rows(tmp_path / "a" / "validation.jsonl", "another")
-    held_out = recipe.load_examples(folder)[1]
+    held_out = recipe.load_example_sets(folder)[1]
     assert [example.question for example in held_out] == ["another"]
     mixed = recipe.DataConfig(
         train_size=2, mixed_in=(recipe.SourceRows(str(rows)),), validation_source=others[0], validation_size=1
     )
     with pytest.raises(ValueError, match="is one file"):
-        recipe.load_examples(mixed)
+        recipe.load_example_sets(mixed)
 
 
 def test_validation_rows_that_are_trained_on_are_refused(tmp_path):
@@ -684,10 +686,10 @@ def test_validation_rows_that_are_trained_on_are_refused(tmp_path):
     data = recipe.DataConfig(source=str(rows), validation_source=str(tmp_path / "copy.jsonl"))
     write_rows(tmp_path / "copy.jsonl", "q", id="a")
     with pytest.raises(ValueError, match="data.validation_source: 1 of its rows are trained on, 'a' for one"):
-        recipe.load_examples(data)
+        recipe.load_example_sets(data)
     # Two files may number their rows alike.
     write_rows(tmp_path / "copy.jsonl", "another", id="a")
-    assert [example.question for example in recipe.load_examples(data)[1]] == ["another"]
+    assert [example.question for example in recipe.load_example_sets(data)[1]] == ["another"]
 
 
 def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
@@ -695,14 +697,14 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     write_rows(tmp_path / "own" / "train.jsonl", "one", "two", "three")
     write_rows(tmp_path / "own" / "validation.jsonl", "four", " two ", "one\nmore", "three", "three")
     data = recipe.DataConfig(source=f"{tmp_path}/own")
-    train_rows, held_out = recipe.load_examples(data)
+    train_rows, held_out = recipe.load_example_sets(data)
     assert (len(train_rows), len(held_out)) == (3, 5)  # nothing is left out
     told = "validation: 3 of 5 questions are also trained on, 'own/validation/1' for one"
     assert told in capsys.readouterr().err
     # White space makes no other question, and rows that are mixed in are trained on, too.
     write_rows(tmp_path / "more" / "train.jsonl", "one  more")
     mixed = replace(data, mixed_in=(recipe.SourceRows(f"{tmp_path}/more"),))
-    recipe.load_examples(mixed)
+    recipe.load_example_sets(mixed)
     assert "validation: 4 of 5 questions are also trained on" in capsys.readouterr().err
     # In another conversation it is another question.
     turns = [["user", "one?"], ["assistant", "1"]]
@@ -712,18 +714,18 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     ]
     for name, row in zip(("train", "validation"), rows, strict=True):
         files.write_jsonl(tmp_path / "chats" / f"{name}.jsonl", [row])
-    recipe.load_examples(recipe.DataConfig(source=f"{tmp_path}/chats"))
+    recipe.load_example_sets(recipe.DataConfig(source=f"{tmp_path}/chats"))
     assert "also trained on" not in capsys.readouterr().err
     # The first rows alone validate, and without validation nothing is asked twice.
-    recipe.load_examples(replace(data, validation_size=1))
-    recipe.load_examples(replace(data, validation_size=0))
+    recipe.load_example_sets(replace(data, validation_size=1))
+    recipe.load_example_sets(replace(data, validation_size=0))
     assert "validation" not in capsys.readouterr().err
 
 
 def test_generated_rows_of_two_splits_ask_no_question_twice(capsys):
     """Their splits are disjoint by construction: nothing is said of them, and needs no exception."""
     data = recipe.DataConfig("arithmetic", train_size=60, validation_size=60, options={"steps": [1, 1]})
-    train_rows, held_out = recipe.load_examples(data)
+    train_rows, held_out = recipe.load_example_sets(data)
     assert (len(train_rows), len(held_out)) == (60, 60)
     assert capsys.readouterr().err == ""
 
@@ -736,9 +738,9 @@ def test_rows_that_occur_twice_are_refused(tmp_path):
         mixed = (recipe.SourceRows(str(again)),)
         data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=mixed)
         with pytest.raises(ValueError, match="some rows occur twice, 'train/train/0' for one"):
-            recipe.load_examples(data)
+            recipe.load_example_sets(data)
     write_rows(second, "three", id="b")
-    assert [row.question for row in recipe.load_examples(data)[0]] == ["one", "two", "three"]
+    assert [row.question for row in recipe.load_example_sets(data)[0]] == ["one", "two", "three"]
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):
@@ -813,13 +815,13 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     data = recipe.DataConfig(
         source=str(own), validation_source="arithmetic", validation_size=3, mixed_in=(more,)
     )
-    train_rows, validation = recipe.load_examples(data)
+    train_rows, validation = recipe.load_example_sets(data)
     assert [len(train_rows), len(validation)] == [6, 3]
     assert {len(example.steps) for example in train_rows[1:]} == {2}
-    plain, _ = recipe.load_examples(recipe.DataConfig(train_size=50))
+    plain, _ = recipe.load_example_sets(recipe.DataConfig(train_size=50))
     assert max(len(example.steps) for example in plain) > 2
     with pytest.raises(ValueError, match="some rows occur twice"):
-        recipe.load_examples(
+        recipe.load_example_sets(
             recipe.DataConfig(train_size=5, mixed_in=(recipe.SourceRows("arithmetic", train_size=5),))
         )
 
@@ -906,7 +908,7 @@ def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_r
     summed = recipe.load(tiny, [*first, "--grpo.latent_logprob", "sum"])
     with monkeypatch.context() as patched:
         module = importlib.import_module("colar.recipe.run")
-        patched.setattr(module, "load_examples", lambda data: pytest.fail("rows were read"))
+        patched.setattr(module, "load_example_sets", lambda data: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
             recipe.run(summed)
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):

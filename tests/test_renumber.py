@@ -634,25 +634,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_recipe_adds_renumbered_rows_to_the_rows_it_takes(folder, capsys):
-    plain, _ = recipe.load_examples(recipe.DataConfig(source=str(folder)))
-    more, held_out = recipe.load_examples(recipe.DataConfig(source=str(folder), renumber=2))
+    plain, _ = recipe.load_example_sets(recipe.DataConfig(source=str(folder)))
+    more, held_out = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=2))
     assert more[: len(plain)] == plain
     assert {example.id.partition("~")[0] for example in more[len(plain) :]} == {row.id for row in plain}
     assert len(held_out) == 2
     assert "new rows from 5 of 5" in capsys.readouterr().err
     # Skipped rows are renumbered no more than they are taken; the rows that stay make the same new ones.
-    fewer, _ = recipe.load_examples(
+    fewer, _ = recipe.load_example_sets(
         recipe.DataConfig(source=str(folder), renumber=2, train_skip=3, train_size=1)
     )
     assert {example.id.partition("~")[0] for example in fewer} == {"train/3"}
     assert set(fewer) <= set(more)
-    other, _ = recipe.load_examples(recipe.DataConfig(source=str(folder), renumber=2, seed=1))
+    other, _ = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=2, seed=1))
     assert set(other) != set(more)
 
 
 def test_mixed_in_rows_are_renumbered_by_their_own_key(folder):
     mixed = recipe.SourceRows(str(folder), renumber=1)
-    rows, _ = recipe.load_examples(recipe.DataConfig(train_size=3, validation_size=0, mixed_in=(mixed,)))
+    rows, _ = recipe.load_example_sets(recipe.DataConfig(train_size=3, validation_size=0, mixed_in=(mixed,)))
     assert sum("~" in example.id for example in rows) == 5
 
 
@@ -669,11 +669,11 @@ def test_questions_of_the_other_splits_and_test_sets_are_held_out(folder, tmp_pa
 
 
 def test_a_new_row_that_validation_asks_is_dropped(folder):
-    train = recipe.load_examples(recipe.DataConfig(source=str(folder), renumber=1, validation_size=0))[0]
+    train = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=1, validation_size=0))[0]
     dropped = next(example for example in train if "~" in example.id)
     line = json.dumps({"question": dropped.question, "answer": dropped.answer})
     (folder / "validation.jsonl").write_text(line + "\n")
-    kept = recipe.load_examples(recipe.DataConfig(source=str(folder), renumber=1))[0]
+    kept = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=1))[0]
     assert [example for example in train if example not in kept] == [dropped]
 
 
@@ -708,7 +708,7 @@ def test_a_file_without_equations_is_named(tmp_path):
     path = tmp_path / "words.jsonl"
     path.write_text('{"question": "q", "steps": ["Two and two are four."], "answer": "4"}\n')
     with pytest.raises(ValueError, match="words.jsonl has no row whose chain is equations"):
-        recipe.load_examples(recipe.DataConfig(source=str(path), validation_size=0, renumber=1))
+        recipe.load_example_sets(recipe.DataConfig(source=str(path), validation_size=0, renumber=1))
 
 
 def test_show_prints_rows_before_and_after(folder, capsys):

@@ -191,7 +191,7 @@ def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row],
     data = recipe.DataConfig(
         source=args.source, data_dir=args.data_dir, train_size=args.pool, validation_size=0
     )
-    examples, _ = recipe.load_examples(data)
+    examples, _ = recipe.load_example_sets(data)
     rows = [trained.encode(lm.template, each, Random(0), 0.0) for each in trained.prepare(lm, examples)]
     return lm, sorted(rows, key=len)[-args.rows :], trained
 

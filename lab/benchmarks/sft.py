@@ -108,7 +108,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded = recipe.DataConfig(
         source=args.source, data_dir=args.data_dir, train_size=args.rows, validation_size=0
     )
-    examples, _ = recipe.load_examples(loaded)
+    examples, _ = recipe.load_example_sets(loaded)
     passes = Passes()
     # Both return the positions fed to the backbone for all rows.
     run: Callable[..., int] = plain if settings.get("plain") else ours

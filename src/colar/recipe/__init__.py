@@ -13,7 +13,7 @@ An unknown key is an error that names the nearest right one; every value is chec
 """
 
 from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run, train
-from colar.recipe.example_sets import load_examples
+from colar.recipe.example_sets import load_example_sets
 from colar.recipe.parsing import load, load_stages
 from colar.recipe.run import load_method, load_model, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows, Stage, build_method
@@ -29,7 +29,7 @@ __all__ = [
     "finish",
     "folder_of",
     "load",
-    "load_examples",
+    "load_example_sets",
     "load_method",
     "load_model",
     "load_stages",

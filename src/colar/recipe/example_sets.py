@@ -20,7 +20,7 @@ VALIDATION = "validation"
 """The split that selects the checkpoint."""
 
 
-def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
+def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows, and validation rows ([] where the recipe has none).
 
     ValueError where validation would be on training rows, where rows occur twice, or where none are left. Says on
@@ -32,7 +32,7 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     train_rows: list[Example] = []
     for source in (own, *data.mixed_in):
         seed = data.seed if source.seed is None else source.seed
-        rows = _load(data, source.source, source.train_split, source.train_size, seed, source.options)
+        rows = _load_source(data, source.source, source.train_split, source.train_size, seed, source.options)
         rows = _selected(data, rows) if source is own else rows
         train_rows += rows + _renumbered(data, source, seed, rows, held_out)
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
@@ -136,10 +136,10 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}
-    return _load(data, source, VALIDATION, data.validation_size, data.seed, options)
+    return _load_source(data, source, VALIDATION, data.validation_size, data.seed, options)
 
 
-def _load(
+def _load_source(
     data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
 ) -> list[Example]:
     """The first rows of a source, with what all sources of a recipe share."""

@@ -21,7 +21,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
-from colar.recipe.example_sets import load_examples
+from colar.recipe.example_sets import load_example_sets
 from colar.recipe.schema import Recipe, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
 from colar.training.grpo import train as grpo_train
@@ -127,7 +127,7 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
 
 def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:
     """Model, training rows, and those validation rows that fit the model's context."""
-    examples, held_out = load_examples(recipe.data)
+    examples, held_out = load_example_sets(recipe.data)
     lm = load_model(recipe, method)
     if not held_out:
         return lm, examples, held_out
