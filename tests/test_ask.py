@@ -15,7 +15,7 @@ from colar.checks import NonFiniteError
 from colar.methods import pretrained, registry
 
 QUESTIONS = ["Tom has 5 toys. How many?", "Max has 10 shells. How many?", "Ann has 3 pens."]
-ASKED = {"max_latents": 6, "max_completion_length": 5}
+LIMITS = {"max_latents": 6, "max_completion_length": 5}
 
 
 def _model(name: str) -> Model:
@@ -29,9 +29,9 @@ def _model(name: str) -> Model:
 def test_a_list_is_answered_as_the_engine_answers_it(name: str) -> None:
     model = _model(name)
     values = {} if name == "cot" else {"compression_factor": 3}
-    answers = model.ask(QUESTIONS, **ASKED, **values)
+    answers = model.ask(QUESTIONS, **LIMITS, **values)
     params = registry.make_params(model.method, values)
-    requests = [Request(str(i), each, params, Decoding(**ASKED)) for i, each in enumerate(QUESTIONS)]
+    requests = [Request(str(i), each, params, Decoding(**LIMITS)) for i, each in enumerate(QUESTIONS)]
     wanted = Engine(model.lm, model.method).generate(requests)
     assert [each.answer for each in answers] == [completion.text for completion in wanted]
     assert [len(each.thoughts) for each in answers] == [completion.length for completion in wanted]
@@ -43,7 +43,7 @@ def test_a_list_is_answered_as_the_engine_answers_it(name: str) -> None:
 @pytest.mark.parametrize(("name", "c"), [("cot", None), ("colar", 5), ("colar", 40), ("sequential", 5)])
 def test_a_stream_is_the_answer_in_pieces(name: str, c: int | None) -> None:
     model = _model(name)
-    options = ASKED if c is None else {**ASKED, "compression_factor": c}
+    options = LIMITS if c is None else {**LIMITS, "compression_factor": c}
     whole = model.ask(QUESTIONS[0], **options)
     pieces = list(model.stream(QUESTIONS[0], **options))
     assert tuple(piece.text for piece in pieces if piece.kind == "thought") == whole.thoughts
@@ -56,8 +56,8 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
     for weight in model.lm.parameters():
         weight.fill_(torch.nan)
     for answer in (
-        lambda: model.ask(QUESTIONS[0], **ASKED),
-        lambda: list(model.stream(QUESTIONS[0], **ASKED)),
+        lambda: model.ask(QUESTIONS[0], **LIMITS),
+        lambda: list(model.stream(QUESTIONS[0], **LIMITS)),
     ):
         with pytest.raises(NonFiniteError, match="question 1 are not finite"):
             answer()
@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
 
 def test_draws_are_those_of_the_seed() -> None:
     model = _model("colar")
-    drawn = [model.ask(QUESTIONS[0], decoding="sampled", seed=seed, **ASKED).thoughts for seed in (1, 1, 2)]
+    drawn = [model.ask(QUESTIONS[0], decoding="sampled", seed=seed, **LIMITS).thoughts for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -78,23 +78,23 @@ def test_a_checkpoint_has_a_speed_and_limits_of_its_own(tmp_path: Path) -> None:
         request = load(folder).ask(QUESTIONS[0]).completion.request
         assert request.params == registry.make_params(model.method, {"compression_factor": 3})
         assert (request.decoding.max_latents, request.decoding.max_completion_length) == (2, 3)
-        asked = load(folder).ask(QUESTIONS[0], compression_factor=1, max_latents=4).completion.request
-        assert (asked.params.compression_factor, asked.decoding.max_latents) == (1, 4)
+        request = load(folder).ask(QUESTIONS[0], compression_factor=1, max_latents=4).completion.request
+        assert (request.params.compression_factor, request.decoding.max_latents) == (1, 4)
     lm, method = pretrained.load_for_inference(tmp_path / "best")
     inspection = colar.inspect(lm, method, QUESTIONS[:1], compression_factors=[1])
     assert inspection.to_json()["systems"][0]["answers"][0]["length"] == 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "part"),
+    ("options", "part"),
     [
         ({"speed": 2}, "method colar has no speed; it takes compression_factor"),
         ({"decoding": "hot"}, "decoding must be one of greedy, sampled, got 'hot'"),
         ({"compression_factor": 0}, "compression_factor must be a number, 1 or more"),
     ],
 )
-def test_a_wrong_value_is_named(asked: dict[str, object], part: str) -> None:
+def test_a_wrong_value_is_named(options: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):
-        _model("colar").ask(QUESTIONS[0], **asked)
+        _model("colar").ask(QUESTIONS[0], **options)
     with pytest.raises(ValueError, match="question must be a text, or a list of at least one"):
         _model("colar").ask([])

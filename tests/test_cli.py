@@ -265,11 +265,12 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
 
 
 def test_generate_keeps_the_expected_answer_beside_its_own(checkpoints, tmp_path):
-    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     rows = [{"question": "Ann has 2 pens. How many?", "answer": "2"}, {"question": "How many?"}]
-    files.write_jsonl(asked, rows)
+    files.write_jsonl(questions, rows)
     assert (
-        main(["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]) == 0
+        main(["generate", str(checkpoints / "cot"), "--input", str(questions), "--output", str(out), *SHORT])
+        == 0
     )
     expected = {row["question"]: row.get("expected") for _, row in files.read_jsonl(out)}
     assert expected == {"Ann has 2 pens. How many?": "2", "How many?": None}
@@ -297,8 +298,8 @@ def test_a_question_in_other_turns_is_another_one(tmp_path, capsys):
 
 def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, capsys):
     """An answer belongs to its question, not to a number or an id that another question may have by now."""
-    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
-    args = ["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    args = ["generate", str(checkpoints / "cot"), "--input", str(questions), "--output", str(out), *SHORT]
     first, second = {"question": "Ann has 2 pens. How many?"}, {"question": "Tom has 5 toys. How many?"}
     named = {"id": "1", "question": "Ann has 2 pens and 1 cup. How many?"}
     for row, said in (
@@ -308,7 +309,7 @@ def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, cap
         # The first question again: its answer is still there.
         (first, "0 new answers, 1 were there, beside 2 to other questions or values)"),
     ):
-        asked.write_text(json.dumps(row) + "\n")
+        questions.write_text(json.dumps(row) + "\n")
         assert main(args) == 0
         assert said in capsys.readouterr().err
     rows = [row for _, row in files.read_jsonl(out)]
@@ -353,15 +354,15 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
 def test_generate_leaves_a_file_alone_that_holds_no_answers(checkpoints, tmp_path, capsys):
     """Without a newline its last line looks torn: it must not be cut off."""
     rows = '{"question": "q"}\n{"question": "r"}'
-    asked, other = tmp_path / "asked.jsonl", tmp_path / "other.jsonl"
-    for path in (asked, other):
+    questions, other = tmp_path / "questions.jsonl", tmp_path / "other.jsonl"
+    for path in (questions, other):
         path.write_text(rows)
-    args = ["generate", str(checkpoints / "cot"), *SHORT, "--input", str(asked), "--output"]
-    assert main([*args, str(asked)]) == 2
+    args = ["generate", str(checkpoints / "cot"), *SHORT, "--input", str(questions), "--output"]
+    assert main([*args, str(questions)]) == 2
     assert "--output must be another file than --input" in capsys.readouterr().err
     assert main([*args, str(other)]) == 2
     assert "other.jsonl:1 is no answer of colar generate" in capsys.readouterr().err
-    assert asked.read_text() == other.read_text() == rows
+    assert questions.read_text() == other.read_text() == rows
     # What a kill leaves of the very first answer.
     other.write_text('{"id": "1", "par')
     assert main([*args, str(other)]) == 0
@@ -435,11 +436,11 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
 
 def test_a_console_that_cannot_show_a_sign_shows_another(checkpoints, tmp_path, monkeypatch):
     """The next test has a report on an ASCII console."""
-    asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"question": "2 \u2248 ?", "answer": "2", "id": "a"}\n')
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "2 \u2248 ?", "answer": "2", "id": "a"}\n')
     printed = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding="cp1252"))
-    assert main(["generate", str(checkpoints / "cot"), "--input", str(asked), *SHORT]) == 0
+    assert main(["generate", str(checkpoints / "cot"), "--input", str(questions), *SHORT]) == 0
     assert "2 ? ?" in printed.getvalue().decode("cp1252")
 
 

@@ -165,8 +165,8 @@ def test_a_control_can_be_evaluated_as_its_method(tmp_path):
     lm, method = build("coconut")
     limits = AnswerSettings(max_latents=8, max_completion_length=4, batch_size=4)
     (point,) = make_grid(EvaluatedModel("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
-    asked = [make_request(point, example, limits) for example in EXAMPLES]
-    zeroed = controls.build(lm, method, ["zeroed"], asked)[0]
+    requests = [make_request(point, example, limits) for example in EXAMPLES]
+    zeroed = controls.build(lm, method, ["zeroed"], requests)[0]
     controlled = EvaluatedModel("m", lm, zeroed, label="control-zeroed")
     grid = make_grid(controlled, ["d"], [method.Params()], ["greedy"], [0])
     assert evaluate(grid, {"d": EXAMPLES}, tmp_path / "r.jsonl", limits) == len(EXAMPLES)

@@ -151,15 +151,15 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     run = colar.train("tiny", path, tmp_path / "run", judge="always_mine:yes", overrides=short)
     # An untrained model is right by this judge alone.
     assert all(row[1].startswith("100") for row in run.speeds.rows)
-    asked = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "run" / "data"), "--limit", "2"]
-    asked += ["--output", str(tmp_path / "results")]
-    assert main([*asked, "--judge", "always_mine:yes"]) == 0
+    words = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "run" / "data"), "--limit", "2"]
+    words += ["--output", str(tmp_path / "results")]
+    assert main([*words, "--judge", "always_mine:yes"]) == 0
     found = [record for _, record in files.read_jsonl(tmp_path / "results" / "records.jsonl")]
     assert [record["correct"] for record in found] == [True, True]
     capsys.readouterr()
-    assert main(asked) == 2
+    assert main(words) == 2
     said = capsys.readouterr().err
     assert "was judged by always_mine:yes, here by the kind of answer: give --judge always_mine:yes" in said
     assert "holds another run (judge was 'always_mine:yes'" in said
-    assert main([*asked, "--judge", "always_mine:no"]) == 2
+    assert main([*words, "--judge", "always_mine:no"]) == 2
     assert "judge always_mine:no: AttributeError" in capsys.readouterr().err

@@ -108,8 +108,8 @@ def test_validation_is_evaluation(model):
     metrics = evaluate.validate(model.lm, model.method, EXAMPLES, both, "greedy", LIMITS)
     for param in both:
         point = GridPoint(model, "x", param, "greedy", 0)
-        asked = [Question(point, e, evaluate.make_request(point, e, LIMITS)) for e in EXAMPLES]
-        records = list(evaluate.make_records(model, asked, replace(LIMITS, batch_size=4)))
+        questions = [Question(point, e, evaluate.make_request(point, e, LIMITS)) for e in EXAMPLES]
+        records = list(evaluate.make_records(model, questions, replace(LIMITS, batch_size=4)))
         name = f"/compression_factor={param.compression_factor}"
         assert metrics["length" + name] == pytest.approx(sum(r["length"] for r in records) / len(records))
         assert metrics["accuracy" + name] == pytest.approx(sum(r["correct"] for r in records) / len(records))

@@ -19,7 +19,7 @@ SHORT = ["--limit", "22", "--max_latents", "6", "--max_completion_length", "3"]
 def inspected(tmp_path_factory):
     """The JSON of two untrained checkpoints at c = 2, and the page beside it."""
     folder = tmp_path_factory.mktemp("inspect")
-    asked = []
+    checkpoints = []
     for head in HEADS:
         lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
         method = registry.build("sequential" if head == "sequential" else "colar")
@@ -27,11 +27,11 @@ def inspected(tmp_path_factory):
         method.prepare(lm, sources.load_examples("arithmetic", "train", limit=4))
         # In a run's folder, which stands for its checkpoint.
         pretrained.save(lm, method, folder / head / "best", {"seed": 7, "label": ""}, "# card\n")
-        asked.append(str(folder / head))
+        checkpoints.append(str(folder / head))
     output = folder / "inspect.html"
-    assert main(["inspect", *asked, "--compression_factor", "2", "--output", str(output), *SHORT]) == 0
-    found = json.loads(output.with_suffix(".json").read_text())
-    return {**found, "page": output.read_text(encoding="utf-8"), "checkpoint": asked[0]}
+    assert main(["inspect", *checkpoints, "--compression_factor", "2", "--output", str(output), *SHORT]) == 0
+    numbers = json.loads(output.with_suffix(".json").read_text())
+    return {**numbers, "page": output.read_text(encoding="utf-8"), "checkpoint": checkpoints[0]}
 
 
 def test_every_system_is_there(inspected):

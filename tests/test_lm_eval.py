@@ -165,9 +165,9 @@ def test_the_published_sets_are_found_as_our_loader_finds_them(
     model = lm_eval.ColarLM(str(checkpoints / "cot"), max_latents=6, max_gen_toks=3)
     results = evaluated(model, ["colar"], {"pretrained": "cot"}, limit=3)
     for task, source in SOURCE_OF.items():
-        asked = [sample["doc"] for sample in results["samples"][task]]
+        docs = [sample["doc"] for sample in results["samples"][task]]
         rows = sources.load_examples(source, "test", limit=3)
-        assert [(doc["id"], doc["question"], doc["answer"]) for doc in asked] == [
+        assert [(doc["id"], doc["question"], doc["answer"]) for doc in docs] == [
             (row.id, row.question, row.answer) for row in rows
         ]
 
@@ -208,13 +208,13 @@ def test_answers_end_before_the_first_stop_text(model):
     (whole,) = model.generate_until([instance({"until": []})])
     assert len(whole) > 3
     stop = whole[2:]
-    asked = [
+    instances = [
         instance({"until": ["never", stop]}),
         instance({"until": stop}),
         instance({"until": [""]}),
         instance({}),
     ]
-    assert model.generate_until(asked) == [whole[: whole.find(stop)]] * 2 + [whole] * 2
+    assert model.generate_until(instances) == [whole[: whole.find(stop)]] * 2 + [whole] * 2
 
 
 def test_a_repeated_document_is_drawn_again(model):
@@ -229,9 +229,9 @@ def test_a_repeated_document_is_drawn_again(model):
 def test_a_documents_draws_do_not_depend_on_other_documents_of_its_name(model):
     """Two tasks that number their documents alike, and one task with an id twice."""
     given = {"do_sample": True, "until": []}
-    asked = [instance(given, "1"), instance(given, "1", task="other"), instance(given, "1", number=1)]
-    together = model.generate_until([*asked, *asked])
-    alone = [model.generate_until([each, each]) for each in asked]
+    instances = [instance(given, "1"), instance(given, "1", task="other"), instance(given, "1", number=1)]
+    together = model.generate_until([*instances, *instances])
+    alone = [model.generate_until([each, each]) for each in instances]
     assert alone == [together[i::3] for i in range(3)]
     # Repeats are drawn anew, as before.
     assert all(first != second for first, second in alone)

@@ -245,8 +245,8 @@ def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
     split = own.divide(rows, rows[:10])
     assert (len(split.test), split.also_in_test) == (10, 10)
-    asked = {row.question for row in rows[:10]}
-    assert not asked & {row.question for row in (*split.train, *split.validation)}
+    tested = {row.question for row in rows[:10]}
+    assert not tested & {row.question for row in (*split.train, *split.validation)}
 
 
 # --- wrong inputs: one line that says what to do -----------------------------------------------------------

@@ -34,16 +34,16 @@ def model() -> EvaluatedModel:
     return EvaluatedModel("toy", lm, method, train_seed=3)
 
 
-def grid(asked: EvaluatedModel) -> list[GridPoint]:
-    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
-    return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
+def grid(evaluated: EvaluatedModel) -> list[GridPoint]:
+    params = [registry.make_params(evaluated.method, {"compression_factor": c}) for c in (1, 2)]
+    return evaluate.make_grid(evaluated, DATASETS, params, ["greedy", "sampled"], [4, 5])
 
 
 def answer_all(folder: Path, dies: tuple[int, int] | None = None) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
     processes.join(120)
     folder.mkdir(exist_ok=True)
-    asked = model()
+    evaluated = model()
     if dies is not None and PartialState().process_index == dies[0]:
         make_record = evaluate.make_record
         answered = Counter[str]()
@@ -55,7 +55,7 @@ def answer_all(folder: Path, dies: tuple[int, int] | None = None) -> int:
             return make_record(*arguments)
 
         evaluate.make_record = killed  # this process ends here
-    found = evaluate.evaluate(grid(asked), DATASETS, folder / "records.jsonl", LIMITS)
+    found = evaluate.evaluate(grid(evaluated), DATASETS, folder / "records.jsonl", LIMITS)
     processes.leave()
     return found
 
@@ -65,11 +65,11 @@ def measure_all(folder: Path) -> tuple[dict[str, float], int]:
     processes.join(120)
     folder.mkdir(exist_ok=True)
     (folder / "controls").mkdir(exist_ok=True)
-    asked = model()
-    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
-    metrics = evaluate.validate(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
+    evaluated = model()
+    params = [registry.make_params(evaluated.method, {"compression_factor": c}) for c in (1, 2)]
+    metrics = evaluate.validate(evaluated.lm, evaluated.method, EXAMPLES, params, "sampled", LIMITS)
     records = folder / "controls" / "records.jsonl"
-    evaluate_controls(grid(asked)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
+    evaluate_controls(grid(evaluated)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
     return metrics, answer_all(folder)
 
 

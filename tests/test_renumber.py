@@ -603,9 +603,9 @@ def test_a_question_that_was_asked_comes_once():
     assert {example.id for example in found.examples} == {"own/0~1", "own/0~2"}
     assert found.repeated == 2
     # A training row asks it already.
-    asked = dataclasses.replace(found.examples[0], id="own/2")
-    again = renumber.renumbered([PENS, asked], 2, 0)
-    assert asked.question not in {example.question for example in again.examples}
+    row = dataclasses.replace(found.examples[0], id="own/2")
+    again = renumber.renumbered([PENS, row], 2, 0)
+    assert row.question not in {example.question for example in again.examples}
 
 
 def test_rows_that_stay_alone_are_counted(capsys):

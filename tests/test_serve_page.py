@@ -142,8 +142,8 @@ def test_speeds_side_by_side(page, server):
         ["c = 5", "5", "8", "140 ms", "5"],
         ["CoT (chain)", "21", "24", "460 ms", "5"],
     ]
-    asked = [(request["model"], request.get("compression_factor")) for request in server.requests]
-    assert asked == [("smollm2", 1), ("smollm2", 2), ("smollm2", 5), ("chain", None)]
+    choices = [(request["model"], request.get("compression_factor")) for request in server.requests]
+    assert choices == [("smollm2", 1), ("smollm2", 2), ("smollm2", 5), ("chain", None)]
     # Beside one another, not below: all four begin at one height.
     tops = page.locator(".card").evaluate_all("cards => cards.map(c => c.getBoundingClientRect().top)")
     assert len(set(tops)) == 1
@@ -408,9 +408,9 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
     expect(cards).to_have_count(4)
     expect(page.locator(".card.waiting, .card.busy")).to_have_count(0, timeout=60_000)
     assert page.locator("[role=alert]").all_inner_texts() == [""]
-    asked = [(name, 1), (name, 2), (name, 5), ("chain", None)]
+    choices = [(name, 1), (name, 2), (name, 5), ("chain", None)]
     shown = 0
-    for card, (model, c) in zip(cards.all(), asked, strict=True):
+    for card, (model, c) in zip(cards.all(), choices, strict=True):
         whole = answered(real, model=model, **({} if c is None else {"compression_factor": c}))
         message = whole["choices"][0]["message"]
         thoughts = message["colar"]["thoughts"]

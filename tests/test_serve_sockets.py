@@ -145,13 +145,13 @@ def test_many_connections_at_once(live):
 def test_one_connection_more_than_allowed_is_503(monkeypatch):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
     with running(serve_model("cot", cot_model())) as live:
-        asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         with live.connect() as one:
-            one.sendall(asked)
+            one.sendall(health)
             assert one.recv(1000).startswith(b"HTTP/1.1 200")
-            assert answer(live, asked)[0] == 503
+            assert answer(live, health)[0] == 503
         until(lambda: live.connections == 0)
-        assert answer(live, asked.replace(b"Host", b"Connection: close\r\nHost"))[0] == 200
+        assert answer(live, health.replace(b"Host", b"Connection: close\r\nHost"))[0] == 200
 
 
 def test_a_client_that_stops_reading_holds_no_rows():
