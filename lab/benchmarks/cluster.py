@@ -1,8 +1,9 @@
 """A Ray cluster on one machine: faults, an input larger than the object store, and growth with the number of actors.
 
-    python lab/benchmarks/cluster.py kills memory growth --output results/speed/ray
+    python lab/benchmarks/cluster.py kills memory growth serve-kills serve-growth --output results/speed/ray
 
-The command is `colar generate --ray` with an untrained toy model; machines and workers are those of the tests.
+The commands are `colar generate --ray` and `colar serve --ray` with an untrained toy model; machines and workers are
+those of the tests, and a machine's death is noticed after Ray's 15 seconds.
 
 kills     an actor, one of two machines, or the driver gets kill -9 at a random moment of a run's time, ten times each.
           The same command runs until it says that it is done: answers must be those of one process, each once, in whole
@@ -12,7 +13,8 @@ memory    files of questions beyond the model's context, together larger than th
 growth    the forward pass is a sleep, so that two cores are not the limit: rows a second by the number of actors,
           and the time of the driver, Ray's own processes included, that a row costs.
 
-Each part writes a JSON of its own. The exit code is 1 where an answer is missing, is there twice, or differs.
+Each part writes a JSON of its own, after each of its runs. The exit code is 1 where an answer is missing, is there
+twice, or differs, and where a request ended in another way.
 """
 
 from __future__ import annotations
@@ -20,9 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,8 +44,11 @@ from colar.evaluation.provenance import collect_provenance
 from colar.integrations import ray_generate
 from colar.methods import pretrained
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import ray_workers  # the machines are the tests'
+from benchmarks.cluster_driver import Driver, workers
+from benchmarks.cluster_serve import serve_growth_runs, serve_kill_runs
 from families import save_untrained
 
 STEP_S = 0.05
@@ -55,15 +57,7 @@ BATCH = 4
 LIMITS = ["--max_latents", "12", "--max_completion_length", "12", "--decoding", "sampled"]
 STORE_BYTES = 80 * 2**20
 """Ray's least is 75 MiB."""
-DRIVER = """\
-import os, sys
-from pathlib import Path
-from colar.cli import main
-from colar.evaluation import answer_files
-Path(sys.argv[1]).write_text(str(os.getpid()))
-answer_files.PART_ROWS = 4
-sys.exit(main(sys.argv[2:]))
-"""
+SMALL_PARTS = "from colar.evaluation import answer_files\nanswer_files.PART_ROWS = 4"
 
 
 def write_questions(path: Path, n: int) -> Path:
@@ -96,39 +90,6 @@ def judged(folder: Path, alone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def workers(title: str) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        try:
-            if title in " ".join(each.cmdline()):
-                found.append(each)
-        except psutil.Error:
-            continue
-    return found
-
-
-class Driver:
-    """The command in a process of its own, which is forked as workers are."""
-
-    def __init__(self, folder: Path, words: list[str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.id, self.errors = folder / "id", folder / "stderr"
-        self.id.unlink(missing_ok=True)
-        script = files.write_text(folder / "driver.py", DRIVER)
-        command = [sys.executable, ray_workers.__file__, str(script), str(self.id), *words]
-        with open(self.errors, "w") as stream:
-            self.process = subprocess.Popen(command, stderr=stream)
-
-    def wait(self) -> str:
-        """The last line that it wrote, once it has ended."""
-        self.process.wait(300)
-        return (self.errors.read_text().splitlines() or [""])[-1]
-
-    def kill(self) -> None:
-        if self.id.exists() and self.id.read_text():
-            os.kill(int(self.id.read_text()), signal.SIGKILL)
-
-
 def kill_runs(
     cluster: Any, checkpoint: Path, work: Path, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
@@ -150,7 +111,7 @@ def kill_runs(
             *LIMITS,
         ]
         words += ["--batch_size", str(BATCH), "--ray", cluster.address, "--ray_actors", "2"]
-        return Driver(folder, words)
+        return Driver(folder, words, SMALL_PARTS)
 
     def machine() -> Any:
         return cluster.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
@@ -337,7 +298,13 @@ def growth_runs(
         yield growth_run(cluster, checkpoint, work / str(i), n, batch, args.each * batch // BATCH)
 
 
-PARTS = {"kills": kill_runs, "memory": memory_runs, "growth": growth_runs}
+PARTS = {
+    "kills": kill_runs,
+    "memory": memory_runs,
+    "growth": growth_runs,
+    "serve-kills": serve_kill_runs,
+    "serve-growth": serve_growth_runs,
+}
 
 
 def main() -> int:
@@ -353,6 +320,9 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=120, help="size of the large input")
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--each", type=int, default=40, help="rows an actor where growth is measured")
+    parser.add_argument(
+        "--delays", type=float, nargs=2, default=[5, 5], help="seconds before a replica more, and one less"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     output = files.require_writable(args.output)
@@ -362,14 +332,19 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
             checkpoint = save_untrained(work / "checkpoint")
-            cpus = {"kills": 1, "memory": 1, "growth": max(args.actors)}[part]
-            with ray_workers.cluster(work, cpus, object_store_memory=STORE_BYTES) as cluster:
+            cpus = max(args.actors) if part == "growth" else 1
+            # With Ray's own settings, which are not those of the tests.
+            with ray_workers.cluster(
+                work, cpus, object_store_memory=STORE_BYTES, _system_config={}
+            ) as cluster:
                 for row in PARTS[part](cluster, checkpoint, work, args):
                     report["rows"].append(row)
                     # As it goes: an end by force loses one run.
                     files.write_json(output / f"{part}.json", report)
                     progress.say(f"{part}: {row}")
-                    bad += sum(row.get(name, 0) for name in ("missing", "twice", "different", "torn"))
+                    bad += sum(
+                        row.get(name, 0) for name in ("missing", "twice", "different", "torn", "wrong")
+                    )
         print(json.dumps({"part": part, "rows": len(report["rows"]), "bad": bad}))
     return int(bad > 0)
 

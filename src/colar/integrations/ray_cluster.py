@@ -99,14 +99,20 @@ def check_nodes(weights: str, paths: list[str]) -> None:
     answers = []
     for node in ray.nodes():
         if node["Alive"]:
-            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(installed).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+            task = ray.remote(installed).options(
+                num_cpus=0, scheduling_strategy=only_on(node["NodeID"]), max_retries=0
+            )
             answers.append((node["NodeManagerAddress"], task.remote(weights, paths)))
     for name, answer in answers:
         try:
             check_same(name, here, ray.get(answer))
         except ray.exceptions.RayError as error:
             raise ValueError(f"--ray: {name} cannot work for this command: {last_line(error)}") from error
+
+
+def only_on(node: str) -> NodeAffinitySchedulingStrategy:
+    """Ray's scheduling of a task or an actor on one machine, given by its id."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def installed(weights: str, paths: list[str]) -> dict[str, str]:

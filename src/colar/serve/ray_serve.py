@@ -51,6 +51,8 @@ HEALTH_PERIOD = 2.0
 """Seconds between two checks of a replica; a dead one is replaced at the next check."""
 UPSCALE_SECONDS = 30.0
 """Time that replicas have more requests than a batch each before there is another one."""
+DOWNSCALE_SECONDS = 600.0
+"""Time that fewer replicas would do before there is one less: a model may take minutes to load."""
 
 log = logging.getLogger("uvicorn.error")
 
@@ -82,8 +84,8 @@ class Replicas:
         if low == self.maximum:
             return {"num_replicas": low}
         bounds = {"min_replicas": low, "max_replicas": self.maximum}
-        when = {"target_ongoing_requests": self.per_replica, "upscale_delay_s": UPSCALE_SECONDS}
-        return {"autoscaling_config": bounds | when}
+        delays = {"upscale_delay_s": UPSCALE_SECONDS, "downscale_delay_s": DOWNSCALE_SECONDS}
+        return {"autoscaling_config": bounds | delays | {"target_ongoing_requests": self.per_replica}}
 
 
 @contextlib.contextmanager
@@ -98,11 +100,13 @@ def running(
 
     ValueError where the cluster, one of its machines or a replica is not as it should be.
     """
-    name = "-".join(["colar", *models])
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     paths = list(models.values())
     with ray_cluster.joined(replicas.pool, device, paths, [], "--ray_address") as actors:
         progress.say(f"starting {actors.n} replicas on {len(ray.nodes())} machines")
+        # Of each command its own: an application of the same name would replace another's replicas.
+        name = "-".join(["colar", *models, ray.get_runtime_context().get_job_id()])
+        command = _actor_of_this_command()
         deployment = serve.deployment(
             Replica,
             # The engine has its own queue, and refuses requests beyond it.
@@ -115,7 +119,7 @@ def running(
             **replicas.options(),
         )
         try:
-            yield Front(_start(deployment.bind(make_app), name)).app
+            yield Front(_start(deployment.bind(make_app, name, command), name)).app
         finally:
             with contextlib.suppress(Exception):
                 serve.delete(name)
@@ -131,14 +135,31 @@ def _start(application: Any, name: str) -> Any:
         raise ValueError(f"--ray: no replica could start: {ray_cluster.last_line(error)}") from error
 
 
+def _actor_of_this_command() -> Any:
+    """An actor that ends with this process, also by kill -9: replicas, which are the cluster's own, notice that."""
+
+    # Sent as it stands here: its process imports no colar.
+    class Command:
+        async def ended(self) -> None:
+            await asyncio.Future()
+
+    here = ray_cluster.only_on(ray.get_runtime_context().get_node_id())
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    return ray.remote(Command).options(**options).remote()
+
+
 # In an actor
 
 
 class Replica:
     """The application of one process, which has messages in place of a socket."""
 
-    def __init__(self, make_app: Callable[[], ASGIApp]) -> None:
+    def __init__(self, make_app: Callable[[], ASGIApp], name: str = "", command: Any = None) -> None:
+        """`name` is that of all replicas together, which end when `command`, the actor, has ended."""
         self.app = make_app()
+        self.name = name
+        self.command = command
+        self.watch: asyncio.Task[None] | None = None
 
     async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
@@ -177,9 +198,17 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise where /health is not 200: Ray Serve then replaces this replica."""
+        if self.watch is None and self.command is not None:
+            self.watch = asyncio.create_task(self._end_with_command())
         found = [each async for several in self.respond(_get("/health"), b"") for each in several]
         if found[0]["status"] != 200:
             raise RuntimeError(found[1]["body"].decode())
+
+    async def _end_with_command(self) -> None:
+        """End all replicas once their command has ended."""
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            await self.command.ended.remote()
+        await asyncio.to_thread(serve.delete, self.name, _blocking=False)
 
 
 class Whole(NamedTuple):
