@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
-import psutil
 import pytest
 import ray_workers
 import yaml
@@ -24,6 +23,7 @@ from starlette.testclient import TestClient
 pytest.importorskip("ray.serve", reason="needs the extra ray: pip install '.[ray]'", exc_type=ImportError)
 
 import ray
+from benchmarks import cluster_driver, cluster_serve
 
 from colar.cli import build_parser, main, underscored
 from colar.cli import serve as command
@@ -40,13 +40,29 @@ def checkpoint(tmp_path_factory):
     return save_untrained(tmp_path_factory.mktemp("checkpoints") / "colar")
 
 
+class Machines:
+    """Two machines, with one CPU each."""
+
+    def __init__(self, machines):
+        self.machines = machines
+        self.address = machines.address
+        # At the process's end Ray would end them by a handler of signals, which a client's thread cannot set.
+        machines._shutdown_at_exit = False
+        self.add()
+
+    def add(self):
+        self.second = self.machines.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
+
+    def remove(self):
+        self.machines.remove_node(self.second)
+        self.machines.wait_for_nodes()
+
+
 @pytest.fixture(scope="module")
 def cluster(machines):
-    """Two machines, with one CPU each."""
-    second = machines.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
-    yield machines
-    machines.remove_node(second)
-    machines.wait_for_nodes()
+    two = Machines(machines)
+    yield two
+    two.remove()
 
 
 def body(**fields):
@@ -57,7 +73,8 @@ def body(**fields):
 class Live:
     """The command that runs, as a client sees it."""
 
-    def __init__(self, url, alone):
+    def __init__(self, url, alone, machines):
+        self.machines = machines
         self.client = httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}, timeout=60)
         self.alone = alone
         """The application without Ray."""
@@ -89,8 +106,7 @@ class Live:
 
 def replicas():
     """The processes of replicas."""
-    found = psutil.Process().children(recursive=True)
-    return {each.pid for each in found if "ServeReplica" in "".join(each.cmdline())}
+    return {each.pid for each in cluster_driver.workers("ServeReplica")}
 
 
 def without_times(answer):
@@ -204,6 +220,23 @@ def the_killed_one_is_replaced(live):
     assert len(replicas()) == 2
 
 
+def requests_of_a_killed_machine_have_one_error_each_and_another_one_takes_its_place(live):
+    before = cluster_serve.replicas(live.client)
+    with cluster_serve.Load(live.client, thoughts=300) as load:
+        until(lambda: live.running() == [2, 2])
+        killed = time.monotonic()
+        live.machines.second.kill_raylet()
+        until(lambda: load.answered_since(killed), seconds=60)
+    live.machines.remove()
+    live.machines.add()
+    until(lambda: len(cluster_serve.replicas(live.client)) == 2, seconds=60)
+    assert len(cluster_serve.replicas(live.client) - before) == 1
+    ends = [end.name for end in load.ends]
+    assert set(ends) == {"answered", "failed"}
+    # Of four clients the other machine had one at least.
+    assert ends.count("failed") < 4
+
+
 def sigterm_drains(live):
     with ThreadPoolExecutor(1) as pool, live.stream(**LONG) as (events, rest):
         whole = pool.submit(live.ask, **LONG | {"stream": False})
@@ -223,6 +256,7 @@ STEPS = [
     a_killed_replica_is_replaced_and_its_requests_have_one_error_each,
     other_paths_and_mistakes_are_those_of_one_process,
     the_killed_one_is_replaced,
+    requests_of_a_killed_machine_have_one_error_each_and_another_one_takes_its_place,
     sigterm_drains,
 ]
 
@@ -240,7 +274,7 @@ def outcomes(checkpoint, cluster):
             return
         with TestClient(command._application(models, build_parser().parse_args(words), ["key"], [])) as alone:
             alone.headers["Authorization"] = "Bearer key"
-            live = Live(printed.getvalue().strip(), alone)
+            live = Live(printed.getvalue().strip(), alone, cluster)
             for step in STEPS:
                 try:
                     found[step] = step(live)
@@ -269,6 +303,15 @@ def test_of_a_command(outcomes, step):
 
 def test_the_command_ends_well_and_leaves_no_replica(outcomes):
     assert outcomes["status"] == 0
+    until(lambda: not replicas())
+
+
+def test_replicas_end_with_a_command_that_is_killed(outcomes, checkpoint, cluster, tmp_path):
+    words = cluster_serve.serve_words(checkpoint, cluster.address, "1")
+    server = cluster_driver.Driver(tmp_path, words)
+    assert httpx.get(f"{server.first_line()}/health").status_code == 200
+    assert len(replicas()) == 1
+    server.kill()
     until(lambda: not replicas())
 
 
@@ -303,11 +346,11 @@ def test_bounds_of_replicas():
     fixed, between = (ray_serve.Replicas.parse(text, None, 1, 32) for text in ("3", "1:4"))
     assert fixed.options() == {"num_replicas": 3}
     scaling = between.options()["autoscaling_config"]
-    assert (scaling["min_replicas"], scaling["max_replicas"], scaling["target_ongoing_requests"]) == (
+    assert [scaling[name] for name in ("min_replicas", "max_replicas", "target_ongoing_requests")] == [
         1,
         4,
         32,
-    )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import ray_workers  # the machines are the tests'
 from benchmarks.cluster_driver import Driver, workers
-from benchmarks.cluster_serve import serve_growth_runs, serve_kill_runs
+from benchmarks.cluster_serve import KINDS, serve_growth_runs, serve_kill_runs
 from families import save_untrained
 
 STEP_S = 0.05
@@ -314,6 +314,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--output", default="results/speed/ray", help="folder for the JSON of each part")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is killed under a server's clients"
+    )
     parser.add_argument(
         "--rows", type=int, default=96, help="questions of a run with kills, and of the large input"
     )

@@ -22,6 +22,7 @@ LIMITS = ["--max_latents", "900", "--max_completion_length", "40", "--decoding",
 CLIENTS = 4
 CLIENT_SECONDS = 120
 """Time without a byte after which a request hangs."""
+KINDS = ("replica", "both replicas", "machine", "command")
 ENDS = ("answered", "failed")
 """The two ends that a request may have: its answer, or exactly one error."""
 
@@ -49,7 +50,7 @@ def ask(client: httpx.Client, stream: bool, thoughts: int) -> str:
     errors = [line for line in lines if '"error": ' in line]
     if status == 200 and lines and not errors and (end == "[DONE]") == stream:
         return "answered"
-    if errors == [end] and "replica_failed" in end and (len(lines) == 1 if status == 503 else stream):
+    if errors == [end] and "server_error" in end and (len(lines) == 1 if status >= 500 else stream):
         return "failed"
     return f"torn: {status} {lines[-3:]}"
 
@@ -127,11 +128,11 @@ def serve_kill_runs(
     second = machine()
     server = Driver(work / "serve", serve_words(checkpoint, cluster.address, "2"))
     with httpx.Client(base_url=server.first_line(), timeout=CLIENT_SECONDS) as client:
-        for kind in ("replica", "both replicas", "machine"):
-            for _ in range(args.kills):
+        for kind in KINDS[:-1]:
+            for _ in range(args.kills if kind in args.kinds else 0):
                 wait_for(lambda: len(replicas(client)) == 2, "two replicas")
                 before, moment = replicas(client), rng.uniform(0.5, 4)
-                n = {"replica": 1, "both replicas": 2, "machine": 1}[kind]
+                n = 2 if kind == "both replicas" else 1
                 with Load(client) as load:
                     time.sleep(moment)
                     killed = time.monotonic()
@@ -162,7 +163,7 @@ def serve_kill_runs(
                     "seconds_until_replaced": round(replaced, 2),
                     "longest_request_seconds": round(longest, 2),
                 }
-    for i in range(args.kills):
+    for i in range(args.kills if KINDS[-1] in args.kinds else 0):
         if i > 0:
             server = Driver(work / f"serve-{i}", serve_words(checkpoint, cluster.address, "2"))
             server.first_line()
