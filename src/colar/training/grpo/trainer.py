@@ -199,6 +199,9 @@ class GrpoTrainer(LatentTrainer):
         if state["generation"] is not None:
             # Its metrics and records were logged before the save.
             tensors = load_file(folder / ROLLOUTS)
+            # The name of the column in earlier checkpoints.
+            if "declined_ids" in tensors:
+                tensors["endings"] = tensors.pop("declined_ids")
             self.generation = Generation(state["generation"], tensors, metrics={}, records=[])
 
     def _plan(self) -> dict[str, int]:
