@@ -29,6 +29,7 @@ SOCKET = "COLAR_TEST_RAY_WORKERS"
 """The variable with the server's address."""
 IMPORTS = (
     "colar.cli.generate",
+    "colar.recipe.run",
     "colar.methods.pretrained",
     "colar.engine.async_engine",
     "colar.serve.app",

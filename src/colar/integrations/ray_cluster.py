@@ -54,9 +54,9 @@ def joined(
     """Inside, this process has joined the cluster, which is as it should be for these checkpoints and paths."""
     connect(pool.address, option)
     try:
-        actors = reserve(pool, device)
+        actors = reserve(pool, device, option)
         for weights in checkpoints:
-            check_nodes(weights, paths)
+            check_nodes(weights, paths, option)
         yield actors
     except ray.exceptions.RayError as error:
         # Of an error in a task, Ray's own text ends with what its settings could be.
@@ -93,7 +93,7 @@ def connect(address: str | None, option: str = "--ray") -> None:
         ) from error
 
 
-def check_nodes(weights: str, paths: list[str]) -> None:
+def check_nodes(weights: str, paths: list[str], option: str = "--ray") -> None:
     """Compare what every machine of the cluster has with what is here. ValueError names a machine that differs."""
     here = installed(weights, paths)
     answers = []
@@ -105,9 +105,9 @@ def check_nodes(weights: str, paths: list[str]) -> None:
             answers.append((node["NodeManagerAddress"], task.remote(weights, paths)))
     for name, answer in answers:
         try:
-            check_same(name, here, ray.get(answer))
+            check_same(name, here, ray.get(answer), option)
         except ray.exceptions.RayError as error:
-            raise ValueError(f"--ray: {name} cannot work for this command: {last_line(error)}") from error
+            raise ValueError(f"{option}: {name} cannot work for this command: {last_line(error)}") from error
 
 
 def only_on(node: str) -> NodeAffinitySchedulingStrategy:
@@ -131,14 +131,14 @@ def installed(weights: str, paths: list[str]) -> dict[str, str]:
     }
 
 
-def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str], option: str = "--ray") -> None:
     """Reject a machine that has something else than this one."""
     differ = [f"{key} {there[key]}, here {here[key]}" for key in here if there[key] != here[key]]
     if differ:
-        raise ValueError(f"--ray: {node} would give other answers than this machine: {'; '.join(differ)}")
+        raise ValueError(f"{option}: {node} would give other answers than this machine: {'; '.join(differ)}")
 
 
-def reserve(pool: Pool, device: str | None) -> Actors:
+def reserve(pool: Pool, device: str | None, option: str = "--ray") -> Actors:
     """The actors of a pool. ValueError where they do not fit into the cluster."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = sum(int(machine.get("CPU", 0)) for machine in machines)
@@ -152,7 +152,7 @@ def reserve(pool: Pool, device: str | None) -> Actors:
     if not 1 <= n <= fit:
         each = f"{pool.cpus} CPUs and a GPU" if on_gpu else f"{pool.cpus} CPUs"
         raise ValueError(
-            f"--ray: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
+            f"{option}: an engine has {each}; the cluster has {cpus} CPUs and {gpus} GPUs: too few for "
             f"{max(n, 1)} engines"
         )
     return Actors(n, {"num_cpus": pool.cpus, "num_gpus": int(on_gpu)})

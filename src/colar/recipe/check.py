@@ -21,7 +21,7 @@ from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe.run import load_method, load_model_and_rows
+from colar.recipe.run import load_method, load_model_and_rows, rollouts
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
@@ -85,14 +85,17 @@ def check(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
     method = load_method(recipe)
-    lm, examples, held_out = load_model_and_rows(recipe, method)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        roll_out = stack.enter_context(rollouts(recipe))
+        lm, examples, held_out = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
         if recipe.grpo is None:
             trainer = sft.make_trainer(lm, method, examples, recipe.training, run, held_out=held_out)
         else:
-            trainer = grpo_train.make_trainer(lm, method, examples, recipe.training, recipe.grpo, run)
+            trainer = grpo_train.make_trainer(
+                lm, method, examples, recipe.training, recipe.grpo, run, roll_out=roll_out
+            )
             stack.enter_context(dropout_rates_zeroed(lm))
         return _measured(recipe, trainer, held_out)
 

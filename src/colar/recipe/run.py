@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from colar.model.latent_lm import LatentLM
 from colar.recipe.example_sets import load_example_sets
 from colar.recipe.schema import Recipe, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
+from colar.training.grpo import rollout
 from colar.training.grpo import train as grpo_train
+from colar.training.grpo.rollout import RollOut
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
 
@@ -61,8 +64,9 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         processes.from_main(lambda: folder.claim(to_json(recipe), resume))
+        roll_out = lock.enter_context(rollouts(recipe))
         lm, examples, held_out = load_model_and_rows(recipe, method)
-        result = _train(recipe, folder, lm, method, examples, held_out, resume)
+        result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
         if PartialState().is_main_process:
             _write_page(recipe.validation, folder, lm, method, held_out)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})
@@ -137,6 +141,28 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
     return lm, examples, held_out
 
 
+@contextmanager
+def rollouts(recipe: Recipe) -> Iterator[RollOut | None]:
+    """What samples for a run whose recipe has `grpo.rollout_workers`; None where that is the process that trains."""
+    if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
+        yield None
+        return
+    n = recipe.grpo.rollout_workers
+    launched = processes.launched()
+    if launched > 1:
+        raise ValueError(
+            f"grpo.rollout_workers must be 0 under torchrun, whose {launched} processes divide the questions, got {n}"
+        )
+    # Nothing of Ray is imported without them.
+    from colar.integrations import ray_rollout
+
+    # Their working directories are their own.
+    start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
+    there = replace(recipe, model=replace(recipe.model, init_from=start))
+    with ray_rollout.pool(n, partial(load_model, there), start, rollout.roll_out) as pool:
+        yield pool
+
+
 def _train(
     recipe: Recipe,
     folder: RunFolder,
@@ -145,6 +171,7 @@ def _train(
     examples: list[Example],
     held_out: list[Example],
     resume: bool,
+    roll_out: RollOut | None,
 ) -> TrainResult:
     settings = recipe.validation
     validate = None
@@ -160,7 +187,7 @@ def _train(
     if recipe.grpo is not None:
         result = grpo_train.train(
             lm, method, examples, recipe.training, recipe.grpo, folder.path,
-            validate=validate, run_info=info, resume=resume,
+            roll_out=roll_out, validate=validate, run_info=info, resume=resume,
         )  # fmt: skip
     else:
         result = sft.train(

@@ -46,6 +46,7 @@ RESUMABLE = {
     "training.gradient_accumulation_steps",
     "training.save_total_limit",
     "validation.page_size",
+    "grpo.rollout_workers",
 }
 """Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it
 is logged, what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their

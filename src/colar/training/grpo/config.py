@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -83,6 +84,8 @@ class GrpoConfig:
     quite the model that is scored (`sampling/logp_difference`). A copy of the adapted weights is kept meanwhile."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
+    rollout_workers: int = 0
+    """Ray actors that sample, with a CPU each, and a GPU if the cluster has some (docs/scale.md); 0: this process."""
     # The run.
     early_stopping_patience: int | None = None
     """Stop after N validations without a new best; null: never."""
@@ -94,6 +97,11 @@ class GrpoConfig:
         for name in ("num_iterations", "max_batch"):
             checks.check_number(f"grpo.{name}", getattr(self, name), 1, whole=True)
         checks.check_number("grpo.dynamic_sampling", self.dynamic_sampling, 0, whole=True)
+        checks.check_number("grpo.rollout_workers", self.rollout_workers, 0, whole=True)
+        if self.rollout_workers and importlib.util.find_spec("ray") is None:
+            raise ValueError(
+                "grpo.rollout_workers needs Ray: from your clone of colar, pip install '.[ray]', or set it 0"
+            )
         checks.check_number("grpo.beta", self.beta, 0)
         checks.check_holds("grpo.epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
         for name in ("steps_per_generation", "early_stopping_patience"):

@@ -38,7 +38,7 @@ from colar.ops.noise import seed_from
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
-from colar.training.grpo.rollout import Output
+from colar.training.grpo.rollout import Output, RollOut
 from colar.training.rows import Schedule, digest_of, epoch_order
 
 NEAREST = 3
@@ -155,6 +155,7 @@ class RolloutSampler:
         schedule: QuestionSchedule,
         seed: int,
         reward_funcs: Mapping[str, rewards.Reward],
+        roll_out: RollOut = rollout.roll_out,
     ) -> None:
         self.lm = lm
         self.method = method
@@ -162,6 +163,7 @@ class RolloutSampler:
         self.schedule = schedule
         self.seed = seed
         self.reward_funcs = dict(reward_funcs)
+        self.roll_out = roll_out
         self.dr_grpo_length: float | None = None
 
     def generate(self, number: int) -> Generation:
@@ -244,7 +246,7 @@ class RolloutSampler:
         if not questions:
             return []
         examples = [self.schedule.examples[index] for index in questions]
-        outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
+        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             output.completion.require_answer(f"generation {number}")

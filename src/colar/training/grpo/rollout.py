@@ -11,7 +11,7 @@ depends on what is sampled beside it. The model is in eval mode while it samples
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -82,6 +82,40 @@ class Output:
         # Answer tokens have their log-probs from the engine, EOS included.
         return torch.cat([thinking, torch.tensor(completion.token_logps)])
 
+    # Outputs go from process to process. Their thoughts are thousands of small tensors, each of them a view of what all
+    # rows of the engine's batch have: to pickle these takes longer than to sample them.
+
+    def __getstate__(self) -> dict[str, Any]:
+        completion = self.completion
+        columns = {}
+        for name in completion.info[0] if completion.info else ():
+            columns[name] = _array(torch.stack([info[name] for info in completion.info]))
+        return {
+            **vars(self),
+            "completion": replace(completion, latents=None, info=[], stop_info={}),
+            "latents": None if completion.latents is None else _array(completion.latents),
+            "columns": columns,
+            "stop": {name: _array(value) for name, value in completion.stop_info.items()},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        latents, columns, stop = (state.pop(name) for name in ("latents", "columns", "stop"))
+        thoughts = {name: _tensor(column) for name, column in columns.items()}
+        state["completion"] = replace(
+            state["completion"],
+            latents=None if latents is None else _tensor(latents),
+            info=[
+                {name: column[k] for name, column in thoughts.items()}
+                for k in range(state["completion"].length if thoughts else 0)
+            ],
+            stop_info={name: _tensor(value) for name, value in stop.items()},
+        )
+        vars(self).update(state)
+
+
+RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], list[Output]]
+"""What samples: `roll_out`, or what has it done in other processes."""
+
 
 def requests(
     method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
@@ -138,6 +172,16 @@ def roll_out(
         question_ids = prompt_ids(lm, method, completion.request)
         outputs.append(Output(example, question_ids, _on_cpu(completion), lm.template.eos_id))
     return outputs
+
+
+def _array(tensor: Tensor) -> tuple[Any, torch.dtype]:
+    """A tensor's values and dtype. NumPy has no bfloat16: float32 holds its values exactly."""
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    return (tensor.float() if is_bfloat16 else tensor).numpy(), tensor.dtype
+
+
+def _tensor(array: tuple[Any, torch.dtype]) -> Tensor:
+    return torch.as_tensor(array[0]).to(array[1])
 
 
 def _on_cpu(completion: Completion) -> Completion:

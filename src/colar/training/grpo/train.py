@@ -30,10 +30,11 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.training import preflight, run_folder
 from colar.training.config import TrainingConfig
-from colar.training.grpo import rewards
+from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.rollout import RollOut
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
 from colar.training.resumable_run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
@@ -51,6 +52,7 @@ def train(
     output: str | Path,
     *,
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
+    roll_out: RollOut | None = None,
     validate: Validate | None = None,
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
@@ -59,7 +61,8 @@ def train(
     """Train `lm`, which has learnt to think by `method`, on its own outputs to the questions of `examples`.
 
     `reward_funcs` by name take the place of those that `grpo.reward_funcs` names. To resume, hand over the model that
-    the run was started with. Otherwise as `sft.train`.
+    the run was started with. `roll_out` samples in place of this process, where `grpo.rollout_workers` says so.
+    Otherwise as `sft.train`.
 
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
@@ -68,8 +71,9 @@ def train(
     config = config.resolved()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
-        lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
-    )
+        lm, method, examples, config, grpo, folder,
+        reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
+    )  # fmt: skip
     if PartialState().is_main_process:
         _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)
@@ -101,12 +105,17 @@ def make_trainer(
     folder: RunFolder,
     *,
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
+    roll_out: RollOut | None = None,
     validate: Validate | None = None,
 ) -> GrpoTrainer:
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
     if config.fsdp:
         raise ValueError(
             "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
+        )
+    if grpo.rollout_workers and roll_out is None:
+        raise ValueError(
+            "grpo.rollout_workers is for a recipe, by colar.train; here it must be 0, or roll_out given"
         )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
@@ -120,7 +129,7 @@ def make_trainer(
     examples = list(method.prepare(lm, examples))
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
-    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
+    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs, roll_out or rollout.roll_out)
     return GrpoTrainer(
         objective,
         args,
