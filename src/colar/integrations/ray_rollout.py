@@ -31,7 +31,7 @@ RETRIES = 3
 OPTION = "grpo.rollout_workers"
 """The key of a recipe, for errors."""
 
-LoadModel = Callable[[], tuple[LatentLM, Method]]
+LoadModel = Callable[[], LatentLM]
 RollOut = Callable[..., list[Any]]
 """(lm, method, config, examples, seed, generation) -> outputs, those of an example one after another."""
 
@@ -83,8 +83,7 @@ class Sampler:
     """An actor: the model of a run, which samples."""
 
     def __init__(self, load_model: LoadModel, roll_out: RollOut) -> None:
-        lm, _ = load_model()
-        self.lm = lm.to(devices.best())
+        self.lm = load_model().to(devices.best())
         self.roll_out = roll_out
 
     @torch.no_grad()

@@ -86,7 +86,7 @@ def check(recipe: Recipe) -> Table:
     recipe.training.check_installed()
     method = load_method(recipe)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        roll_out = stack.enter_context(rollouts(recipe))
+        roll_out = stack.enter_context(rollouts(recipe, method))
         lm, examples, held_out = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))
         trainer: LatentTrainer

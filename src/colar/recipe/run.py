@@ -64,7 +64,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
         processes.from_main(lambda: folder.claim(to_json(recipe), resume))
-        roll_out = lock.enter_context(rollouts(recipe))
+        roll_out = lock.enter_context(rollouts(recipe, method))
         lm, examples, held_out = load_model_and_rows(recipe, method)
         result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
         if PartialState().is_main_process:
@@ -142,7 +142,7 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
 
 
 @contextmanager
-def rollouts(recipe: Recipe) -> Iterator[RollOut | None]:
+def rollouts(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
     """What samples for a run whose recipe has `grpo.rollout_workers`; None where that is the process that trains."""
     if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
         yield None
@@ -159,7 +159,7 @@ def rollouts(recipe: Recipe) -> Iterator[RollOut | None]:
     # Their working directories are their own.
     start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
     there = replace(recipe, model=replace(recipe.model, init_from=start))
-    with ray_rollout.pool(n, partial(load_model, there), start, rollout.roll_out) as pool:
+    with ray_rollout.pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
         yield pool
 
 
