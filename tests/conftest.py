@@ -23,7 +23,7 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "ray", "smallest_runs", "ray_serve", "training", "engine", "graphs", "update", "other_device", "grpo", "gpu_syncs",
+    "ray", "smallest_runs", "ray_serve", "ray_rollout", "training", "engine", "graphs", "update", "other_device", "grpo", "gpu_syncs",
     "fuzz", "methods", "terminal", "real_factors", "baselines", "equations", "device", "released", "scheduling", "serve",
     "recipe", "results", "shortlist", "serve_page", "auto", "processes", "sharded", "docs", "cli", "programs",
 )  # fmt: skip

@@ -143,7 +143,7 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
 
 @contextmanager
 def rollouts(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
-    """What samples for a run whose recipe has `grpo.rollout_workers`; None where that is the process that trains."""
+    """The pool that samples for a run with `grpo.rollout_workers`; None where the process that trains does."""
     if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
         yield None
         return

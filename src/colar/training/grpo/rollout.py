@@ -114,7 +114,7 @@ class Output:
 
 
 RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], list[Output]]
-"""What samples: `roll_out`, or what has it done in other processes."""
+"""`roll_out`, or a pool of processes in which it runs."""
 
 
 def requests(
