@@ -485,3 +485,45 @@ def test_what_a_gpu_did_in_a_step_by_hand(monkeypatch):
     assert found["busy"] == pytest.approx(0.3)
     assert list(found["longest"]) == ["gemm", "copy"]
     assert found["longest"]["gemm"] == pytest.approx(3)
+
+
+def test_questions_with_other_numbers_are_paired(tmp_path, monkeypatch, capsys):
+    others = module("lab/scripts/other_numbers.py")
+    folder = tmp_path / "upstream"
+    files.write_text(folder / "gsm8k_aug/test.txt", "Ann has 3 pens and buys 4.||<<3+4=7>> #### 7\n")
+    halloween = {
+        "sQuestion": "Debby had 32 sweets and ate 5. How many are left?",
+        "lEquations": ["X=32.0-5.0"],
+    }
+    unknown = {"sQuestion": "How many are there?", "lEquations": ["a+b=3.0"], "lSolutions": [1.0]}
+    twice = halloween | {"lSolutions": [27.0]}
+    files.write_json(folder / "multiarith/MultiArith.json", [twice, twice, unknown])
+    svamp = {"ID": "chal-1", "Body": "Ben had 8 cups", "Question": "He sold 3 cups. How many are left?"}
+    files.write_json(folder / "svamp/SVAMP.json", [svamp | {"Equation": "( 8.0 - 3.0 )", "Answer": 5.0}])
+    data = tmp_path / "data"
+    monkeypatch.setattr(sys, "argv", ["x", "write", str(data), "--data_dir", str(folder)])
+    others.main()
+    assert "multiarith: 1 of 3 questions" in capsys.readouterr().out
+    for name, question in (("multiarith", "ate 5"), ("svamp", "He sold 3 cups")):
+        own, other = (json.loads((data / f"{name}{end}.jsonl").read_text()) for end in ("", "-other"))
+        assert own["id"] == other["id"]
+        assert question in own["question"]
+        assert own["question"] != other["question"]
+        assert own["steps"] != other["steps"]
+
+    # By question: 0, -1, -1, +1; mean -0.25, sd(ddof=1) 0.9574, over sqrt(4), times 1.96. The sets' orders differ.
+    sides = {
+        "d": [("q0", 1), ("q1", 1), ("q2", 1), ("q3", 0)],
+        "d-other": [("q3", 1), ("q2", 0), ("q1", 0), ("q0", 1)],
+    }
+    rows = [
+        {"model": "m", "method": "cot", "label": "", "dataset": dataset, "params": {}, "decoding": "greedy"}
+        | {"train_seed": 0, "seed": 0, "id": key, "completion": "1", "parsed": "1", "correct": bool(right)}
+        | {"truncated": False, "length": 3, "forward_passes": 5, "seconds": 0.1, "gold_length": None}
+        for dataset, answers in sides.items()
+        for key, right in answers
+    ]
+    files.write_text(tmp_path / "records.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(sys, "argv", ["x", "table", str(tmp_path), "--output", str(tmp_path)])
+    others.main()
+    assert "| m | d | 4 | 75.0 | 50.0 | -25.0 ± 93.8 |" in (tmp_path / "differences.md").read_text()
