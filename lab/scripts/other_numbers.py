@@ -49,7 +49,7 @@ def from_equation(name: str, key: str, row: dict[str, Any]) -> Example:
 def with_chains(name: str, data_dir: Path) -> Iterator[Example | str]:
     """The test questions of a set with chains of equations; the reason in place of one that has none."""
     if name == "gsm8k-aug":
-        yield from sources.load(name, "test", data_dir=data_dir, skip_malformed=True)
+        yield from sources.load_examples(name, "test", data_dir=data_dir, skip_malformed=True)
         return
     file = {"multiarith": "multiarith/MultiArith.json", "svamp": "svamp/SVAMP.json"}[name]
     for index, row in enumerate(json.loads(files.read_text(data_dir / file))):
