@@ -67,7 +67,7 @@ def write(output: Path, data_dir: Path) -> None:
             try:
                 if isinstance(example, str):
                     raise CannotRenumber(example)
-                other = renumber.versions_of(example, 1, SEED)[0]
+                other = renumber.new_rows_of(example, 1, SEED)[0]
                 if example.question in pairs:
                     raise CannotRenumber("asked before")
             except CannotRenumber as reason:
