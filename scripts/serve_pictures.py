@@ -64,7 +64,7 @@ def main() -> None:
 def answer(page: Any, button: str) -> None:
     """Press a button and wait for all its answers."""
     page.get_by_role("button", name=button).click()
-    page.locator("#stop:enabled").wait_for(timeout=PATIENCE)
+    # The click itself has enabled "Stop", perhaps for less time than passes between two looks at the page.
     page.locator("#stop:disabled").wait_for(timeout=PATIENCE)
 
 
