@@ -11,8 +11,10 @@ import pydantic
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
+from sequential import made
 from serving import QUESTION, colar_model, serve_model
 
+from colar.ask import Model
 from colar.look import thought
 from colar.methods import registry
 from colar.methods.efforts import EFFORTS, efforts_over
@@ -150,6 +152,33 @@ def test_a_real_range_offers_five_values():
     method = registry.build("sequential", {"compression_factors": "1.0..4.0"})
     assert method.choices()["compression_factor"] == [1, 1.75, 2.5, 3.25, 4]
     assert method.efforts()["low"] == {"compression_factor": 3.25}
+
+
+@pytest.mark.parametrize(
+    ("factors", "default"),
+    [([1, 2, 5], {"compression_factor": 2, "confidence_threshold": 0.8}), ([1, 3], {}), ([1], {})],
+)
+def test_values_mean_the_same_to_the_server_and_to_ask(factors, default):
+    """A checkpoint's default speed holds where no value is given; any value replaces it as a whole."""
+    lm, method = made("llama", compression_factors=factors, confidence_thresholds=[0, 0.5])
+    method.default_params = default
+    served = serve_model("sequential", (lm, method))
+    model = Model(lm, method)
+    asked = [{}, {"compression_factor": 1}, {"confidence_threshold": 0.5}]
+    bodies = [(values, values) for values in asked]
+    bodies += [(values, {"reasoning_effort": effort}) for effort, values in method.efforts().items()]
+    for values, fields in bodies:
+        body = ChatRequest(model="x", messages=[{"role": "user", "content": QUESTION}], **fields)
+        [request] = build_request(served, body, "r").requests
+        answer = model.ask(QUESTION, max_latents=1, max_completion_length=1, **values)
+        assert request.params == answer.completion.request.params
+        speed = (request.params.compression_factor, request.params.confidence_threshold)
+        if not values:
+            assert speed == ((2, 0.8) if default else (factors[0], 0))
+        elif "compression_factor" in values:
+            assert speed == (values["compression_factor"], 0)
+    params = served.card()["colar"]["params"]
+    assert params["confidence_threshold"]["default"] == default.get("confidence_threshold", 0)
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}

@@ -9,6 +9,9 @@ from typing import Any
 EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
 """The most thinking first. "none", no thinking at all, is a limit and no value of a method."""
 
+DEFAULT_EFFORT = "medium"
+"""Its values are the defaults where a method's own were not trained."""
+
 
 def efforts_over(name: str, values: Sequence[float]) -> dict[str, dict[str, Any]]:
     """Each effort as a value of the parameter `name`; `values` are the trained ones, the most thinking first.

@@ -14,6 +14,7 @@ from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
 from colar.methods.distill import Distill
+from colar.methods.efforts import DEFAULT_EFFORT
 from colar.methods.icot import Icot
 from colar.methods.pause import Pause
 from colar.methods.ruplar import Ruplar
@@ -53,15 +54,27 @@ def rebuild(saved: Mapping[str, Any], where: object) -> Method:
 
 
 def make_params(method: Method, values: Mapping[str, Any]) -> Any:
-    """The method's per-request values; its `default_params` where there are none. ValueError for a key it does not have
-    (a factor for CoT)."""
+    """The method's per-request values. ValueError for a key it does not have (a factor for CoT).
+
+    Without `values` they are its `default_params`. These are one speed: any value given replaces all of them. A value
+    that neither names is the method's own default, or that of `DEFAULT_EFFORT` where this was not trained.
+    """
     values = values or method.default_params
     allowed = param_names(method)
     for key in values:
         if key not in allowed:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
             raise ValueError(f"method {method.name} has no {key}; it {takes}")
-    return yaml_settings.built(method.Params, values)
+    return yaml_settings.built(method.Params, {**_trained_defaults(method), **values})
+
+
+def _trained_defaults(method: Method) -> Mapping[str, Any]:
+    """The values that replace the method's own defaults where these were not trained; {} where they were."""
+    try:
+        untrained = method.check_params(method.Params()) is not None
+    except ValueError:
+        untrained = True
+    return method.efforts().get(DEFAULT_EFFORT, {}) if untrained else {}
 
 
 def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -21,9 +21,6 @@ from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import ApiError
 from colar.serve.thought_text import NearestTokens
 
-DEFAULT_EFFORT = "medium"
-"""Its values are the defaults where a method's own were not trained."""
-
 
 class ServedModel:
     """One checkpoint under one name. `decoding` has the defaults of a request, and the most of its limits."""
@@ -37,7 +34,6 @@ class ServedModel:
         # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
         self.nearest = NearestTokens(lm, self.engine.run)
         self.created = int(time.time())
-        self.defaults = _defaults(method)
         self.efforts: dict[str, dict[str, Any]] = {"none": {"thinking_token_budget": 0}}
         self.efforts.update({name: dict(values) for name, values in method.efforts().items()})
 
@@ -54,7 +50,7 @@ class ServedModel:
     def params(self, values: Mapping[str, Any]) -> tuple[Any, str | None]:
         """The method's values for a request, and a warning where they were not trained. ApiError 400 for wrong ones."""
         try:
-            params = registry.make_params(self.method, {**self.defaults, **values})
+            params = registry.make_params(self.method, values)
             return params, self.method.check_params(params)
         except ValueError as error:
             # The checks' messages have the name of the field in them.
@@ -65,7 +61,7 @@ class ServedModel:
         """The model as /v1/models lists it."""
         own = {
             "method": self.method.name,
-            "params": _params_card(self.method, self.defaults),
+            "params": _params_card(self.method),
             "efforts": self.efforts,
             "max_latents": self.decoding.max_latents,
             "max_completion_length": self.decoding.max_completion_length,
@@ -79,27 +75,12 @@ class ServedModel:
         }
 
 
-def _defaults(method: Method) -> dict[str, Any]:
-    """The values of a request that names none: the method's own, or trained ones where these were not."""
-    params = registry.make_params(method, {})
-    choices = method.choices()
-    middle = method.efforts().get(DEFAULT_EFFORT, {})
-    values = {}
-    for each in dataclasses.fields(params):
-        value = getattr(params, each.name)
-        offered = choices.get(each.name, [value])
-        if value not in offered:
-            value = middle.get(each.name, offered[0])
-        values[each.name] = value
-    return values
-
-
-def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _params_card(method: Method) -> dict[str, Any]:
     """Each value that a request may choose: its default, the trained ones, and the docstring of its field."""
     choices = method.choices()
     about = {name: meaning for name, _, meaning in yaml_settings.keys(method.Params)}
     card = {}
-    for name, default in defaults.items():
+    for name, default in dataclasses.asdict(registry.make_params(method, {})).items():
         offered = choices.get(name)
         # One value is no choice: it belongs to another method or head, or was not trained.
         if offered is not None and list(offered) == [default]:

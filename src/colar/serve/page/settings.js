@@ -63,18 +63,16 @@ function paramField(name, param, wanted) {
   input.value = wanted ?? param.default ?? "";
   input.id = `param-${name}`;
   input.dataset.param = name;
-  input.dataset.default = JSON.stringify(param.default ?? null);
   input.title = param.about || "";
   field.append(label, input);
   return field;
 }
 
-// Values of the params that differ from their defaults, by name.
+// Values of the params, by name; defaults too, for which the speed that a request has would stand otherwise.
 function params() {
   const chosen = {};
   for (const input of document.querySelectorAll("[data-param]")) {
-    const usual = JSON.parse(input.dataset.default);
-    if (input.value !== "" && Number(input.value) !== usual) chosen[input.dataset.param] = Number(input.value);
+    if (input.value !== "") chosen[input.dataset.param] = Number(input.value);
   }
   return chosen;
 }
