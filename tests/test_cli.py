@@ -418,7 +418,10 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
         for decoding in ("greedy", "sampled")
     }
     assert all(row["n"] == 5 for row in cells)
-    assert (out / "accuracy_vs_length.png").stat().st_size > 5000
+    said = capsys.readouterr().err
+    for picture in ("accuracy_vs_length.png", "accuracy_vs_length-sampled.png"):
+        assert (out / picture).stat().st_size > 5000
+        assert f"{out / picture}" in said
     assert "CoT" in (out / "report.md").read_text() or "cot" in (out / "report.md").read_text()
 
     lines = (out / "records.jsonl").read_text().splitlines(keepends=True)

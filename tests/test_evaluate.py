@@ -210,6 +210,10 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         edited = [replace(example, **edit) for example in EXAMPLES]
         with pytest.raises(ValueError, match=r"\(the first 4 questions of d were others\)"):
             claim_evaluation(out, settings, {"d": edited}, a)
+    with pytest.raises(
+        ValueError, match="holds 4 questions of d, and this command has 3: .* raise --limit, or give"
+    ):
+        claim_evaluation(out, settings, {"d": EXAMPLES[:3]}, a)
     # The same weights, asked with another prompt.
     for name in ("template.json", "tokenizer.json"):
         (tmp_path / "a" / name).write_text("{}")

@@ -71,6 +71,14 @@ def test_what_a_system_does_not_have_is_left_out():
     assert re.findall(r'<section id="(\w+)"', page) == ["questions", "causes", "made"]
 
 
+def test_numbers_of_a_chart_have_the_names_of_the_tables():
+    other = {**WHOLE["systems"][0], "model": "cot", "params": {}}
+    chart = inspect_page.cost_charts([WHOLE["systems"][0], other])[0]
+    rows = [row[0] for row in chart.numbers.rows]
+    assert rows[0].endswith(", c = 1, its own thoughts")
+    assert "cot, its own thoughts" in rows
+
+
 def test_shares_of_causes_by_hand():
     system = {"model": "m", "params": {"compression_factor": 2}}
     system["answers"] = [{"cause": cause} for cause in ("right", "right", "misread", "wrong plan")]

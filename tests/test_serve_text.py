@@ -89,9 +89,11 @@ def test_stops_are_found_wherever_tokens_end(templates, stop):
         assert said == (text[: places[0]].rstrip() if places else text)
 
 
-def test_nearest_tokens_are_those_of_retrieval():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nearest_tokens_are_those_of_retrieval(dtype):
     for family in FAMILIES:
         lm = tiny_lm(family)
+        lm.to(dtype)
         torch.manual_seed(0)
         latents = torch.randn(5, lm.width)
         want = thought.vocabulary_of(lm).nearest(latents, 7)

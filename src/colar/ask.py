@@ -87,10 +87,11 @@ class Model:
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")
         requests = [self._request(text, number, **options) for number, text in enumerate(questions)]
+        vocabulary = thought.vocabulary_of(self.lm)
         answers = []
         for completion in self.engine.generate(requests):
             completion.require_answer()
-            answers.append(self._answer(completion))
+            answers.append(self._answer(completion, vocabulary))
         return answers[0] if isinstance(question, str) else answers
 
     def stream(self, question: str, **options: Any) -> Iterator[Piece]:
@@ -139,8 +140,8 @@ class Model:
             context=tuple((role, text) for role, text in context),
         )
 
-    def _answer(self, completion: Completion) -> Answer:
-        thoughts = thought.read_thoughts(self.lm, completion)
+    def _answer(self, completion: Completion, vocabulary: thought.EmbeddingIndex) -> Answer:
+        thoughts = thought.read_thoughts(self.lm, completion, vocabulary=vocabulary)
         return Answer(
             question=completion.request.question,
             answer=completion.text,
@@ -164,6 +165,6 @@ def load(
 
     `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
     that its checkpoint names, `device` by default the GPU if there is one. `weights` int8 or int4 quantises
-    linear layers (needs torchao). ValueError where there is no checkpoint.
+    linear layers (needs torchao, int8 on a CPU excepted). ValueError where there is no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

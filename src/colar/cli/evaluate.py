@@ -238,7 +238,7 @@ def _write_report(
         pairs=pairs,
     )
     print_tables(tables.report_tables(written), Console())
-    paths = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
+    paths = [output / "report.md", output / "report.json", *report.picture_paths(output, written).values()]
     progress.say(f"wrote {', '.join(str(path) for path in paths if path.is_file())}")
 
 

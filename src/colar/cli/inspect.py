@@ -79,7 +79,6 @@ def run_inspect(args: argparse.Namespace) -> None:
     say_judged_by(args.judge, paths)
     examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
-    checks.check_holds("--data", bool(examples), args.data, "a source with rows")
     fill_limits(args, paths)
     limits = Decoding(**limits_of(args))
     systems = []

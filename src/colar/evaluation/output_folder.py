@@ -51,8 +51,15 @@ def claim_evaluation(
         after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
         for name, (n, digest) in earlier_questions.items():
+            if name not in datasets:
+                continue
+            if len(datasets[name]) < n:
+                raise ValueError(
+                    f"{output} holds {n} questions of {name}, and this command has {len(datasets[name])}: questions "
+                    f"may be added, not left out; raise --limit, or {REMEDY}"
+                )
             # Questions may be added behind those that have records.
-            if name in datasets and question_digest(datasets[name][:n]) != digest:
+            if question_digest(datasets[name][:n]) != digest:
                 raise ValueError(
                     f"{output} holds another run (the first {n} questions of {name} were others); {REMEDY}"
                 )

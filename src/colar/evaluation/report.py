@@ -94,15 +94,21 @@ def write(
     files.write_json(folder / "report.json", report.to_json())
     drawn: list[str] = []
     # Greedy and sampled answers of one system would lie over each other in one picture.
-    for number, decoding in enumerate(sorted({row.system.decoding for row in report.shown_rows})):
+    for decoding, path in picture_paths(folder, report).items():
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
-        name = f"{PICTURE}-{decoding}.png" if number else f"{PICTURE}.png"
         # Where every system is a control there is nothing else to show.
-        if _draw([row for row in rows if not row.system.is_control] or rows, folder / name):
-            drawn.append(name)
+        if _draw([row for row in rows if not row.system.is_control] or rows, path):
+            drawn.append(path.name)
     text = render_markdown(report, TITLE if title is None else title, drawn)
     files.write_text(folder / "report.md", text)
     return report
+
+
+def picture_paths(folder: Path, report: Report) -> dict[str, Path]:
+    """The picture of each decoding, the first one's under the plain name."""
+    decodings = sorted({row.system.decoding for row in report.shown_rows})
+    names = [PICTURE, *(f"{PICTURE}-{decoding}" for decoding in decodings[1:])]
+    return {decoding: folder / f"{name}.png" for decoding, name in zip(decodings, names, strict=True)}
 
 
 def _draw(rows: Sequence[ReportRow], path: Path) -> bool:

@@ -43,24 +43,21 @@ class Neighbour(NamedTuple):
 
 
 class EmbeddingIndex:
-    """The embeddings of all tokens, (V, D), to compare latents with; made once for many latents.
-
-    Cosines are computed in the dtype of `embeddings_VD`.
-    """
+    """The embeddings of all tokens, (V, D) in float32, to compare latents with; made once for many latents."""
 
     @torch.no_grad()
     def __init__(self, embeddings_VD: Tensor) -> None:
         self.embeddings_VD = embeddings_VD
-        self.norms_V = torch.linalg.vector_norm(embeddings_VD, dim=-1, dtype=torch.float32).clamp(min=1e-12)
+        self.norms_V = torch.linalg.vector_norm(embeddings_VD, dim=-1).clamp(min=1e-12)
 
     @torch.no_grad()
     def cosines(self, latents_KD: Tensor) -> Tensor:
         """The cosine of each latent with each token's embedding, (K, V) in float32."""
         # Outputs that processes have sent each other are on the CPU.
         latents_KD = latents_KD.to(self.embeddings_VD.device, torch.float32)
-        directions_KD = torch.nn.functional.normalize(latents_KD, dim=-1).to(self.embeddings_VD.dtype)
+        directions_KD = torch.nn.functional.normalize(latents_KD, dim=-1)
         # Lengths are divided out afterwards: a normalised copy of the vocabulary would need as much memory again.
-        cosine_KV: Tensor = (directions_KD @ self.embeddings_VD.T).float() / self.norms_V
+        cosine_KV: Tensor = (directions_KD @ self.embeddings_VD.T) / self.norms_V
         return cosine_KV
 
     def nearest(self, latents_KD: Tensor, k: int) -> list[list[Neighbour]]:
@@ -72,7 +69,10 @@ class EmbeddingIndex:
 
 
 def vocabulary_of(lm: LatentLM) -> EmbeddingIndex:
-    """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16."""
+    """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16.
+
+    In any other dtype that is a copy of 4 VD bytes: 0.1 GB for SmolLM2-135M, 1.1 GB for Llama 3.2 1B.
+    """
     return EmbeddingIndex(lm.embedding_table().float())
 
 

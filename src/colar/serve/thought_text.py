@@ -16,11 +16,11 @@ from torch import Tensor
 from colar.engine.completion import Event
 from colar.look.thought import (
     NEIGHBOURS,
-    EmbeddingIndex,
     Neighbour,
     chosen_tokens,
     shown_size,
     thought_object,
+    vocabulary_of,
 )
 from colar.model.latent_lm import LatentLM
 from colar.template.token_text import TokenText
@@ -34,7 +34,7 @@ class NearestTokens:
     """
 
     def __init__(self, lm: LatentLM, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self.vocabulary = EmbeddingIndex(lm.embedding_table())
+        self.vocabulary = vocabulary_of(lm)
         self.run = run
         self._wanted: list[tuple[Tensor, int]] = []
         self._task: asyncio.Task[list[list[Neighbour]]] | None = None

@@ -44,14 +44,13 @@ def cost_chart(systems: Sequence[Numbers], key: str, title: str, x: str, scale: 
             names.append(model)
         for kind, words in THOUGHTS.items():
             points = []
-            for system in systems:
+            for name, system in zip(names_of(systems), systems, strict=True):
                 outcome = system["cost"]["outcomes"].get(kind)
                 if system["model"] != model or outcome is None:
                     continue
-                speed = names_of([system])[0]
                 at, accuracy = scale * outcome[key]["mean"], outcome["accuracy"]["mean"]
                 points.append((at, accuracy))
-                rows.append([f"{model}, {speed}, {words}", f"{at:.2f}", percent(accuracy)])
+                rows.append([f"{name}, {words}", f"{at:.2f}", percent(accuracy)])
                 bars = {"xerr": _bar(outcome[key], scale), "yerr": _bar(outcome["accuracy"], 1)}
                 face = colour if kind == "own" else "white"
                 axes.errorbar(
@@ -60,8 +59,10 @@ def cost_chart(systems: Sequence[Numbers], key: str, title: str, x: str, scale: 
                 if kind == "own":
                     # Curves of two models often lie close together.
                     beside = (5, -11 if i % 2 else 5)
+                    # The colour is the model's: its name is left out of what it was asked with.
+                    tag = names_of([system])[0]
                     axes.annotate(
-                        speed, points[-1], beside, textcoords="offset points", fontsize=8, color=colour
+                        tag, points[-1], beside, textcoords="offset points", fontsize=8, color=colour
                     )
             points.sort()
             if points:
