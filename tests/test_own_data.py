@@ -180,7 +180,7 @@ def _write(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet"])
 def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> None:
     rows = own.read(_write(tmp_path, kind))
-    assert rows.answer_type == "number"
+    assert {example.answer_type for example in rows.examples} == {"number"}
     assert [example.question for example in rows.examples] == [row["question"] for row in ROWS]
     assert {example.steps for example in rows.examples} == {("Add.",)}
     assert rows.examples[0].id == "mine/train/0"
@@ -205,9 +205,15 @@ def test_a_data_set_in_memory_is_read() -> None:
 )
 def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:
     rows = own.read([{"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)])
-    assert rows.answer_type == kind
+    assert {example.answer_type for example in rows.examples} == {kind}
     left_out = {reason.partition(":")[0]: len(places) for reason, places in rows.left_out.items()}
     assert left_out == ({"answer cannot be read as answer_type 'number'": 1} if "four" in golds else {})
+
+
+def test_rows_that_name_their_types_are_summed_up_by_them() -> None:
+    named = [("x^2", "latex"), ("Paris", "text"), ("a dog", "text")]
+    rows = own.read([{"question": gold, "answer": gold, "answer_type": kind} for gold, kind in named])
+    assert rows.summary()[0].endswith("; answers are judged 2 as text, 1 as latex")
 
 
 # --- splits ------------------------------------------------------------------------------------------------
@@ -247,6 +253,10 @@ def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     assert (len(split.test), split.also_in_test) == (10, 10)
     tested = {row.question for row in rows[:10]}
     assert not tested & {row.question for row in (*split.train, *split.validation)}
+    with pytest.raises(
+        ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question of the test\)"
+    ):
+        own.divide(rows, rows)
 
 
 # --- wrong inputs: one line that says what to do -----------------------------------------------------------

@@ -734,13 +734,17 @@ def test_rows_that_occur_twice_are_refused(tmp_path):
     """The same file, however it is written, and two files of one name whose rows have no ids."""
     first = write_rows(tmp_path / "a" / "train.jsonl", "one", "two")
     second = write_rows(tmp_path / "b" / "train.jsonl", "three")
+    repeated = r"^data and data.mixed_in\[0\]: some rows occur twice, 'train/train/0' for one"
     for again in (first, f"{tmp_path}/b/../a/train.jsonl", second):
         mixed = (recipe.SourceRows(str(again)),)
         data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=mixed)
-        with pytest.raises(ValueError, match="some rows occur twice, 'train/train/0' for one"):
+        with pytest.raises(ValueError, match=repeated):
             recipe.load_example_sets(data)
     write_rows(second, "three", id="b")
     assert [row.question for row in recipe.load_example_sets(data)[0]] == ["one", "two", "three"]
+    mixed = (recipe.SourceRows(str(second), renumber=1),)
+    with pytest.raises(ValueError, match=r"^data\.mixed_in\[0\]\.renumber: .* has no row whose chain"):
+        recipe.load_example_sets(recipe.DataConfig(source=str(first), validation_size=0, mixed_in=mixed))
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):

@@ -64,6 +64,8 @@ WRONG: list[tuple[str, list[str], list[str] | None, str]] = [
     ("", [], ["sft"], "--stages .*sft.*cot, fast, faster"),
     ("", ["--stages.fats.training.max_steps", "3"], None, "--stages .*fats.*cot, fast, faster"),
     ("", ["--stages.fast.training.max_step", "3"], None, "stage fast: .*training.max_step"),
+    ("", ["--stages.fast.output", "there"], None, "--stages.fast.output: a stage has no output of its own"),
+    ("", ["--stages.fast", "there"], None, "--stages.fast there: expected --stages.STAGE.KEY value"),
     ("  cot: [1]\n", [], None, "stages.cot must hold keys and values, got \\[1\\]"),
     ("  cot: {output: there}\n", [], None, "stages.cot.output: a stage has no output of its own"),
     ("  a/b: {method: {name: cot}}\n", [], None, "stages.a/b: a stage's name is letters"),
@@ -84,6 +86,13 @@ def test_mistakes_name_the_stage(
         staged.write_text(f"{head}stages:{'' if stages.startswith(' [') else chr(10)}{stages}")
     with pytest.raises(ValueError, match=message):
         recipe.load_stages(staged, words, only)
+
+
+def test_stages_need_a_folder(staged: Path, tmp_path: Path) -> None:
+    staged.write_text(staged.read_text().replace(f"output: {tmp_path}/run", ""))
+    with pytest.raises(ValueError, match=r"staged\.yaml: output is missing: name the run's folder"):
+        recipe.load_stages(staged)
+    assert recipe.load_stages(staged, ["--output", "there"])[0].recipe.output == "there/cot"
 
 
 def test_a_recipe_without_stages_is_one(tmp_path: Path, staged: Path) -> None:

@@ -9,7 +9,7 @@ counted by its reason.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,6 @@ class OwnRows:
     name: str
     layout: layouts.Layout
     examples: list[Example]
-    answer_type: AnswerType
     columns: list[str]
     """That some row has."""
     judge: str | None
@@ -52,9 +51,13 @@ class OwnRows:
 
     def summary(self) -> list[str]:
         """A few lines for a person."""
+        types = [
+            f"{n:,} as {name}" for name, n in Counter(row.answer_type for row in self.examples).most_common()
+        ]
+        judged = ", ".join(types) if len(types) > 1 else f"as {self.examples[0].answer_type}"
         lines = [
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
-            f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
+            f"answers are judged {f'by {self.judge}' if self.judge else judged}"
         ]
         lines += left_out_lines(self.left_out)
         bare = sum(not example.steps for example in self.examples)
@@ -154,9 +157,7 @@ def read(
     if not examples or layout is None:
         reason, places = max(left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read)")
-    return OwnRows(
-        name, layout, custom.applied(examples, judge), answer_type, list(column_names), judge, dict(left_out)
-    )
+    return OwnRows(name, layout, custom.applied(examples, judge), list(column_names), judge, dict(left_out))
 
 
 def _fields(
@@ -217,7 +218,10 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
 
 
 def _answer_type(rows: Sequence[Fields]) -> AnswerType:
-    """The type that rows name, if it is one; else numbers or letters where nearly all answers are, LaTeX or text."""
+    """The type of rows that name none: that of the others, if it is one; else guessed from their answers.
+
+    Numbers or letters where nearly all answers are, LaTeX or text.
+    """
     types = {fields.answer_type for fields in rows if fields.answer_type is not None}
     if len(types) == 1:
         return types.pop()
@@ -262,8 +266,9 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
         else:
             training += by_question[question]
     if not training or not validation:
+        tested_rows = f" ({len(rows) - n} of {len(rows)} rows have a question of the test)" if tested else ""
         raise ValueError(
-            f"{len(by_question)} different questions are too few to train on and to measure with"
+            f"{len(by_question)} different questions are too few to train on and to measure with{tested_rows}"
         )
     # In the order of the file.
     order = {id(row): place for place, row in enumerate(rows)}

@@ -9,8 +9,9 @@ or folder is read by `own.py`.
 
 MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
 paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
-hash, or by their publisher's id, and named by it: `limit` takes a random but fixed sample. An example that repeats a
-question has the first one's id as its `cluster`: standard errors take the two as one cluster.
+hash, and named by it: `limit` takes a random but fixed sample. SVAMP's rows are sorted by their publisher's ids as text
+(chal-1, chal-10, chal-100, chal-1000, chal-101), so that the first 100 are chal-100 to chal-188 and eleven others. An
+example that repeats a question has the first one's id as its `cluster`: standard errors take the two as one cluster.
 
 Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
 """
@@ -238,7 +239,7 @@ def _say_left_out(name: str, n_read: int, left_out: Mapping[str, Sequence[str]])
 
 def _part(examples: list[Example], plan: Split) -> list[Example]:
     """The part of a hash-ordered source that the split is, sorted."""
-    # These ids end in a hash of the question, or in the publisher's own: sorted, they are in no meaningful order.
+    # These ids end in a hash of the question, so that sorted rows are in random order; SVAMP's do not.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
     return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[plan.part]

@@ -28,19 +28,24 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """
     held_out = _validation_rows(data)
     limit = None if data.train_size is None else data.train_skip + data.train_size
-    own = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
-    train_rows: list[Example] = []
-    for source in (own, *data.mixed_in):
+    main = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
+    sections = {"data": main} | {f"data.mixed_in[{i}]": source for i, source in enumerate(data.mixed_in)}
+    rows_of: dict[str, list[Example]] = {}
+    for key, source in sections.items():
         seed = data.seed if source.seed is None else source.seed
         rows = _load_source(data, source.source, source.train_split, source.train_size, seed, source.options)
-        rows = _selected(data, rows) if source is own else rows
-        train_rows += rows + _renumbered(data, source, seed, rows, held_out)
+        rows = _selected(data, rows) if source is main else rows
+        rows_of[key] = rows + _renumbered(data, key, source, seed, rows, held_out)
+    train_rows = [row for rows in rows_of.values() for row in rows]
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
     if repeated:
+        where = " and ".join(
+            key for key, rows in rows_of.items() if any(row.id == repeated[0] for row in rows)
+        )
         raise ValueError(
-            f"data.mixed_in: some rows occur twice, {repeated[0]!r} for one: mix a source in once, and give rows of "
-            "files of one name ids of their own"
+            f"{where}: some rows occur twice, {repeated[0]!r} for one: name a source once, and give rows of files of "
+            "one name ids of their own"
         )
     trained = {(example.id, example.question) for example in train_rows}
     shared = [example.id for example in held_out if (example.id, example.question) in trained]
@@ -95,9 +100,12 @@ def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
 
 
 def _renumbered(
-    data: DataConfig, source: SourceRows, seed: int, rows: list[Example], held_out: list[Example]
+    data: DataConfig, key: str, source: SourceRows, seed: int, rows: list[Example], held_out: list[Example]
 ) -> list[Example]:
-    """New rows made of `rows` with other numbers; none of them asks a question of validation or of a test set."""
+    """New rows made of `rows` with other numbers; none of them asks a question of validation or of a test set.
+
+    `key` is the section that asks for them, for errors.
+    """
     if source.renumber == 0:
         return []
     questions = sources.held_out_questions(
@@ -109,7 +117,7 @@ def _renumbered(
     new_rows.say(len(rows))
     if new_rows.alone.total() == len(rows):
         raise ValueError(
-            f"data.renumber: {source.source} has no row whose chain is equations that can be run again"
+            f"{key}.renumber: {source.source} has no row whose chain is equations that can be run again"
         )
     return new_rows.examples
 

@@ -31,10 +31,13 @@ from colar.model.masks import MASKED
 from colar.recipe.schema import Recipe, Stage, build_method
 from colar.training.grpo import rewards
 
+NO_OUTPUT = "output is missing: name the run's folder"
 Override = tuple[str, str]
 """A dotted key and its value, as the command line has them."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 """A stage's name is also that of its folder. No hyphen: the command line takes `-` for `_` in options."""
+OF_THE_RECIPE = ("output", "stages", "base")
+"""Keys that a stage has none of."""
 START = ("model.backbone", "model.init_from", "template")
 """Keys of the command line for the first stage alone: the others start from the stage before them."""
 
@@ -59,14 +62,16 @@ def load_stages(
     the stage, the key, and what it must be.
     """
     tree = _read(path)
-    pairs = pairs_of(overrides)
+    pairs = parse_overrides(overrides)
     if "stages" not in tree:
         if only:
             raise ValueError(f"--stages {' '.join(only)}: {path} has no stages")
         return [Stage("", _parsed(str(path), tree, pairs))]
     keys_of = _checked_stages(path, tree.pop("stages"))
-    pairs_of_stage = _pairs_of_stages(pairs, list(keys_of), only)
+    by_stage = _overrides_by_stage(pairs, list(keys_of), only)
     output = dict(pairs).get("output") or tree.get("output")
+    if output is None:
+        raise ValueError(f"{path}: {NO_OUTPUT}")
     stages: list[Stage] = []
     before: str | None = None
     for name, own in keys_of.items():
@@ -75,11 +80,11 @@ def load_stages(
         if before is not None and "init_from" not in (own.get("model") or {}):
             keys = yaml_settings.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
         before = keys["output"]
-        if name not in pairs_of_stage:
+        if name not in by_stage:
             continue
         where = f"{path}, stage {name}"
         try:
-            stages.append(Stage(name, _parsed(where, keys, pairs_of_stage[name])))
+            stages.append(Stage(name, _parsed(where, keys, by_stage[name])))
         except ValueError as error:
             # An override's error does not know which stage it is.
             raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
@@ -90,33 +95,33 @@ def override_stages(
     stages: dict[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> None:
     """Set the overrides of a command line in the stages that they are for, or in those in `only`."""
-    for name, pairs in _pairs_of_stages(pairs_of(overrides), list(stages), only).items():
+    for name, pairs in _overrides_by_stage(parse_overrides(overrides), list(stages), only).items():
         for pair in pairs:
             stages[name] = _overridden(stages[name], *pair)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Reject overrides of unknown keys, or of values of another type, before a recipe is there."""
-    for key, text in pairs_of(overrides):
+    for key, text in parse_overrides(overrides):
         _overridden({}, re.sub(r"^stages\.[^.]*\.", "", key), text)
 
 
-def _pairs_of_stages(
+def _overrides_by_stage(
     pairs: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
 ) -> dict[str, list[Override]]:
     """The overrides of each stage that is wanted."""
     check_known("--stages", only or [], names)
     check_known("--stages", [key.split(".")[1] for key, _ in pairs if key.startswith("stages.")], names)
-    pairs_of_stage: dict[str, list[Override]] = {}
+    by_stage: dict[str, list[Override]] = {}
     for name in names:
         if only and name not in only:
             continue
-        left_out = ("output", "stages", *START) if pairs_of_stage else ("output", "stages")
+        left_out = ("output", "stages", *START) if by_stage else ("output", "stages")
         prefix = f"stages.{name}."
         for_all = [pair for pair in pairs if not _below(pair[0], left_out)]
         own = [(key.removeprefix(prefix), text) for key, text in pairs if key.startswith(prefix)]
-        pairs_of_stage[name] = for_all + own
-    return pairs_of_stage
+        by_stage[name] = for_all + own
+    return by_stage
 
 
 def _read(path: str | Path) -> dict[str, Any]:
@@ -138,15 +143,15 @@ def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{path}: stages.{name}: a stage's name is letters, digits and _")
         if not isinstance(own, dict):
             raise ValueError(f"{path}: stages.{name} must hold keys and values, got {own!r}")
-        for key in ("output", "stages", "base"):
+        for key in OF_THE_RECIPE:
             if key in own:
                 raise ValueError(f"{path}: stages.{name}.{key}: a stage has no {key} of its own")
         yaml_settings.check(f"{path}, stage {name}", Recipe, own)
     return stages
 
 
-def pairs_of(words: Sequence[str]) -> list[Override]:
-    """The pairs of a command line, `--key value` or `--key=value`."""
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """The overrides of a command line, `--key value` or `--key=value`."""
     pairs = []
     rest = list(words)
     while rest:
@@ -159,6 +164,11 @@ def pairs_of(words: Sequence[str]) -> list[Override]:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{option} needs a value")
             text = rest.pop(0)
+        first, *inner = option.removeprefix("--").split(".")
+        if first == "stages" and len(inner) < 2:
+            raise ValueError(f"{option} {text}: expected --stages.STAGE.KEY value")
+        if first == "stages" and inner[1] in OF_THE_RECIPE:
+            raise ValueError(f"{option}: a stage has no {inner[1]} of its own")
         pairs.append((option.removeprefix("--"), text))
     return pairs
 
@@ -169,7 +179,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
         tree = _overridden(tree, key, text)
     try:
         if "output" not in tree:
-            raise ValueError("output is missing: name the run's folder")
+            raise ValueError(NO_OUTPUT)
         recipe = yaml_settings.built(Recipe, tree)
         method = build_method(recipe)
         name = recipe.model.attn_implementation

@@ -78,7 +78,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Training rows of one source, beside those of the recipe's own."""
+    """Training rows of one source: an entry of `data.mixed_in`, or those of `data.source` itself."""
 
     source: str
     """As data.source."""
