@@ -53,7 +53,7 @@ def params_of(method):
 def opened(lm, method, examples, params):
     """Let the model answer, and read its answers."""
     completions = answer_all(lm, method, diagnosis.requests_of(examples, params, LIMITS))
-    return diagnosis.read_answers(lm, method, examples, params, completions)
+    return diagnosis.decoded_answers(lm, method, examples, params, completions)
 
 
 def tokens(*ids):
@@ -64,7 +64,7 @@ def tokens(*ids):
 
 
 @pytest.mark.parametrize(
-    ("groups", "read_as", "marks"),
+    ("groups", "decoded_as", "marks"),
     [
         ([tokens(1, 2), tokens(3)], [{1, 2}, {3, 9}], ["right", "right"]),
         ([tokens(1, 2), tokens(3), tokens(4), tokens(5)], [{1}, {3}, {9}], ["wrong", "right", "after"]),
@@ -76,8 +76,8 @@ def tokens(*ids):
         ([tokens(1, 1), tokens(1, 2)], [[1, 1], [2, 1]], ["right", "right"]),
     ],
 )
-def test_marks_by_hand(groups, read_as, marks):
-    assert diagnosis.marks_of(groups, read_as) == marks
+def test_marks_by_hand(groups, decoded_as, marks):
+    assert diagnosis.marks_of(groups, decoded_as) == marks
 
 
 def completion(text, length, seconds):
@@ -119,7 +119,7 @@ def test_chains_are_what_the_engine_says(model):
     params = params_of(method)
     requests = diagnosis.requests_of(EXAMPLES, params, LIMITS)
     completions = Engine(lm, method, 3).generate(requests)
-    found = diagnosis.read_answers(lm, method, EXAMPLES, params, completions)
+    found = diagnosis.decoded_answers(lm, method, EXAMPLES, params, completions)
     for example, one, chain in zip(EXAMPLES, completions, found, strict=True):
         assert (chain["id"], chain["answer"], chain["length"]) == (example.id, one.text, one.length)
         assert len(chain["thoughts"]) == one.length
@@ -176,7 +176,7 @@ def test_controls_of_a_system(model):
     lm, method = model
     requests = diagnosis.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
-    found = cost.control_results(lm, method, EXAMPLES, requests, completions)
+    found = cost.measured_cost(lm, method, EXAMPLES, requests, completions)
     outcomes = found["outcomes"]
     assert list(outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
@@ -188,10 +188,10 @@ def test_controls_of_a_system(model):
         if kind != "own":
             own = outcomes["own"]["accuracy"]["mean"]
             assert found["differences"][kind]["mean"] == pytest.approx(own - variant["accuracy"]["mean"])
-    alone = cost.control_results(lm, method, EXAMPLES, requests, completions, with_controls=False)
+    alone = cost.measured_cost(lm, method, EXAMPLES, requests, completions, with_controls=False)
     assert list(alone["outcomes"]) == ["own"]
     # One question has no other to take thoughts from.
-    one = cost.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    one = cost.measured_cost(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
     assert "shuffled" not in one["outcomes"]
 
 

@@ -167,7 +167,7 @@ def all_right(lm, method, examples, params, limits):
     shares = {"n": len(examples), "read": 1.0, "write": 1.0, "whole_chain": 1.0, "stop": 1.0}
     assert diagnosis.diagnose(lm, method, passes, params, limits) == shares
     completions = answer_all(lm, method, diagnosis.requests_of(examples, params, limits))
-    for answer in diagnosis.read_answers(lm, method, examples, params, completions):
+    for answer in diagnosis.decoded_answers(lm, method, examples, params, completions):
         assert answer["cause"] == "right"
         assert {thought["mark"] for thought in answer["thoughts"]} == {"right"}
         assert (answer["length"], answer["missing"]) == (answer["reference_length"], [])

@@ -285,7 +285,7 @@ def test_turns_of_a_chat_come_before_the_question(tmp_path):
 
     def expected(turns):
         seed = seed_from(0, "q")
-        request = Request("q", "How many?", model.params, model.limits, seed, context=tuple(turns))
+        request = Request("q", "How many?", model.params, model.decoding, seed, context=tuple(turns))
         return reference.complete(model.lm, model.method, request).text
 
     for turns in CONTEXTS.values():
@@ -312,7 +312,7 @@ def test_lm_eval_itself_applies_the_chat_template(tmp_path):
         row = sample["doc"]
         context = (("system", "Be brief."),)
         seed = seed_from(0, row["id"])
-        request = Request(row["id"], row["question"], model.params, model.limits, seed, context=context)
+        request = Request(row["id"], row["question"], model.params, model.decoding, seed, context=context)
         assert sample["resps"] == [[reference.complete(model.lm, model.method, request).text]]
 
 

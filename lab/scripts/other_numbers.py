@@ -28,7 +28,7 @@ from colar.data.renumber.equations import CannotRenumber
 from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
 from colar.evaluation.report_rows import Cell, system_name
-from colar.evaluation.stats import Z95
+from colar.evaluation.stats import half_interval
 from colar.evaluation.text_table import TextTable, half_width, markdown, percent
 
 OTHER = "-other"
@@ -94,9 +94,10 @@ def differences(records: RecordFiles) -> TextTable:
             continue
         change = stats.paired_difference(list(others.values()), list(others), list(own.values()), list(own))
         assert change.se is not None
-        low, high = 100 * (change.mean - Z95 * change.se), 100 * (change.mean + Z95 * change.se)
+        assert change.interval is not None
+        low, high = change.interval
         accuracies = [percent(sum(side.values()) / len(side)) for side in (own, others)]
-        text = f"{100 * change.mean:+.1f} {half_width(Z95 * change.se)}{' *' if low > 0 or high < 0 else ''}"
+        text = f"{100 * change.mean:+.1f} {half_width(half_interval(change.se))}{' *' if low > 0 or high < 0 else ''}"
         rows.append([system_name(cell.system, systems), cell.dataset, str(change.n), *accuracies, text])
     head = ["system", "data set", "questions", "own numbers", "other numbers", "difference"]
     return TextTable("Other numbers", head, sorted(rows), words=2)

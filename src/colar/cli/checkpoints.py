@@ -14,7 +14,7 @@ import torch
 from colar import files, progress
 from colar.cli.options import LIMITS
 from colar.data.auto_folder import AutoFolder
-from colar.evaluation.names import split_name
+from colar.evaluation.names import split_name, unique_names
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint
@@ -83,15 +83,7 @@ def name_and_path(text: str) -> tuple[str, str]:
 
 def paths_by_name(texts: Iterable[str]) -> dict[str, str]:
     """Checkpoints of a command line, folder or Hub id, by their names. ValueError where two have one name."""
-    paths: dict[str, str] = {}
-    for text in texts:
-        name, path = name_and_path(text)
-        if name in paths:
-            raise ValueError(
-                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
-            )
-        paths[name] = path
-    return paths
+    return unique_names(map(name_and_path, texts))
 
 
 def absolute(path_or_id: str) -> str:

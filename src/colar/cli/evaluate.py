@@ -162,9 +162,11 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
     records = output / "records.jsonl"
-    with _cluster(args, checkpoints.values()) as actors:
+    with _cluster(args, checkpoints.values()) as maker_for:
         # Where a cluster answers, this process needs neither a GPU nor quantised layers.
-        loading = argparse.Namespace(**{**vars(args), "device": "cpu", "weights": None}) if actors else args
+        loading = (
+            argparse.Namespace(**{**vars(args), "device": "cpu", "weights": None}) if maker_for else args
+        )
         models = []
         grid = []
         for name, path in checkpoints.items():
@@ -177,15 +179,16 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
             jobs = [answering(path, args) for path in checkpoints.values()]
-            make = actors and actors(dict(zip(models, jobs, strict=True)))
-            evaluate.evaluate(grid, datasets, records, answer_settings, make)
+            maker = maker_for and maker_for(dict(zip(models, jobs, strict=True)))
+            evaluate.evaluate(grid, datasets, records, answer_settings, maker)
     if PartialState().is_main_process:
         _write_report([records], output)
 
 
 @contextlib.contextmanager
 def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[Any]:
-    """Joins the cluster of --ray, whose `make_records` are those of jobs by their models; None without the option."""
+    """Joins the cluster of --ray. Gives the function from jobs, by their models, to the `RecordMaker` that answers them
+    there; None without the option."""
     if args.ray is None:
         yield None
         return

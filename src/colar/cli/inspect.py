@@ -80,10 +80,10 @@ def run_inspect(args: argparse.Namespace) -> None:
     examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
     fill_limits(args, paths)
-    limits = Decoding(**limits_of(args))
+    decoding = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
-        system = inspect_system(key, lm, method, examples, params, limits)
+        system = inspect_system(key, lm, method, examples, params, decoding)
         if system["diagnosis"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")

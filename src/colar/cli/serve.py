@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -133,14 +132,14 @@ def _application(
 def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     """Load a checkpoint and start its engine."""
     from colar.engine.engine import Engine
-    from colar.engine.request import DECODINGS
+    from colar.engine.request import decoding_of
     from colar.serve.served_model import ServedModel
 
     lm, method = load_checkpoint(path, args)
     # Of each model its own.
     own = argparse.Namespace(**vars(args))
     fill_limits(own, [path])
-    decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(own))
+    decoding = decoding_of(method, args.decoding, **limits_of(own))
     engine = Engine(
         lm,
         method,

@@ -23,10 +23,10 @@ from colar.evaluation.report_rows import (
     c_text,
     datasets_of,
     note,
-    options,
+    other_values,
     systems_of,
 )
-from colar.evaluation.stats import Z95
+from colar.evaluation.stats import half_interval
 
 Styles = Mapping[tuple[Any, ...], tuple[str, str]]
 """Curve (see `_curve`) -> colour, marker."""
@@ -85,7 +85,7 @@ def draw(rows: Iterable[ReportRow]) -> Any:
 
 def _curve(system: System) -> tuple[Any, ...]:
     """The fields that the points of a curve share: all but its values, and the training run."""
-    names = tuple(name for name, _ in system.options)
+    names = tuple(name for name, _ in system.other_values)
     return system.model, system.method, system.label, names, system.decoding
 
 
@@ -95,7 +95,7 @@ def _names(rows: Sequence[ReportRow]) -> list[str]:
     several_decodings = len({system.decoding for system in systems}) > 1
     names = {}
     for system in systems:
-        changed = note(system.label, (name for name, _ in system.options))
+        changed = note(system.label, (name for name, _ in system.other_values))
         name = base_name(system, systems) + (f" ({changed})" if changed else "")
         names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
     return list(names.values())
@@ -139,7 +139,7 @@ def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
         colour, marker = styles[curve]
         x = [row.length for row in members]
         y = [100 * row.accuracy for row in members]
-        half_bars = [100 * Z95 * (row.accuracy_se or 0) for row in members]
+        half_bars = [100 * (half_interval(row.accuracy_se) or 0) for row in members]
         # From below: bars and lines, the names of points, their markers.
         axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45, zorder=1)
         for line in _lines(members):
@@ -159,7 +159,7 @@ def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """The points of a curve that are joined: of one training run, and along one of its values."""
     # The last of the values that differ, where several do; the speed is the first.
-    names = [*dict(members[0].system.options), *dict(members[0].system.params)]
+    names = [*dict(members[0].system.other_values), *dict(members[0].system.params)]
     values = {name: {dict(row.system.params)[name] for row in members} for name in names}
     varied = next((name for name in names if len(values[name]) > 1), None)
     lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
@@ -180,7 +180,7 @@ def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
             told = tuple(pair for pair in values if pair not in shared) or values
             if not told:
                 continue
-            texts = [c_text(told), *(f"{value:g}" for _, value in options(told))]
+            texts = [c_text(told), *(f"{value:g}" for _, value in other_values(told))]
             text = axes.annotate(
                 ", ".join(text for text in texts if text),
                 (row.length, 100 * row.accuracy),

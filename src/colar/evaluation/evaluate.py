@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
-from colar.engine.request import DECODINGS, Request
+from colar.engine.request import Decoding, Request, decoding_of
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
@@ -289,14 +289,25 @@ def gold_length(lm: LatentLM, example: Example) -> int | None:
 
 def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -> Request:
     """The engine's request for a question of a grid point. Its noise depends on seed and question alone."""
-    decoding = replace(
-        DECODINGS[point.decoding],
+    decoding = decoding_of(
+        point.model.method,
+        point.decoding,
         max_latents=settings.max_latents,
         max_completion_length=settings.max_completion_length,
     )
+    return request_of(example, point.params, decoding, point.seed)
+
+
+def request_of(example: Example, params: Any, decoding: Decoding, seed: int = 0) -> Request:
+    """The engine's request for a question; `seed` is the evaluation's."""
+    question_seed = seed_of(example, seed)
+    return Request(example.id, example.question, params, decoding, question_seed, context=example.context)
+
+
+def seed_of(example: Example, seed: int = 0) -> int:
+    """The seed of a question's request under the evaluation's `seed`."""
     # Of the question's id, not of its position: another --limit, or another order, changes no draw.
-    seed = seed_from(point.seed, example.id)
-    return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
+    return seed_from(seed, example.id)
 
 
 def validate(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from colar.data import sources
 from colar.data.data_files import is_own_file
 from colar.evaluation.report_rows import AVERAGE
 from colar.methods import registry
 from colar.model import checkpoint
+
+Name = TypeVar("Name")
 
 
 class CheckpointName(NamedTuple):
@@ -37,7 +39,7 @@ def name_checkpoints(pairs: Iterable[tuple[str, str]], label: str | None) -> dic
     Method, label and training seed are read from the checkpoint; `label` replaces its own. Raises ValueError for two
     checkpoints of one name, and where there is no checkpoint.
     """
-    by_name: dict[CheckpointName, str] = {}
+    named = []
     for model, path in pairs:
         info = checkpoint.read_info(checkpoint.resolve(path))
         run = info["run"]
@@ -49,6 +51,14 @@ def name_checkpoints(pairs: Iterable[tuple[str, str]], label: str | None) -> dic
             label=own_label if label is None else label,
             train_seed=run.get("seed"),
         )
+        named.append((name, path))
+    return unique_names(named)
+
+
+def unique_names(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
+    """Checkpoints by their names. ValueError where two have one."""
+    by_name: dict[Name, str] = {}
+    for name, path in pairs:
         if name in by_name:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"

@@ -50,7 +50,7 @@ def c_text(values: ParamValues) -> str:
     return "" if factor is None else f"c={factor:g}"
 
 
-def options(values: ParamValues) -> ParamValues:
+def other_values(values: ParamValues) -> ParamValues:
     """The values other than the speed."""
     return tuple(pair for pair in values if pair[0] != SPEED)
 
@@ -98,7 +98,7 @@ class System(NamedTuple):
     @property
     def note(self) -> str:
         """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
-        return note(self.label, texts(self.options))
+        return note(self.label, texts(self.other_values))
 
     @property
     def speed(self) -> float | None:
@@ -106,9 +106,9 @@ class System(NamedTuple):
         return speed(self.params)
 
     @property
-    def options(self) -> ParamValues:
+    def other_values(self) -> ParamValues:
         """The values other than the speed."""
-        return options(self.params)
+        return other_values(self.params)
 
     @property
     def order(self) -> tuple[Any, ...]:

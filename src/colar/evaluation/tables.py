@@ -20,7 +20,7 @@ from colar.evaluation.report_rows import (
     system_name,
     systems_of,
 )
-from colar.evaluation.stats import Z95, half_interval
+from colar.evaluation.stats import half_interval
 from colar.evaluation.text_table import (
     BLANK,
     TextTable,
@@ -211,17 +211,17 @@ def accuracy_of(row: ReportRow | None) -> str:
     return BLANK if row is None else percent(row.accuracy, half_interval(row.accuracy_se))
 
 
-def points(row: Difference | None) -> str:
+def points(row: Difference | None, digits: int = 1) -> str:
     """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
     if row is None:
         return BLANK
-    text = f"{100 * row.difference:+.1f}"
+    text = f"{100 * row.difference:+.{digits}f}"
     if row.interval is None or row.se is None:
         return text
     # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
     low, high = row.interval
     star = " *" if low > 0 or high < 0 else ""
-    return f"{text} {half_width(Z95 * row.se)}{star}"
+    return f"{text} {half_width(half_interval(row.se), digits)}{star}"
 
 
 def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:

@@ -90,17 +90,17 @@ def rich_table(table: TextTable) -> Table:
     return printed
 
 
-def percent(share: float | None, half: float | None = None) -> str:
+def percent(share: float | None, half: float | None = None, digits: int = 1) -> str:
     """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
     if share is None:
         return BLANK
-    text = f"{100 * share:.1f}"
-    return text if half is None else f"{text} {half_width(half)}"
+    text = f"{100 * share:.{digits}f}"
+    return text if half is None else f"{text} {half_width(half, digits)}"
 
 
-def half_width(half: float | None) -> str:
+def half_width(half: float | None, digits: int = 1) -> str:
     """Half of an interval, in points: `± 3.9`."""
-    return BLANK if half is None else f"± {100 * half:.1f}"
+    return BLANK if half is None else f"± {100 * half:.{digits}f}"
 
 
 def number(value: float | None) -> str:

@@ -89,7 +89,7 @@ class ColarLM(LM):  # type: ignore[misc]
             str(pretrained), dtype, backbone, place(device), weights
         )
         self.params = registry.make_params(self.method, params)
-        self.limits = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
+        self.decoding = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
 
@@ -112,7 +112,7 @@ class ColarLM(LM):  # type: ignore[misc]
             document = (instance.task_name, instance.doc_id)
             sample = repeats[document]
             repeats[document] += 1
-            decoding = decoding_of_task(generation_kwargs, self.limits)
+            decoding = decoding_of_task(generation_kwargs, self.decoding)
             seed = seed_from(self.seed, name)
             question, turns = turns_of(context, instance.doc)
             engine_requests.append(
@@ -198,7 +198,7 @@ def document_id(instance: Instance) -> str:
     return str(own) if own else f"{instance.task_name}/{instance.doc_id}"
 
 
-def decoding_of_task(kwargs: Mapping[str, Any], limits: Decoding) -> Decoding:
+def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     """Decoding and limits from a task's `generation_kwargs`. ValueError names an unknown key.
 
     Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from
@@ -210,8 +210,8 @@ def decoding_of_task(kwargs: Mapping[str, Any], limits: Decoding) -> Decoding:
     if do_sample is None:
         do_sample = temperature is not None and float(temperature) > 0
     changes: dict[str, Any] = {
-        "max_latents": kwargs.get("max_latents", limits.max_latents),
-        "max_completion_length": limits.max_completion_length,
+        "max_latents": kwargs.get("max_latents", default.max_latents),
+        "max_completion_length": default.max_completion_length,
     }
     for key in LENGTH_KEYS:
         if kwargs.get(key) is not None:

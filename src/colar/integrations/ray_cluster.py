@@ -55,8 +55,8 @@ def joined(
     connect(pool.address, option)
     try:
         actors = reserve(pool, device, option)
-        for weights in checkpoints:
-            check_nodes(weights, paths, option)
+        for path in checkpoints:
+            check_nodes(path, paths, option)
         yield actors
     except ray.exceptions.RayError as error:
         # Of an error in a task, Ray's own text ends with what its settings could be.
@@ -93,16 +93,16 @@ def connect(address: str | None, option: str = "--ray") -> None:
         ) from error
 
 
-def check_nodes(weights: str, paths: list[str], option: str = "--ray") -> None:
+def check_nodes(path: str, inputs: list[str], option: str = "--ray") -> None:
     """Compare what every machine of the cluster has with what is here. ValueError names a machine that differs."""
-    here = installed(weights, paths)
+    here = installed(path, inputs)
     answers = []
     for node in ray.nodes():
         if node["Alive"]:
             task = ray.remote(installed).options(
                 num_cpus=0, scheduling_strategy=only_on(node["NodeID"]), max_retries=0
             )
-            answers.append((node["NodeManagerAddress"], task.remote(weights, paths)))
+            answers.append((node["NodeManagerAddress"], task.remote(path, inputs)))
     for name, answer in answers:
         try:
             check_same(name, here, ray.get(answer), option)
@@ -115,19 +115,19 @@ def only_on(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def installed(weights: str, paths: list[str]) -> dict[str, str]:
-    """Code and weights on the machine that runs this, by digests, and the first of the paths that it does not see."""
+def installed(path: str, inputs: list[str]) -> dict[str, str]:
+    """Code and weights on the machine that runs this, by digests, and the first of the inputs that it does not see."""
     package = Path(colar.__file__).parent
-    code = files.digest(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    code = files.digest(module.read_bytes() for module in sorted(package.rglob("*.py")))
     try:
-        digest = checkpoint.digest(checkpoint.resolve(weights))
+        digest = checkpoint.digest(checkpoint.resolve(path))
     except (ValueError, OSError) as error:
         digest = str(error)
     return {
         "colar": f"{colar.__version__} ({code})",
         "torch": torch.__version__,
         "weights": digest,
-        "missing input": next((path for path in paths if not Path(path).exists()), "none"),
+        "missing input": next((each for each in inputs if not Path(each).exists()), "none"),
     }
 
 

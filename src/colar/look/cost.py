@@ -33,7 +33,7 @@ Mean = dict[str, Any]
 """`mean` over questions and its 95% `interval`; None for a single question."""
 
 
-def control_results(
+def measured_cost(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],

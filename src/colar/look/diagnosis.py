@@ -15,7 +15,7 @@ nearest embeddings (c rounded up); one that was chosen as tokens says these, eac
 order. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan` otherwise; a chain that
 solves the problem in another way than the reference's counts as another plan.
 
-`diagnose` helps the model, so that it has less to get wrong than where it thinks for itself (`read_answers`):
+`diagnose` helps the model, so that it has less to get wrong than where it thinks for itself (`decoded_answers`):
 
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
@@ -33,7 +33,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import GivenThoughts
-from colar.evaluation.evaluate import answer_all
+from colar.evaluation.evaluate import answer_all, request_of
 from colar.look.reference_chain import (
     ReferencePass,
     Token,
@@ -43,8 +43,8 @@ from colar.look.reference_chain import (
     reference_thoughts,
 )
 from colar.look.thought import (
+    DecodedAs,
     EmbeddingIndex,
-    ReadAs,
     group_size,
     nearest_ids,
     read_thoughts,
@@ -54,20 +54,14 @@ from colar.look.thought import (
 )
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
 
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
     """The requests of `colar evaluate`'s first seed, which keep their latents."""
-    requests = []
-    for example in examples:
-        seed = noise.seed_from(0, example.id)
-        request = Request(example.id, example.question, params, decoding, seed, context=example.context)
-        requests.append(replace(request, keep_latents=True))
-    return requests
+    return [replace(request_of(example, params, decoding), keep_latents=True) for example in examples]
 
 
-def read_answers(
+def decoded_answers(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
@@ -83,11 +77,11 @@ def read_answers(
         if compare and example.steps:
             (row,) = reference_rows(lm, method, [example], params)
             groups = groups_thought(lm, reference_groups(lm, method, row), completion)
-        answers.append(_read_answer(lm, example, params, completion, groups, vocabulary))
+        answers.append(_decoded_answer(lm, example, params, completion, groups, vocabulary))
     return answers
 
 
-def _read_answer(
+def _decoded_answer(
     lm: LatentLM,
     example: Example,
     params: Any,
@@ -101,7 +95,7 @@ def _read_answer(
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it
     says them. `missing` are groups without a thought.
     """
-    read_as = said_by(completion, group_size(params), vocabulary)
+    decoded_as = said_by(completion, group_size(params), vocabulary)
     judged = verdict(completion.text, example)
     parsed = judged.parsed is not None
     thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
@@ -111,11 +105,11 @@ def _read_answer(
             # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
     else:
-        cause = classify(groups, read_as, parsed, judged.correct)
-        marks = marks_of(groups, read_as)
+        cause = classify(groups, decoded_as, parsed, judged.correct)
+        marks = marks_of(groups, decoded_as)
         for k, thought in enumerate(thoughts):
             group = groups[k] if k < len(groups) else []
-            thought |= {"mark": marks[k], "reference": _reference(lm, group, read_as[k])}
+            thought |= {"mark": marks[k], "reference": _reference(lm, group, decoded_as[k])}
     rest = [] if groups is None else groups[len(thoughts) :]
     return {
         "id": example.id,
@@ -132,11 +126,11 @@ def _read_answer(
     }
 
 
-def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> list[str]:
+def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedAs]) -> list[str]:
     """The mark of each thought."""
     marks = []
     wrong = False
-    for k, ids in enumerate(read_as):
+    for k, ids in enumerate(decoded_as):
         if k >= len(groups):
             marks.append("extra")
         elif not missing(groups[k], ids):
@@ -147,9 +141,9 @@ def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> li
     return marks
 
 
-def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
+def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedAs) -> list[dict[str, Any]]:
     tokens = []
-    for token, said in zip(group, says([token.token_id for token in group], read_as), strict=True):
+    for token, said in zip(group, says([token.token_id for token in group], decoded_as), strict=True):
         tokens.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return tokens
 
@@ -157,13 +151,15 @@ def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[di
 # Causes
 
 
-def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
+def missing(group: Sequence[Token], decoded_as: DecodedAs) -> list[Token]:
     """The tokens of a group that a thought does not say."""
-    said = says([token.token_id for token in group], read_as)
+    said = says([token.token_id for token in group], decoded_as)
     return [token for token, is_said in zip(group, said, strict=True) if not is_said]
 
 
-def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
+def classify(
+    groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedAs], parsed: bool, correct: bool
+) -> str:
     """Put an answer down to the first thing that went wrong, as `inspect_tables.CAUSES` has it."""
     if correct:
         return "right"
@@ -171,15 +167,15 @@ def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: 
         return "unparsable"
     # Only the first: thoughts behind a wrong one may be right about it.
     # The chains may differ in length, which is judged below.
-    for group, read_as in zip(groups, read, strict=False):
-        lost = missing(group, read_as)
+    for group, ids in zip(groups, decoded_as, strict=False):
+        lost = missing(group, ids)
         if lost:
             only_results = all(token.is_result for token in lost)
             return "wrong result" if only_results else "wrong plan"
     # All that was thought is right, as far as the reference goes.
-    if len(read) < len(groups):
+    if len(decoded_as) < len(groups):
         return "stopped early"
-    if len(read) > len(groups):
+    if len(decoded_as) > len(groups):
         return "stopped late"
     return "misread"
 
@@ -190,7 +186,7 @@ def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: 
 def diagnose(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding = GREEDY
 ) -> dict[str, Any]:
-    """Shares of `n` questions, by their passes; what a model does for itself is in `read_answers`.
+    """Shares of `n` questions, by their passes; what a model does for itself is in `decoded_answers`.
 
     `read`: answers that are right when the reference's own latents are fed. `write`: of all latents, those that are
     right after a right prefix; `whole_chain`: chains of which all are. `stop`: chains that end in the right place.

@@ -26,8 +26,8 @@ from colar.engine.request import GREEDY, Decoding, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import param_values
-from colar.look.cost import control_results, difference
-from colar.look.diagnosis import diagnose, read_answers, requests_of
+from colar.look.cost import difference, measured_cost
+from colar.look.diagnosis import decoded_answers, diagnose, requests_of
 from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.methods import registry
 from colar.methods.base import Method
@@ -63,14 +63,14 @@ def inspect_system(
     answer_all(lm, method, requests[:1], note="warm up")
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
-    answers = read_answers(lm, method, examples, params, completions, compared)
+    answers = decoded_answers(lm, method, examples, params, completions, compared)
     measured: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
     if compared and numbers:
         with_steps = [example for example in examples if example.steps]
         passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
         measured |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     if numbers:
-        measured["cost"] = control_results(lm, method, examples, requests, completions, controls)
+        measured["cost"] = measured_cost(lm, method, examples, requests, completions, controls)
     return {**key, **measured, "answers": answers}
 
 

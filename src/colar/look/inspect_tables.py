@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colar.evaluation.report_rows import options, speed, texts
+from colar.evaluation.report_rows import other_values, speed, texts
 from colar.evaluation.tables import FEW
 from colar.evaluation.text_table import BLANK, TextTable, number, percent
 
@@ -63,7 +63,7 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
         if factor is not None:
             parts.append(f"c = {factor:g}")
         name = ", ".join(parts)
-        others = ", ".join(texts(options(params)))
+        others = ", ".join(texts(other_values(params)))
         names.append(f"{name} ({others})" if others else name)
     return names
 

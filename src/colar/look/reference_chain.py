@@ -20,11 +20,12 @@ from colar.data.example import Example
 from colar.engine.completion import Completion
 from colar.engine.request import Request
 from colar.evaluation.controls import Thoughts
+from colar.evaluation.evaluate import seed_of
 from colar.look.thought import chosen_ids
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices, noise, ragged
+from colar.ops import devices, ragged
 
 Kind = Literal["bracket", "sign", "operand", "result", "text"]
 """Of a token of an equation `<<20-4=16>>`: bracket, sign, number before the last "=", behind it, or other text."""
@@ -67,8 +68,7 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
         row = method.encode(lm.template, example, Random(0), epoch=math.inf)
         # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
         question = lm.template.question(example.question, method.speed_text(params), context=example.context)
-        seed = noise.seed_from(0, example.id)
-        rows.append(replace(row, question=question, params=params, seed=seed))
+        rows.append(replace(row, question=question, params=params, seed=seed_of(example)))
     return rows
 
 

@@ -179,7 +179,7 @@ def _mean(column: Tensor | None) -> float | None:
 
 # Thoughts as token ids, to compare with a reference chain
 
-ReadAs = set[int] | list[int]
+DecodedAs = set[int] | list[int]
 """The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
 
 
@@ -190,32 +190,32 @@ def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
     return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
 
 
-def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[ReadAs]:
+def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[DecodedAs]:
     """The tokens that each embedding can be read as: its c nearest."""
     return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
 
 
-def said_by(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[ReadAs]:
+def said_by(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[DecodedAs]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
-    read_as = nearest_ids(completion.latents, c, vocabulary)
+    decoded_as = nearest_ids(completion.latents, c, vocabulary)
     for k, token_id in enumerate(completion.thought_ids):
         ids = chosen_ids(completion.info[k])
         if token_id >= 0:
-            read_as[k] = {token_id}
+            decoded_as[k] = {token_id}
         elif ids is not None:
-            read_as[k] = ids
-    return read_as
+            decoded_as[k] = ids
+    return decoded_as
 
 
-def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
+def says(token_ids: Sequence[int], decoded_as: DecodedAs) -> list[bool]:
     """Of each token of a group whether a thought says it. A thought chosen as 1 and 2 does not cover 1
     and 1."""
-    if isinstance(read_as, set):
+    if isinstance(decoded_as, set):
         # The sum of two equal embeddings is near a single token.
-        return [token_id in read_as for token_id in token_ids]
-    left = Counter(read_as)
+        return [token_id in decoded_as for token_id in token_ids]
+    left = Counter(decoded_as)
     said = []
     for token_id in token_ids:
         said.append(left[token_id] > 0)

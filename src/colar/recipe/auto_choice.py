@@ -11,8 +11,8 @@ from typing import Any
 
 from colar.evaluation import text_table
 from colar.evaluation.report_rows import Difference, ParamValues, Report, ReportRow, System
-from colar.evaluation.stats import Z95
-from colar.evaluation.tables import PAIRED
+from colar.evaluation.stats import half_interval
+from colar.evaluation.tables import PAIRED, points
 
 SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
 """Compression factors of the table; the first is the slowest."""
@@ -44,7 +44,7 @@ def choose(speeds: Report) -> tuple[dict[str, Any], str]:
     within = [row for row in own if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
-    half = Z95 * (difference.se or 0.0)
+    half = half_interval(difference.se) or 0.0
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # Far enough behind to be sure, with however few rows.
     if best is slowest and difference.difference + half < 0:
@@ -112,7 +112,7 @@ def speeds_table(
             [
                 _name(row) + mark,
                 _points(row.accuracy, row.accuracy_se),
-                _signed_points(difference),
+                points(difference, _decimals(difference.se if difference else None)),
                 f"{row.length:.2g}",
                 _milliseconds(seconds.get(system_key(row.system))),
                 _milliseconds(row.seconds_per_question),
@@ -129,20 +129,11 @@ def speeds_table(
 
 def _points(share: float, se: float | None) -> str:
     """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
-    digits = _decimals(se)
-    return f"{100 * share:.{digits}f} ± {100 * Z95 * (se or 0.0):.{digits}f}"
+    return text_table.percent(share, half_interval(se or 0.0), _decimals(se))
 
 
 def _decimals(se: float | None) -> int:
-    return 0 if 100 * Z95 * (se or 0.0) >= NARROW else 1
-
-
-def _signed_points(row: Difference | None) -> str:
-    """A difference in points with its sign, and a star where its interval leaves out 0."""
-    if row is None:
-        return text_table.BLANK
-    star = " *" if row.interval is not None and (row.interval[0] > 0 or row.interval[1] < 0) else ""
-    return f"{'-' if row.difference < 0 else '+'}{_points(abs(row.difference), row.se)}{star}"
+    return 0 if 100 * (half_interval(se) or 0.0) >= NARROW else 1
 
 
 def _name(row: ReportRow) -> str:

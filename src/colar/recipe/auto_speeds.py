@@ -71,7 +71,7 @@ def measure_and_publish(
     cot: Path,
     last: Path,
     examples: Sequence[Example],
-    limits: evaluate.AnswerSettings,
+    settings: evaluate.AnswerSettings,
     dtype: str,
 ) -> Outcome:
     """Ask the checkpoints `cot` and `last` the held-out questions, and write the run's `results` and `best`.
@@ -85,18 +85,18 @@ def measure_and_publish(
         model = evaluate.EvaluatedModel(method.name, lm, method)
         params = speeds_of(method)
         records.append(folder.results / f"records-{name}.jsonl")
-        _answer(records[-1], trained, model, params, examples, limits)
-        seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], limits, records[-1])
+        _answer(records[-1], trained, model, params, examples, settings)
+        seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], settings, records[-1])
         if name == "cot":
             records.append(folder.results / "records-no-chain.jsonl")
-            at_once = replace(limits, max_latents=0)
+            at_once = replace(settings, max_latents=0)
             _answer(records[-1], trained, replace(model, label=NO_CHAIN), params, examples, at_once)
 
     def write() -> tuple[Report, dict[str, Any], str]:
         title = f"{folder.path.name}: held-out questions"
         speeds = report.write(folder.results, RecordFiles(records), title=title)
         default, sentence = choose(speeds)
-        publish(last, folder.best, default, limits)
+        publish(last, folder.best, default, settings)
         return speeds, default, sentence
 
     speeds, default, sentence = processes.from_main(write)
@@ -109,13 +109,13 @@ def _answer(
     model: evaluate.EvaluatedModel,
     params: Sequence[Any],
     examples: Sequence[Example],
-    limits: evaluate.AnswerSettings,
+    settings: evaluate.AnswerSettings,
 ) -> None:
     """Append to `records` the answers of the checkpoint `trained` at each of `params` that are not there yet."""
     processes.from_main(partial(_drop_stale_records, records, trained))
     # One after another: batches that several speeds share would share their time.
     for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
-        evaluate.evaluate([point], {DATASET: list(examples)}, records, limits)
+        evaluate.evaluate([point], {DATASET: list(examples)}, records, settings)
 
 
 def speeds_of(method: Method) -> list[Any]:
@@ -131,17 +131,17 @@ def speeds_of(method: Method) -> list[Any]:
 def _drop_stale_records(records: Path, trained: Path) -> None:
     """Drop the answers of other weights than `trained`, and their times: a stage was trained again."""
     path = records.with_suffix(".json")
-    weights = checkpoint.digest(trained)
-    if not path.exists() or files.read_json(path)["weights"] != weights:
+    weights_digest = checkpoint.digest(trained)
+    if not path.exists() or files.read_json(path)["weights"] != weights_digest:
         records.unlink(missing_ok=True)
-        files.write_json(path, {"weights": weights})
+        files.write_json(path, {"weights": weights_digest})
 
 
 def _time_singly(
     model: evaluate.EvaluatedModel,
     params: Sequence[Any],
     examples: Sequence[Example],
-    limits: evaluate.AnswerSettings,
+    settings: evaluate.AnswerSettings,
     records: Path,
 ) -> dict[str, float]:
     """Median seconds of a question that is computed by itself, by the system that answered it.
@@ -158,7 +158,7 @@ def _time_singly(
         for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
             seconds = []
             for example in examples:
-                [completion] = engine.generate([evaluate.make_request(point, example, limits)])
+                [completion] = engine.generate([evaluate.make_request(point, example, settings)])
                 seconds.append(completion.seconds)
                 bar.advance()
             medians[system_key(point.cell.system)] = statistics.median(seconds)
@@ -166,14 +166,16 @@ def _time_singly(
     return medians
 
 
-def publish(trained: Path, target: Path, default: Mapping[str, Any], limits: evaluate.AnswerSettings) -> None:
+def publish(
+    trained: Path, target: Path, default: Mapping[str, Any], settings: evaluate.AnswerSettings
+) -> None:
     """Write a checkpoint as `target` with a speed and limits of its own; its weights are links to the same files."""
     info = files.read_json(trained / "colar.json")
     info["method"] |= {
         "params": dict(default),
         "limits": {
-            "max_latents": limits.max_latents,
-            "max_completion_length": limits.max_completion_length,
+            "max_latents": settings.max_latents,
+            "max_completion_length": settings.max_completion_length,
         },
     }
     with files.replace_folder(target) as folder:

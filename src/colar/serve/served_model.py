@@ -128,14 +128,14 @@ def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
         keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
-    prompt_tokens = _length(served, request)
+    prompt_tokens = len(check_question(served, request))
     # They share the seed: `sample` makes their draws differ.
     requests = [dataclasses.replace(request, sample=sample) for sample in range(body.n)]
     return ApiRequest(id, served, body, requests, prompt_tokens, warning)
 
 
-def _length(served: ServedModel, request: Request) -> int:
-    """The number of tokens of the question. ApiError 400 where the model could not answer it."""
+def check_question(served: ServedModel, request: Request) -> list[int]:
+    """The token ids of the question's prompt. ApiError 400 where the model could not answer it."""
     if not request.question.strip():
         raise ApiError(400, "the question is empty", "messages")
     # The plain format was trained on bare questions.
@@ -146,7 +146,7 @@ def _length(served: ServedModel, request: Request) -> int:
         raise ApiError(400, f"messages: model {served.name} {words}", "messages")
     try:
         check_runnable(served.method, request)
-        return len(prompt_ids(served.lm, served.method, request))
+        return prompt_ids(served.lm, served.method, request)
     except ValueError as error:
         # Without the name that the request has here: the client did not give it.
         words = str(error).removeprefix(f"request {request.id}: ")
