@@ -88,6 +88,8 @@ def test_a_question_streams_thoughts_and_an_answer(page, server):
         "messages": [{"role": "user", "content": "What is 5 times 5?"}],
         "seed": 0,
         "compression_factor": 3,
+        # A default too: the speed replaces all values of the checkpoint's own.
+        "confidence_threshold": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_thoughts": True,

@@ -26,12 +26,14 @@ def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> 
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
     if all(getattr(args, name) is not None for name in LIMITS):
         return
-    limits = [
-        checkpoint.read_info(checkpoint.resolve(path))["method"].get("limits", {}) for path in checkpoints
-    ]
+    methods = [checkpoint.read_info(checkpoint.resolve(path))["method"] for path in checkpoints]
     for name in LIMITS:
         if getattr(args, name) is None:
-            setattr(args, name, max(own.get(name, args.default_limits[name]) for own in limits))
+            setattr(
+                args,
+                name,
+                max(method.get("limits", {}).get(name, args.default_limits[name]) for method in methods),
+            )
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
