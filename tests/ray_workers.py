@@ -56,6 +56,8 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
 
     address = folder / "socket"
     server = subprocess.Popen([sys.executable, __file__, "serve", str(address)], stderr=subprocess.DEVNULL)
+    # A process may have two clusters, one begun and ended within the other.
+    outer = os.environ.get(SOCKET)
     os.environ[SOCKET] = str(address)
     running = Cluster(
         initialize_head=True,
@@ -75,7 +77,10 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
         running.shutdown()
         server.kill()
         server.wait()
-        del os.environ[SOCKET]
+        if outer is None:
+            del os.environ[SOCKET]
+        else:
+            os.environ[SOCKET] = outer
 
 
 def serve(address: str) -> None:
