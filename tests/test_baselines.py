@@ -563,7 +563,11 @@ def test_pauses_loss_is_the_answers_after_them(family):
         ("distill", {"align_weight": -1}, "method.align_weight must be a number, 0 or more, got -1"),
         ("distill", {"drop_last_step": 1}, "method.drop_last_step must be true or false, got 1"),
         ("tokenskip", {"ratios": []}, "method.ratios must be a list of numbers, got ()"),
-        ("tokenskip", {"ratios": [0.5, 1.2]}, "ratio must be a number, from 1e-06 to 1, got 1.2"),
+        (
+            "tokenskip",
+            {"ratios": [0.5, 1.2]},
+            "each of method.ratios must be a number, from 1e-06 to 1, got 1.2",
+        ),
         ("tokenskip", {"ratios": 0.5}, "method.ratios must be a list (a number each), got 0.5"),
         ("pause", {"n_pauses": 0}, "method.n_pauses must be a whole number, 1 or more, got 0"),
         ("pause", {"sigma_e": -1}, "method.sigma_e must be above 0 or null, got -1"),

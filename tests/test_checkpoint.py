@@ -587,6 +587,9 @@ def test_push_to_hub_sends_a_whole_folder_and_refuses_a_broken_one(tmp_path, mon
         ("upload", "me/mine", str(folder)),
     ]
     calls.clear()
+    checkpoint.push_to_hub(shutil.copytree(folder, tmp_path / "run" / "best").parent, "me/mine")
+    assert calls[1] == ("upload", "me/mine", str(tmp_path / "run" / "best"))
+    calls.clear()
     (folder / "modules.safetensors").unlink()
     with pytest.raises(ValueError, match="lacks modules.safetensors"):
         checkpoint.push_to_hub(folder, "me/mine")
@@ -609,6 +612,31 @@ def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
     assert all(torch.isfinite(p).all() for p in lm.parameters())
     with pytest.raises(ValueError, match="dtype must be one of"):
         checkpoint.convert(source, tmp_path / "x", "int8")
+
+
+def test_a_runs_folder_is_converted_and_merged_as_its_checkpoint(saved, tmp_path):
+    shutil.copytree(saved("lora").folder, tmp_path / "run" / "best")
+    converted = checkpoint.convert(tmp_path / "run", tmp_path / "half", "bfloat16")
+    assert checkpoint.read_info(converted)["weights"] == "adapter"
+    merged = pretrained.merge(tmp_path / "run", tmp_path / "merged", "float32")
+    assert checkpoint.read_info(merged)["weights"] == "full"
+
+
+def test_weights_published_again_have_the_same_digest(saved, tmp_path):
+    folder = shutil.copytree(saved("full").folder, tmp_path / "again")
+    before = checkpoint.digest(saved("full").folder)
+    info = files.read_json(folder / "colar.json")
+    files.write_json(folder / "colar.json", info | {"run": info["run"] | {"metrics": {"seconds": 3.5}}})
+    assert checkpoint.digest(folder) == before
+    files.write_json(folder / "colar.json", info | {"method": info["method"] | {"params": {"x": 1}}})
+    assert checkpoint.digest(folder) != before
+
+
+def test_a_backbone_whose_weights_are_cut_off_is_named_as_a_folder(saved, tmp_path):
+    folder = shutil.copytree(saved("full").folder, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=f"^the backbone '{folder}' cannot be loaded: .*header"):
+        backbones.load(str(folder))
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])

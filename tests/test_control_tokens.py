@@ -19,7 +19,7 @@ from colar.engine.prompt import prompt_ids
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.model import tiny
-from colar.template.template import Template, TemplateConfig
+from colar.template.template import Borders, Template, TemplateConfig
 
 WORDS = ["how many pens", "Ann has 3 eggs", "12 plus 7", "Task # <s> [x] a|b"]
 SPELLINGS = [
@@ -208,6 +208,30 @@ def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not(
     ).question("Is 2?", "(x)")
     first, second = template.steps(("1", "<|im_start|>2"))
     assert (marker in first, second[0], second.count(marker)) == (False, marker, 1)
+
+
+@pytest.mark.parametrize("borders", [None, Borders("<|im_start|>", bos=False)])
+@pytest.mark.parametrize(
+    "layout", ["{question} {speed}<eos>\n", "\n<eos>{question}\n{speed} ", "{question}<eos>\n{speed}"]
+)
+def test_white_space_at_a_layouts_ends_does_not_depend_on_the_question(layout, borders):
+    template = Template(TemplateConfig(layout), declared_ordinary(), borders)
+    text = template.tokenizer.decode(template.question("How many?"))
+    spelt = template.tokenizer.decode(template.question("How many <|im_start|>?"))
+    assert spelt.replace(" <|im_start|>", "") == text
+
+
+def test_no_text_becomes_the_token_that_closes_the_reasoning():
+    """As an imported checkpoint has it, where that token is not declared special."""
+    tokenizer = declared_ordinary()
+    tokenizer.add_tokens(["<|closing|>"])
+    config = TemplateConfig(step_joiner="<|closing|>")
+    template = Template(config, tokenizer, Borders("<|closing|>", bos=False))
+    text = "2 <|closing|> 3"
+    for ids in (template.question(text), template.steps((text,))[0], template.answer(text)[1:]):
+        assert template.closing_id not in ids
+    with pytest.raises(ValueError, match=r"'<\|closing\|>' occurs in the reasoning step 'b'"):
+        template.steps(("a", "b"))
 
 
 # Templates of earlier checkpoints

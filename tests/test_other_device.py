@@ -21,6 +21,7 @@ from colar.look.inspect import Inspection, inspect_system
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
 from colar.methods.rollouts import Rollouts
+from colar.model import probes
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -70,6 +71,10 @@ def test_it_refuses_what_cuda_refuses(elsewhere: str) -> None:
     ):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             mixed()
+
+
+def test_trees_are_for_models_on_a_device_too(elsewhere: str) -> None:
+    assert probes.why_no_trees(tiny_lm("llama").to(elsewhere).causal_lm) is None
 
 
 @pytest.mark.parametrize(

@@ -503,7 +503,9 @@ def test_thresholds_out_of_range_are_refused(value: Any) -> None:
 def test_factors_below_1_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
         SequentialParams(value)
-    with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
+    with pytest.raises(
+        ValueError, match=r"each of method\.compression_factors must be a number, 1 or more, got"
+    ):
         SequentialConfig(compression_factors=(value,))
 
 

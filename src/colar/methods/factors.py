@@ -51,7 +51,7 @@ class Factors:
         if not self.values:
             raise ValueError("method.compression_factors is empty")
         for c in self.values:
-            check_number("compression_factor", c, 1)
+            check_number("each of method.compression_factors", c, 1)
 
     def draw(self, rng: Random, n: int) -> list[float]:
         """n of them: of a list, each entry once before one comes again; one that stands twice, twice as often."""

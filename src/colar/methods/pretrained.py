@@ -125,7 +125,7 @@ def load_for_inference(
 
 def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
     """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`."""
-    folder = Path(folder)
+    folder = checkpoint.resolve(folder)
     info = checkpoint.read_info(folder)
     if info["weights"] != "adapter":
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
@@ -164,7 +164,7 @@ def load_for_training(
         backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
-    # Modules of other names or shapes are an error there, not a fresh start.
+    # Modules of other names or shapes are an error there, but for those that say how they start (`Startable`).
     if registry.rebuild(info["method"], folder).name == method.name:
         weights.load_modules(lm.extra, folder, leave_out=lm.training_only, starts=True)
     return lm

@@ -210,14 +210,14 @@ def logps_and_entropy(logits_MV: Tensor, ids_M: Tensor, temperature_M: Tensor) -
 def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
     B = rollouts.question_ids.shape[0]
-    separator_B1 = _separator(lm, rollouts.question_ids.device).expand(B, 1)
+    closing_B1 = _closing_id(lm, rollouts.question_ids.device).expand(B, 1)
     question_BQD = lm.embed(rollouts.question_ids)
     # Nothing is chosen after the last token: it is not fed.
     fed_tokens_B = (rollouts.token_lengths - 1).clamp(min=0)
     fed_BTD = ragged.pack(
         (question_BQD, rollouts.question_lengths),
         (_fed(lm, rollouts, latents_BKD).to(question_BQD.dtype), rollouts.thought_counts),
-        (lm.embed(separator_B1), torch.ones_like(rollouts.token_lengths)),
+        (lm.embed(closing_B1), torch.ones_like(rollouts.token_lengths)),
         (lm.embed(rollouts.token_ids), fed_tokens_B),
         multiple=ragged.PAD_TO,
     )
@@ -244,9 +244,9 @@ def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
 def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
     """(B, N) ids: the separator where the row could stop, then the answer's tokens."""
     B, K = rollouts.thought_ids.shape
-    separator_BK = _separator(lm, rollouts.token_ids.device).expand(B, K + 1)
+    closing_BK = _closing_id(lm, rollouts.token_ids.device).expand(B, K + 1)
     return ragged.pack(
-        (separator_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
+        (closing_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
     )
 
 
@@ -256,5 +256,5 @@ def _mean_or_nan(values_BN: Tensor, where_BN: Tensor) -> Tensor:
     return ragged.row_mean(values_BN, where_BN).masked_fill(~where_BN.any(-1), torch.nan)
 
 
-def _separator(lm: LatentLM, device: torch.device) -> Tensor:
+def _closing_id(lm: LatentLM, device: torch.device) -> Tensor:
     return devices.constant((lm.template.closing_id,), device)

@@ -54,7 +54,7 @@ class TokenSkipParams:
     """Share of the chain's tokens that is to be written, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
-        checks.check_number("ratio", self.ratio, 1e-6, 1)
+        _check_ratio("ratio", self.ratio)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,11 @@ class TokenSkipConfig:
         if not isinstance(self.ratios, list | tuple) or not self.ratios:
             raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
         for ratio in self.ratios:
-            TokenSkipParams(ratio)
+            _check_ratio("each of method.ratios", ratio)
+
+
+def _check_ratio(name: str, ratio: float) -> None:
+    checks.check_number(name, ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)

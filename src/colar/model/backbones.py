@@ -89,6 +89,7 @@ def load(
     # A folder's config may hold anything, and transformers raises anything at it.
     with in_library(_unknown(name)):
         config = AutoConfig.from_pretrained(name)
+    with in_library(f"the backbone {name!r} cannot be loaded"):
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
@@ -117,6 +118,8 @@ def described(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def _unknown(name: str) -> str:
+    if Path(name).is_dir():
+        return f"the backbone {name!r} cannot be loaded"
     return (
         f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
         "model, nor a Hub id that answers"

@@ -48,7 +48,7 @@ def text(
         f"Backbone: `{_short(lm.name)}` ({kind})."
     )
     parts = [
-        _front_matter(lm, name, run),
+        _front_matter(lm, name),
         introduction,
         _use(shown),
         _section("Validation", _metrics(run)),
@@ -73,7 +73,7 @@ def merged(adapters_card: str) -> str:
     return front + body.replace(f"({ADAPTER})", f"({MERGED})", 1)
 
 
-def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
+def _front_matter(lm: LatentLM, method: str) -> str:
     """The YAML that the Hub reads: library, base model, tags."""
     front: dict[str, Any] = {"library_name": "colar", "pipeline_tag": "text-generation"}
     # The Hub wants an id of its own; `tiny` and a folder of this machine are none.

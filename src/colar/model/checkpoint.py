@@ -12,6 +12,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import difflib
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,7 +118,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is."""
-    folder = Path(folder)
+    folder = resolve(folder)
     target = Path(target)
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
@@ -302,15 +303,20 @@ def resolve(path_or_id: str | Path) -> Path:
 
 def digest(folder: Path) -> str:
     """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
-    check_folder(folder)
-    # The model card may change; these files make the answers.
-    texts = [folder / name for name in ("colar.json", "template.json", TOKENIZER)]
+    info = read_info(folder)
+    # How long the training took is in colar.json, too, and weights published again are the same weights. The seed is
+    # that of the backbone `tiny`.
+    settings = {key: info[key] for key in INFO_KEYS if key != "run"} | {"seed": info["run"].get("seed", 0)}
+    texts = [folder / name for name in ("template.json", TOKENIZER)]
     paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
-    return files.digest(bytes.fromhex(files.sha256(path)) for path in paths)
+    return files.digest(
+        [json.dumps(settings, sort_keys=True), *(bytes.fromhex(files.sha256(path)) for path in paths)]
+    )
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
-    """Upload a checkpoint folder as a model repository. Returns its address."""
+    """Upload a checkpoint folder, or that of a run, as a model repository. Returns its address."""
+    folder = resolve(folder)
     read_info(folder)
     api = HfApi()
     api.create_repo(repo_id, private=private, exist_ok=True)

@@ -272,7 +272,8 @@ class LatentLM(nn.Module):
             if isinstance(module, nn.ModuleList) and len(module) == count:
                 return list(module)
         raise ValueError(
-            f"{type(self.causal_lm).__name__} has no list of {count} layers: train with compile false"
+            f"{type(self.causal_lm).__name__} has no list of {count} layers, which training.compile and training.fsdp "
+            "need: train with both false"
         )
 
     def remove_modules(self) -> None:

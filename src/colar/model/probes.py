@@ -31,7 +31,8 @@ WINDOW = 8
 """Positions that a layer with a window sees while it is probed."""
 
 _FOUND: dict[tuple[Any, ...], str | None] = {}
-"""Results of `probe`. An architecture is probed once in a process, for any weights."""
+"""Results of `probe`. An architecture is probed once in a process and for each kind of device, for any
+weights."""
 
 
 @torch.no_grad()
@@ -97,7 +98,7 @@ def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tenso
     """
     if lm.device.type == "meta":
         return None
-    key = (forwards.__qualname__, type(lm), lm.dtype, lm.config.to_json_string())
+    key = (forwards.__qualname__, type(lm), lm.dtype, lm.device.type, lm.config.to_json_string())
     if key not in _FOUND:
         _FOUND[key] = _outcome(lm, forwards)
     return _FOUND[key]
@@ -172,8 +173,8 @@ def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     embeds_BTD[1, :shared] = embeds_BTD[0, :shared]
     theirs_BTD = lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
 
-    # The ids of what is shared; any will do.
-    ids_BL = torch.zeros(2, shared, dtype=torch.int64, device=lm.device)
+    # The ids of what is shared; any will do. A plan is made on the CPU.
+    ids_BL = torch.zeros(2, shared, dtype=torch.int64)
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
     tree = tree.to(lm.device)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Collection
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,16 +25,16 @@ MARKS = re.compile(r"[<\[|]")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, whose `separator_id` is one of them.
+    """The control tokens of a tokenizer, of which `border_ids` open and close the reasoning.
 
     They are the special tokens, by name or by declaration, and the added tokens that only a chat template should
     write: those that stand in it and look like a marker. All other added tokens are words, and text. So is a special
-    token of one character, such as "!" for padding, unless it is BOS, EOS or the separator.
+    token of one character, such as "!" for padding, unless it is BOS, EOS or of `border_ids`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, border_ids: Collection[int]) -> None:
         self._tokenizer: Any = tokenizer
-        self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
+        self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, *border_ids} - {None}
         """Ids that colar itself writes: no text may contain them, even one that cannot be spelled otherwise."""
         named = {
             token_id

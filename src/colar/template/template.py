@@ -162,11 +162,12 @@ class Template:
                 self.eos_id = self.chat.end_id
 
     def _spell_no_control(self) -> None:
-        """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the separator
-        in other tokens: the first text that contains it would fail."""
-        control = ControlTokens(self.tokenizer, self.separator_id)
-        if self.separator_id not in self.tokenizer.added_tokens_decoder:
-            control.others(self.separator_id)
+        """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the tokens
+        that open and close the reasoning in others: the first text that contains one would fail."""
+        border_ids = {self.separator_id, self.closing_id}
+        control = ControlTokens(self.tokenizer, border_ids)
+        for token_id in border_ids - self.tokenizer.added_tokens_decoder.keys():
+            control.others(token_id)
         # A layout may have chat markers: these are the only control tokens.
         self._question_controls = control.count(
             self._raw_ids(self.config.question.format(question="", speed=""))
@@ -208,8 +209,8 @@ class Template:
         return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
-        """Ids of each reasoning step. ValueError where a step becomes the separator, which would end the chain: the
-        joiner contains it, or the step does where texts spell control tokens."""
+        """Ids of each reasoning step. ValueError where a step has the token that closes the reasoning: the joiner
+        contains it, or the step does where texts spell control tokens."""
         segments = []
         for i, step in enumerate(steps):
             # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
@@ -217,10 +218,9 @@ class Template:
                 ids = self._raw_ids(self.config.step_joiner) + self._cached_text_ids(step)
             else:
                 ids = self._cached_text_ids(self.config.step_joiner + step if i else step)
-            if self.separator_id in ids:
-                raise ValueError(
-                    f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
-                )
+            if self.closing_id in ids:
+                closing = self.borders.closing if self.borders else self.config.separator
+                raise ValueError(f"the separator {closing!r} occurs in the reasoning step {step!r}")
             segments.append(ids)
         return segments
 
@@ -370,16 +370,24 @@ class Template:
             self.require_known(ids)
             return ids
         # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
-        ids, plain = [], ""
+        # By turns: text, a literal with markers, text, ...
+        pieces = [""]
         for literal, field, _, _ in Formatter().parse(self.config.question):
-            literal_ids = self._raw_ids(literal)
-            if self._control.among(literal_ids, literal):
-                ids += [*self._cached_text_ids(plain), *literal_ids]
-                plain = ""
+            if self._control.among(self._raw_ids(literal), literal):
+                pieces += [literal, ""]
             else:
-                plain += literal
-            plain += {"question": question, "speed": speed}.get(field or "", "")
-        return [*ids, *self._cached_text_ids(plain.rstrip())]
+                pieces[-1] += literal
+            pieces[-1] += {"question": question, "speed": speed}.get(field or "", "")
+        if self.borders is None:
+            # As `question` strips the text. A literal with markers is never empty.
+            first, last = (0 if pieces[0].strip() else 1), (-1 if pieces[-1].strip() else -2)
+            if len(pieces) > 1:
+                pieces[0], pieces[-1] = pieces[0].lstrip(), pieces[-1].rstrip()
+                pieces[first], pieces[last] = pieces[first].lstrip(), pieces[last].rstrip()
+        ids = []
+        for place, piece in enumerate(pieces):
+            ids += self._raw_ids(piece) if place % 2 else self._cached_text_ids(piece)
+        return ids
 
     def require_known(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""

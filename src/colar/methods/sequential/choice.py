@@ -98,7 +98,7 @@ class Groups:
         )
 
 
-def choose_first(state: ThinkState, separator_id: int) -> Tensor:
+def choose_first(state: ThinkState, closing_id: int) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops."""
     logits_BV, branches = state.logits(), state.branches
     # No draw: its noise would cost more than the choice.
@@ -110,27 +110,27 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
         return first_B
 
     def token_if_no_stop(at: Any) -> Tensor:
-        others_XV = without(logits_BV[at], separator_id)
+        others_XV = without(logits_BV[at], closing_id)
         uniform_X = state.uniform(noise.TOKEN, 1)[at]
         return sample_tokens(
             others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, branches.latent_ways
         )
 
-    again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
+    again_B = (state.temperature != state.latent_temperature) & (first_B != closing_id)
     return devices.where_rows(again_B, token_if_no_stop, first_B)
 
 
 def first_logps(
-    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
+    logits_BV: Tensor, closing_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
 ) -> Tensor:
     """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
     logps_B = token_logps(logits_BV, temperature_B, first_B)
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
+    again_B = (temperature_B != latent_temperature_B) & (first_B != closing_id)
 
     def in_two_choices(at: Any) -> Tensor:
         scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
-        go_on_X = go_on_logps(logits_BV[at].float(), scale_X, separator_id)
-        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
+        go_on_X = go_on_logps(logits_BV[at].float(), scale_X, closing_id)
+        token_X = token_logps(without(logits_BV[at], closing_id), latent_temperature_B[at], first_B[at])
         return go_on_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
 
     return devices.where_rows(again_B, in_two_choices, logps_B)

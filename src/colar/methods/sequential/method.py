@@ -320,12 +320,12 @@ class Sequential(GroupMethod):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
-        separator_id = lm.template.closing_id
-        first_B = choice.choose_first(state, separator_id)
+        closing_id = lm.template.closing_id
+        first_B = choice.choose_first(state, closing_id)
         groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
             embeds=self._latents_of_groups(lm, groups.ids).to(state.hidden.dtype),
-            done=first_B == separator_id,
+            done=first_B == closing_id,
             token_ids=torch.full_like(state.step, -1),
             info=self._info(lm, state, groups) if state.wants_info else {},
         )
@@ -350,13 +350,13 @@ class Sequential(GroupMethod):
 
     def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
-        logits_BV, separator_id = state.logits(), lm.template.closing_id
+        logits_BV, closing_id = state.logits(), lm.template.closing_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
         if state.branches.one_temperature:
             first_logp_B = token_logps(logits_BV, temperature_B, first_B)
         else:
             first_logp_B = choice.first_logps(
-                logits_BV, separator_id, temperature_B, state.latent_temperature, first_B
+                logits_BV, closing_id, temperature_B, state.latent_temperature, first_B
             )
         # Tokens that were not drawn are no choice, unless the request is greedy altogether.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
@@ -372,7 +372,7 @@ class Sequential(GroupMethod):
             "group_low_confidence": groups.low_confidence,
             "endings": groups.endings,
             "logp": first_logp_B + rest_B,
-            "stop_probability": probability(separator_id, logits_BV),
+            "stop_probability": probability(closing_id, logits_BV),
         }
 
     def _latents_of_groups(self, lm: LatentLM, ids: Tensor) -> Tensor:
