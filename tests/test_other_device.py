@@ -74,7 +74,10 @@ def test_it_refuses_what_cuda_refuses(elsewhere: str) -> None:
 
 
 def test_trees_are_for_models_on_a_device_too(elsewhere: str) -> None:
-    assert probes.why_no_trees(tiny_lm("llama").to(elsewhere).causal_lm) is None
+    lm = tiny_lm("llama").to(elsewhere)
+    # A new model is probed on the CPU.
+    probes._FOUND.clear()
+    assert probes.why_no_trees(lm.causal_lm) is None
 
 
 @pytest.mark.parametrize(

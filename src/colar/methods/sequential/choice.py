@@ -253,8 +253,7 @@ def _record_endings(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, e
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold all tokens outside a class would have continued it.
-    with_room_X = torch.where(extents.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
-    class_X = torch.where(extents.has_room(rows_X), with_room_X, Ending.NO_DIGIT)
+    class_X = torch.where(extents.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
     ending_X = torch.where(threshold_X > 0, best_X, class_X)
     groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
     groups.ending_logps[rows_X] = torch.where(is_drawn_X, end_logps_X, groups.ending_logps[rows_X])

@@ -56,8 +56,6 @@ class Ending(IntEnum):
 
     NO_DRAW = -1
     """No draw ended it: its c tokens or the separator did, or no token could have continued it."""
-    NO_DIGIT = -2
-    """All tokens but digits."""
     START = -3
     """Tokens that start a group."""
     DIGIT_OR_START = -4
@@ -241,7 +239,6 @@ def _with_endings(
     if equations is None:
         return logps_P
     classes: dict[int, Callable[[Tensor], Tensor]] = {
-        Ending.NO_DIGIT: lambda ids: ~equations.is_digit(ids),
         Ending.START: equations.is_start,
         Ending.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
     }

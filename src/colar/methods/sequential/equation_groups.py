@@ -141,8 +141,8 @@ class Equations:
         tokens_NG = ids.flatten(end_dim=-2)
         all_N = torch.arange(len(tokens_NG), device=ids.device)
         first_N = tokens_NG[:, 0]
-        # As while a group is chosen. How many units c lets in plays no part.
-        extents = Extents(first_N, first_N, self, numbers.flatten())
+        # As while a group is chosen. The units that c lets in play no part.
+        extents = Extents(first_N, torch.full_like(first_N, NUMBERS_FROM), self, numbers.flatten())
         open_at = [torch.zeros_like(all_N, dtype=torch.bool)]
         for token_N in tokens_NG[:, 1:].unbind(1):
             open_at.append(extents.takes_digit(all_N))
@@ -154,19 +154,15 @@ class Equations:
     ) -> Tensor:
         """The tokens that the decoder chooses at each group's position in thinking, (B, K): the group's own and, where
         another could still have joined it, the one behind. `most_BK` are the units that c lets in.
-
-        Behind a number of three digits, too: whether they are one unit is not looked at.
         """
         ends_BK = starts_BK + sizes_BK
         last_BK = (ends_BK - 1).clamp(min=0, max=chain_ids.shape[1] - 1)
         closed_BK = self.is_end(chain_ids.gather(1, last_BK))
         # Running counts: what a group has of something is their difference between its end and its start.
         digit_BT = self.is_digit(chain_ids) & numbers_B[:, None]
-        digits_BK = _between(digit_BT, starts_BK, ends_BK)
         inner_BK = _between(digit_BT & _shifted(digit_BT), starts_BK + 1, ends_BK)
         has_room_BK = sizes_BK - inner_BK < most_BK
-        is_number_BK = (digits_BK == sizes_BK) & numbers_B[:, None]
-        more_BK = (has_room_BK | is_number_BK) & ~closed_BK
+        more_BK = has_room_BK & ~closed_BK
         return sizes_BK + more_BK.long()
 
 
@@ -192,21 +188,21 @@ class Extents:
     def open(self, rows_X: Tensor) -> Tensor:
         """True if any token may join, (X,) bool."""
         room_X = self.has_room(rows_X)
-        if self.equations is None:
-            return room_X
-        return (room_X | self.takes_digit(rows_X)) & ~self.equations.is_end(self.last_B[rows_X])
+        return room_X if self.equations is None else room_X & ~self.equations.is_end(self.last_B[rows_X])
 
     def has_room(self, rows_X: Tensor) -> Tensor:
         """True if c lets one more unit in, (X,) bool."""
         return self.used_B[rows_X] < self.units_B[rows_X]
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
-        """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
+        """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S).
+
+        A number that may go on is the group's first unit, and numbers are units from c = 2 on: c has room for its end.
+        """
         assert self.equations is not None
         is_digit = self.equations.is_digit(ids)
         refused = self.equations.is_start(ids) | (self.refuses_digit(rows_X)[:, None] & is_digit)
-        takes_X1 = self.takes_digit(rows_X)[:, None]
-        return (self.has_room(rows_X)[:, None] & ~refused) | (takes_X1 & is_digit)
+        return self.has_room(rows_X)[:, None] & ~refused
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
         """Let a token join each group. A group that has ended is not read any more."""
