@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,19 @@ def test_more_actors_than_cpus_are_one_line(starts: dict[str, Path], tmp_path: P
         ValueError, match=r"^grpo.rollout_workers: .* 2 CPUs and 0 GPUs: too few for 3 engines$"
     ):
         run(recipe(starts["colar"], tmp_path, rollout_workers=3))
+
+
+@pytest.mark.usefixtures("address")
+def test_a_model_that_an_actor_cannot_load_is_one_line(starts: dict[str, Path], tmp_path: Path) -> None:
+    made = recipe(starts["colar"], tmp_path)
+    elsewhere = partial(load_model, recipe(tmp_path / "colar", tmp_path), load_method(made))
+    with (
+        pytest.raises(
+            ValueError, match=r"^grpo.rollout_workers by default: .*no checkpoint at .*there is no such"
+        ),
+        ray_rollout.pool(1, elsewhere, str(starts["colar"]), rollout.roll_out),
+    ):
+        pass
 
 
 def test_wrong_input_is_one_line(

@@ -41,8 +41,9 @@ def pool(n: int, load_model: LoadModel, start: str, roll_out: RollOut) -> Iterat
     """`roll_out` as N actors of a cluster do it, for which this process has joined that cluster inside the block.
 
     `load_model` makes the model of the run's first step, from what every machine has under the same path: `start` is
-    its checkpoint, and is compared. The cluster is that of $RAY_ADDRESS, else one that runs here, else one that is
-    started. ValueError without a cluster, and where machines differ or N actors do not fit into it.
+    its checkpoint, and is compared. All have loaded it when the block begins. The cluster is that of $RAY_ADDRESS, else
+    one that runs here, else one that is started. ValueError without a cluster, and where machines differ, N
+    actors do not fit or one cannot load the model.
     """
     with ray_cluster.joined(ray_cluster.Pool(None, n, 1), None, [start], [], OPTION) as actors:
         yield Rollouts(actors, load_model, roll_out)
@@ -54,8 +55,9 @@ class Rollouts:
     def __init__(self, actors: ray_cluster.Actors, load_model: LoadModel, roll_out: RollOut) -> None:
         restarted = {"max_restarts": -1, "max_task_retries": RETRIES}
         sampler = ray.remote(Sampler).options(**actors.reserved, **restarted)
-        # They load the model while this process does.
         self.samplers = [sampler.remote(load_model, roll_out) for _ in range(actors.n)]
+        # Where one cannot load the model, no work has begun.
+        ray.get([sampler.__ray_ready__.remote() for sampler in self.samplers])
         self.sent: tuple[bytes, Any] = (b"", None)
         """The weights of the last call, and where the actors find them."""
 
