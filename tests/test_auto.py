@@ -205,12 +205,12 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
 def test_speeds_are_those_that_the_method_was_trained_for() -> None:
     """A factor that it cannot work with would end the run at its table, after all of the training."""
     two = registry.build("sequential", {"compression_factors": [1, 2]})
-    assert [(each.compression_factor, each.confidence_threshold) for each in auto_speeds.speeds_of(two)] == [
+    assert [(each.compression_factor, each.confidence_threshold) for each in auto_speeds.params_of_speeds(two)] == [
         (1, 0), (2, 0), (2, 0.8),
     ]  # fmt: skip
     five = registry.build("sequential", {"compression_factors": [5]})
-    assert [each.compression_factor for each in auto_speeds.speeds_of(five)] == [1, 2, 3, 5, 2]
-    assert len(auto_speeds.speeds_of(registry.build("cot"))) == 1
+    assert [each.compression_factor for each in auto_speeds.params_of_speeds(five)] == [1, 2, 3, 5, 2]
+    assert len(auto_speeds.params_of_speeds(registry.build("cot"))) == 1
 
 
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
@@ -285,7 +285,7 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     assert capsys.readouterr().out.count("thoughts, answer") == 3
 
     run, rows, model = names["run"], names["rows"], names["model"]
-    assert [row[0].removesuffix(" (default)") for row in run.speeds.rows] == [
+    assert [row[0].removesuffix(" (default)") for row in run.speeds_table.rows] == [
         "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2, threshold 0.8",
     ]  # fmt: skip
     assert run.picture.exists()

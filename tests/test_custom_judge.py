@@ -150,7 +150,7 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     short = ["--training.max_steps", "1", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", judge="always_mine:yes", overrides=short)
     # An untrained model is right by this judge alone.
-    assert all(row[1].startswith("100") for row in run.speeds.rows)
+    assert all(row[1].startswith("100") for row in run.speeds_table.rows)
     words = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "run" / "data"), "--limit", "2"]
     words += ["--output", str(tmp_path / "results")]
     assert main([*words, "--judge", "always_mine:yes"]) == 0

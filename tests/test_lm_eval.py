@@ -161,7 +161,7 @@ def test_the_published_sets_are_found_as_our_loader_finds_them(
     for path, text in FIXTURES.values():
         (tmp_path / "data" / path).parent.mkdir(parents=True)
         (tmp_path / "data" / path).write_text(text)
-    monkeypatch.setenv(sources.DATA_DIR_VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setenv("COLAR_DATA_DIR", str(tmp_path / "data"))
     model = lm_eval.ColarLM(str(checkpoints / "cot"), max_latents=6, max_gen_toks=3)
     results = evaluated(model, ["colar"], {"pretrained": "cot"}, limit=3)
     for task, source in SOURCE_OF.items():

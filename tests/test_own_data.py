@@ -23,6 +23,7 @@ from colar import files
 from colar.cli import main
 from colar.data import data_files, layouts, own, sources
 from colar.data.example import Example
+from colar.evaluation.names import name_sources
 
 ROWS = [
     {"question": f"What is {i} and 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": f"{i + 1}"}
@@ -179,11 +180,14 @@ def _write(path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet"])
 def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> None:
-    rows = own.read(_write(tmp_path, kind))
+    path = _write(tmp_path, kind)
+    path = path.rename(path.with_name(f"mine.v2.{kind}"))
+    rows = own.read(path)
     assert {example.answer_type for example in rows.examples} == {"number"}
     assert [example.question for example in rows.examples] == [row["question"] for row in ROWS]
     assert {example.steps for example in rows.examples} == {("Add.",)}
-    assert rows.examples[0].id == "mine/train/0"
+    assert rows.examples[0].id == "mine.v2/train/0"
+    assert list(name_sources([str(path)])) == ["mine.v2"]
 
 
 def test_a_data_set_in_memory_is_read() -> None:
@@ -269,7 +273,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "one row": ("a.jsonl", LINE.encode(), "1 rows are too few to train on and to measure with: 20 or more"),
     "one question": ("a.jsonl", (LINE + "\n").encode() * 30, "1 different questions are too few"),
     "no answers": ("a.jsonl", b'{"question": "q"}\n' * 30, "cannot tell which columns are question and answer"),
-    "columns that cannot be guessed": ("a.csv", b"x,y\n1,2\n", "(there are x, y): name them, --columns question="),
+    "columns that cannot be guessed": ("a.csv", b"x,y\n1,2\n", "(there are x, y): name them, --columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN; for a recipe, which has no such key, "),
     "a page in place of a file": ("a.json", b"<!DOCTYPE html><html></html>", "an HTML page, not rows: download"),
     "an LFS pointer": ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
     "mixed encodings": ("a.jsonl", LINES.encode() + "{\"question\": \"\xfc\"}".encode("latin-1"), "a.jsonl:31: not UTF-8"),
@@ -462,6 +466,12 @@ def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.Captu
     assert "colar train auto would not take it: bare: no row has reasoning" in shown
     assert main(["train", "auto", "--model", "tiny", "--data", str(path), "--output", f"{tmp_path}/run"]) == 2
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_file_has_no_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = files.write_jsonl(tmp_path / "mine.jsonl", ROWS)
+    assert main(["data", "show", str(path), "--options", "x=1"]) == 2
+    assert "unknown file option 'x'; allowed: none" in capsys.readouterr().err
 
 
 def test_a_file_of_two_rows_is_shown_before_it_is_too_short(

@@ -26,7 +26,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, check, waiting
+from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, measure, waiting
 from colar.training import preflight
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective
@@ -251,7 +251,7 @@ SMALL = [
     ],
 )
 def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) -> None:
-    table = check(recipe.load("tiny/cot", [*SMALL, *keys, "--output", str(tmp_path / "run")]))
+    table = measure(recipe.load("tiny/cot", [*SMALL, *keys, "--output", str(tmp_path / "run")]))
     columns = [list(column.cells) for column in table.columns]
     notes = dict(zip(columns[0], columns[2], strict=True))
     assert list(notes) == [
@@ -370,7 +370,7 @@ def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:
     keys += ["--grpo.num_generations", "4", "--grpo.max_latents", "8"]
     words = [*SMALL[:4], *keys, "--output", str(tmp_path / "run")]
     [stage] = recipe.load_stages("tiny/grpo", words, ["grpo"])
-    table = check(stage.recipe)
+    table = measure(stage.recipe)
     assert "with its share of the sampling of a generation" in list(table.columns[2].cells)
     assert not (tmp_path / "run").exists()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
 from colar.methods import pretrained, registry
-from colar.recipe.check import check
+from colar.recipe.check import measure
 from colar.recipe.schema import to_json
 from colar.training.run_folder import RunFolder
 
@@ -916,7 +916,7 @@ def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_r
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
             recipe.run(summed)
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
-            check(summed)
+            measure(summed)
     assert not (tmp_path / "grpo" / "recipe.json").exists()
     assert recipe.run(recipe.load(tiny, [*first, "--grpo.latent_logprob", "mean"])).steps == 2
 

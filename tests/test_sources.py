@@ -418,7 +418,11 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         (("svamp", "train"), {}, r"unknown svamp split 'train'; allowed: test"),
         (("svamp", "test"), {"options": {"a": 1}}, r"unknown svamp option 'a'; allowed: none"),
         (("gsm8k", "test"), {"limit": 0}, "limit must be 1 or more"),
-        (("gsm8k", "test"), {"data_dir": "/no/such/folder"}, "/no/such/folder does not exist"),
+        (
+            ("gsm8k", "test"),
+            {"data_dir": "/no/such/folder"},
+            "/no/such/folder does not exist: .*--data_dir .*data.data_dir.* or COLAR_DATA_DIR",
+        ),
         (
             ("prosqa", "test"),
             {},
@@ -693,7 +697,7 @@ def test_an_unreachable_hub_says_what_to_do() -> None:
     assert done.returncode == 1
     for part in (
         "ValueError: cannot load the data set openai/gsm8k, split 'test', from the Hub",
-        "--data-dir",
+        "--data_dir (in a recipe data.data_dir)",
         "COLAR_DATA_DIR",
     ):
         assert part in last

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from colar import files
+from colar.checks import check_known
 from colar.cli.options import (
     Parser,
     columns_of,
@@ -75,6 +76,7 @@ def data_show(args: argparse.Namespace) -> None:
 
 def _show_own(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
+    check_known("file option", single_source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     rows = own.read(args.source, columns_of(args.columns), args.split or first, args.judge)
     for example in rows.examples[: args.limit]:

@@ -144,7 +144,7 @@ def _show(outcome: Any) -> None:
     from colar.evaluation.text_table import rich_table
 
     if progress.is_main():
-        Console(stderr=True).print(rich_table(outcome.speeds))
+        Console(stderr=True).print(rich_table(outcome.speeds_table))
         progress.say(outcome.sentence)
 
 
@@ -159,17 +159,17 @@ def _check(stages: Any) -> None:
     """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
-    from colar.recipe.check import check
+    from colar.recipe.check import measure
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
-        # Only stages make a start that is not there yet: what else is missing is an error of `check`.
+        # Only stages make a start that is not there yet: what else is missing is an error of `measure`.
         earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
         if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
             others = ", ".join(later.name for later in stages[place:])
             progress.say(f"not in these times: {others}; --check measures them once {start} is there")
             return
-        table = check(stage.recipe)
+        table = measure(stage.recipe)
         if stage.name:
             table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
         if progress.is_main():

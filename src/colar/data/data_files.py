@@ -22,6 +22,9 @@ Entries = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 
 ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
+NAMING_A_FOLDER = f"--data_dir (in a recipe data.data_dir) or {DATA_DIR_VARIABLE}"
+"""The ways to name the folder of the sources' files, for errors."""
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 START = 200
 """Bytes by which a web page is told from rows."""
@@ -66,8 +69,8 @@ def is_own_file(name: str | Path) -> bool:
     return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
 
 
-def split_of(path: Path) -> str:
-    """`train` of `train.jsonl` and of `train.jsonl.gz`."""
+def name_of(path: Path) -> str:
+    """`my.v2` of `my.v2.jsonl` and of `my.v2.jsonl.gz`: the name of the rows, or of their split."""
     uncompressed = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
     return uncompressed.stem
 
@@ -77,7 +80,7 @@ def splits_in(own_folder: Path) -> list[str]:
     # Other JSON files beside the rows are common: settings, descriptions.
     own_files = filter(is_own_file, own_folder.iterdir())
     return sorted(
-        {split_of(path) for path in own_files if ending(path) == ".jsonl" or split_of(path) in SPLITS}
+        {name_of(path) for path in own_files if ending(path) == ".jsonl" or name_of(path) in SPLITS}
     )
 
 
@@ -88,7 +91,7 @@ def file_of(path: Path, split: str) -> Path:
     """
     if not path.is_dir():
         return path
-    of_split = sorted(each for each in path.iterdir() if is_own_file(each) and split_of(each) == split)
+    of_split = sorted(each for each in path.iterdir() if is_own_file(each) and name_of(each) == split)
     if len(of_split) > 1:
         names = " and ".join(each.name for each in of_split)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
@@ -111,7 +114,7 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
     what = (
         f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
         "a file or folder of one's own needs its path; without a network, a source of the list needs a folder of its "
-        "files, --data-dir or COLAR_DATA_DIR)"
+        f"files, {NAMING_A_FOLDER})"
     )
     # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
     for config in configs:

@@ -75,7 +75,8 @@ def of(row: Mapping[str, Any]) -> Layout:
     has = ", ".join(sorted(map(str, row))) or "none"
     raise ValueError(
         f"cannot tell which columns are question and answer (there are {has}): name them, "
-        "--columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN"
+        "--columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN; for a recipe, which has no such key, write "
+        "them anew with colar data prepare FILE --columns ... --output FOLDER"
     )
 
 

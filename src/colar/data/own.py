@@ -192,7 +192,7 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
         if path.is_dir():
             return path.name, data_files.read(data_files.existing(path, split))
         if path.is_file():
-            return path.name.split(".")[0], data_files.read(path)
+            return data_files.name_of(path), data_files.read(path)
         hub, _, part = str(data).partition(":")
         is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
         if is_path or hub.count("/") != 1:

@@ -30,12 +30,11 @@ from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, own
 from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
-from colar.data.data_files import Entries
+from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, Entries
 from colar.data.example import SPLITS, Example, collapsed, question_hash
 from colar.data.fields import Fields, Parser
 from colar.data.programs import NotStraight
 
-DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a split of `arithmetic` where no `limit` is given."""
 
@@ -149,7 +148,7 @@ def location_of(source: Source, data_dir: str | Path | None) -> str:
         return f"{under} (not there: {missing})" if missing else f"{under}"
     if source.hub is not None:
         return f"Hub {source.hub}"
-    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})" if plans else "built in"
+    return f"files only: name a folder, {NAMING_A_FOLDER}" if plans else "built in"
 
 
 # --- rows of a user's file, and of the table's sources -----------------------------------------------------
@@ -270,7 +269,7 @@ def _folder(data_dir: str | Path | None) -> Path | None:
     if named is None:
         return None
     if not Path(named).is_dir():
-        raise ValueError(f"the data folder {named} does not exist (--data-dir or {DATA_DIR_VARIABLE})")
+        raise ValueError(f"the data folder {named} does not exist: name another, {NAMING_A_FOLDER}")
     return Path(named)
 
 
@@ -293,8 +292,7 @@ def _entries(name: str, source: Source, plan: Split, data_dir: str | Path | None
         return _from_files(name, source, plan, under), source.parser
     if source.hub is None or plan.hub is None:
         raise ValueError(
-            f"{name} is read from files only: put {_wanted(plan)} under a folder and name it with --data-dir or "
-            f"{DATA_DIR_VARIABLE}"
+            f"{name} is read from files only: put {_wanted(plan)} under a folder and name it, {NAMING_A_FOLDER}"
         )
     return data_files.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from colar.data import sources
-from colar.data.data_files import is_own_file
+from colar.data import data_files, sources
 from colar.evaluation.report_rows import AVERAGE
 from colar.methods import registry
 from colar.model import checkpoint
@@ -70,16 +69,18 @@ def unique_names(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
 def name_sources(texts: Iterable[str]) -> dict[str, str]:
     """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
 
-    A source names itself, a file by its stem, a folder of files by its name, however its path is written. Raises
-    ValueError for two of one name, and for the name of the report's means.
+    A source names itself, a file by its name without endings, a folder of files by its name, however its path is
+    written. Raises ValueError for two of one name, and for the name of the report's means.
     """
     pairs = []
     for text in texts:
         name, source = split_name(text)
         if name is None:
             # A whole path would be a wide head for a column, and may be written in several ways.
-            own_folder = Path(text).is_dir() and sources.user_file(text, "test") is not None
-            name = Path(text).resolve().name if own_folder else Path(text).stem if is_own_file(text) else text
+            if Path(text).is_dir() and sources.user_file(text, "test") is not None:
+                name = Path(text).resolve().name
+            else:
+                name = data_files.name_of(Path(text)) if data_files.is_own_file(text) else text
         pairs.append((name, source))
     names = [name for name, _ in pairs]
     # Rejected before all questions are answered: the report would reject the records.

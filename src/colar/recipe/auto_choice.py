@@ -1,6 +1,7 @@
-"""The speed that a run of `colar train auto` is asked at, and its table of speeds: both from its report alone.
+"""The speed that a run of `colar train auto` is asked at, from its report, and its table of speeds.
 
 rows of the report, differences to CoT -> speed of the fewest thoughts that answers as well as CoT, in one sentence
+rows of the report, seconds of single questions -> table
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ TOO_WIDE = 0.05
 """Half of a 95% interval from which rows are too few to choose by."""
 
 
-def choose(speeds: Report) -> tuple[dict[str, Any], str]:
+def choose(report: Report) -> tuple[dict[str, Any], str]:
     """The speed of the fewest thoughts within a point of CoT and of c = 1, and a sentence about it.
 
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
-    cot, _, own, differences = _cot_and_own(speeds)
+    cot, _, latent_rows, differences = _rows_of(report)
     percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
     accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
-    [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
+    [slowest] = [row for row in latent_rows if dict(row.system.params) == SPEEDS[0]]
     if cot.accuracy < LEARNT:
         return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
     least = max(cot.accuracy, slowest.accuracy) - WITHIN - 1e-9
-    within = [row for row in own if row.accuracy >= least]
+    within = [row for row in latent_rows if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
     half = half_interval(difference.se) or 0.0
@@ -73,14 +74,14 @@ def _beside(
     return f"{name or speed_name(row.system.params)} {verb} {gap}, with {cost}"
 
 
-def _cot_and_own(speeds: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
+def _rows_of(report: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
     """The rows of CoT, of CoT without a chain and of the method's own speeds, and the differences to CoT."""
-    rows = [row for row in speeds.rows if row.dataset == DATASET]
+    rows = [row for row in report.rows if row.dataset == DATASET]
     [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
     [no_chain] = [row for row in rows if row.system.label == NO_CHAIN]
-    own = [row for row in rows if row.system.method != "cot"]
-    differences = [row for row in speeds.comparisons if row.dataset == DATASET]
-    return cot, no_chain, own, {row.system: row for row in differences if row.baseline == cot.system}
+    latent_rows = [row for row in rows if row.system.method != "cot"]
+    differences = [row for row in report.comparisons if row.dataset == DATASET]
+    return cot, no_chain, latent_rows, {row.system: row for row in differences if row.baseline == cot.system}
 
 
 def speed_name(params: ParamValues) -> str:
@@ -100,14 +101,14 @@ def system_key(system: System) -> str:
 
 
 def speeds_table(
-    speeds: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
+    report: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
 ) -> text_table.TextTable:
-    """The rows of all speeds, CoT's first."""
-    cot, no_chain, own, differences = _cot_and_own(speeds)
+    """The rows of all speeds, CoT's first; `seconds` of questions computed one at a time, by `system_key`."""
+    cot, no_chain, latent_rows, differences = _rows_of(report)
     rows = []
-    for row in [cot, no_chain, *own]:
+    for row in [cot, no_chain, *latent_rows]:
         difference = differences.get(row.system)
-        mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
+        mark = " (default)" if row in latent_rows and dict(row.system.params) == dict(default) else ""
         rows.append(
             [
                 _name(row) + mark,
@@ -124,7 +125,7 @@ def speeds_table(
         f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
     )
     notes = [f"{cot.n} questions held out, greedy. {columns}", no_chain_note, PAIRED]
-    return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
+    return text_table.TextTable(f"Speeds of {latent_rows[0].system.method}", head, rows, notes)
 
 
 def _points(share: float, se: float | None) -> str:

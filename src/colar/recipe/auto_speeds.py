@@ -43,12 +43,12 @@ class Outcome:
     default: Mapping[str, Any]
     """The per-request values that `best` is asked with where a request names none."""
     sentence: str
-    speeds: text_table.TextTable
+    speeds_table: text_table.TextTable
 
     @property
     def table(self) -> str:
         """The table as Markdown."""
-        return text_table.markdown(self.speeds)
+        return text_table.markdown(self.speeds_table)
 
     @property
     def picture(self) -> Path:
@@ -83,7 +83,7 @@ def measure_and_publish(
     for name, trained in (("cot", cot), ("latents", last)):
         lm, method = pretrained.load_for_inference(trained, dtype)
         model = evaluate.EvaluatedModel(method.name, lm, method)
-        params = speeds_of(method)
+        params = params_of_speeds(method)
         records.append(folder.results / f"records-{name}.jsonl")
         _answer(records[-1], trained, model, params, examples, settings)
         seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], settings, records[-1])
@@ -94,13 +94,13 @@ def measure_and_publish(
 
     def write() -> tuple[Report, dict[str, Any], str]:
         title = f"{folder.path.name}: held-out questions"
-        speeds = report.write(folder.results, RecordFiles(records), title=title)
-        default, sentence = choose(speeds)
+        measured = report.write(folder.results, RecordFiles(records), title=title)
+        default, sentence = choose(measured)
         publish(last, folder.best, default, settings)
-        return speeds, default, sentence
+        return measured, default, sentence
 
-    speeds, default, sentence = processes.from_main(write)
-    return Outcome(folder.path, speeds, default, sentence, speeds_table(speeds, seconds, default))
+    measured, default, sentence = processes.from_main(write)
+    return Outcome(folder.path, measured, default, sentence, speeds_table(measured, seconds, default))
 
 
 def _answer(
@@ -118,7 +118,7 @@ def _answer(
         evaluate.evaluate([point], {DATASET: list(examples)}, records, settings)
 
 
-def speeds_of(method: Method) -> list[Any]:
+def params_of_speeds(method: Method) -> list[Any]:
     """The per-request values of the table: the speeds that the method can work with, and two with a threshold where it
     has one. A method without a speed is asked once."""
     names = registry.param_names(method)

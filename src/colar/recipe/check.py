@@ -81,7 +81,7 @@ class Updates(TrainerCallback):  # type: ignore[misc]
         return min(1.0, busy) if kernels else None
 
 
-def check(recipe: Recipe) -> Table:
+def measure(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
     method = load_method(recipe)
@@ -97,10 +97,10 @@ def check(recipe: Recipe) -> Table:
                 lm, method, examples, recipe.training, recipe.grpo, run, roll_out=roll_out
             )
             stack.enter_context(dropout_rates_zeroed(lm))
-        return _measured(recipe, trainer, held_out)
+        return _table(recipe, trainer, held_out)
 
 
-def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
+def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
     preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
     curriculum = trainer.curriculum()
@@ -125,7 +125,13 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
             table.add_row("longest batch", duration(longest.seconds), size)
             # What it has sampled for that batch stays in the time of an update of reinforcement.
             started += longest.seconds
-        update = _speed(table, trainer, config, started)
+        trainer.remove_callback(PrinterCallback)
+        trainer.args.save_strategy = "no"
+        trainer.args.eval_on_start = False
+        if isinstance(trainer, GrpoTrainer):
+            update = _grpo_update(table, trainer, started)
+        else:
+            update = _sft_update(table, trainer, config)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
@@ -135,18 +141,18 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     return table
 
 
-def _speed(table: Table, trainer: LatentTrainer, config: TrainingConfig, started: float) -> float:
-    """Make some updates and add rows about them; returns the seconds of one."""
-    trainer.remove_callback(PrinterCallback)
-    trainer.args.save_strategy = "no"
-    trainer.args.eval_on_start = False
-    if isinstance(trainer, GrpoTrainer):
-        # A generation is sampled once, and learnt from in several updates: all of these are made.
-        trainer.args.max_steps = trainer.plan.updates_per_generation
-        trainer.train()
-        seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
-        table.add_row("an update", duration(seconds), "with its share of the sampling of a generation")
-        return seconds
+def _grpo_update(table: Table, trainer: GrpoTrainer, started: float) -> float:
+    """Make the updates of one generation, whose sampling has `started`, and add a row; returns the seconds of one."""
+    # A generation is sampled once, and learnt from in several updates: all of these are made.
+    trainer.args.max_steps = trainer.plan.updates_per_generation
+    trainer.train()
+    seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
+    table.add_row("an update", duration(seconds), "with its share of the sampling of a generation")
+    return seconds
+
+
+def _sft_update(table: Table, trainer: LatentTrainer, config: TrainingConfig) -> float:
+    """Make some updates of SFT and add rows about them; returns the seconds of one."""
     updates = Updates(trainer)
     trainer.add_callback(updates)
     trainer.args.max_steps = WARMUP + UPDATES + (PROFILED if updates.profiler else 0)
