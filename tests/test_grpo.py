@@ -1008,6 +1008,20 @@ def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callabl
     assert samples.read_text() == '{"step": 5}\n'
 
 
+def test_outputs_stay_where_a_run_cannot_resume(tmp_path: Path) -> None:
+    """Its only checkpoint was damaged after the save: with a copy of the file it could resume."""
+    folder = RunFolder(tmp_path)
+    saved = folder.checkpoint(20)
+    saved.mkdir(parents=True)
+    (saved / "model.safetensors").write_text("as saved")
+    run_folder.write_digests(saved)
+    (saved / "model.safetensors").write_text("damaged")
+    folder.completions.write_text('{"step": 5}\n')
+    with pytest.raises(ValueError, match="put back a copy of such a file"):
+        run(tmp_path)
+    assert folder.completions.read_text() == '{"step": 5}\n'
+
+
 def killed_run(folder: Path, at_reward: int = 0, at_forward: int = 0) -> None:
     """A run of LONG_GRPO whose process is killed when it rewards for the N-th time, or in the N-th forward."""
     torch.set_num_threads(1)

@@ -132,6 +132,9 @@ def run_trainer(
                 f"{curriculum.max_steps:,}: give the length that it has (training.num_train_epochs or max_steps), "
                 "another output, or --no_resume"
             )
+        if trainer.args.should_save:
+            # Outputs of a killed run after its last checkpoint. Only now is it sure that the run resumes there.
+            folder.drop_completions(saved.global_step)
         if resume_from is not None:
             progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
         is_over = saved.global_step >= curriculum.max_steps or clock.is_up or stopped_for_good(saved)

@@ -116,6 +116,12 @@ class RunFolder:
         for file in (self.history, self.completions, self.page, self.numbers, self.finished):
             file.unlink(missing_ok=True)
 
+    def drop_completions(self, step: int) -> None:
+        """Drop the outputs that were written at this update or later: they are sampled and written again."""
+        if self.completions.exists():
+            records = files.resume_jsonl(self.completions)
+            files.write_jsonl(self.completions, [record for record in records if record["step"] < step])
+
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint after a step."""
         return self.checkpoints / f"{PREFIX}{step}"

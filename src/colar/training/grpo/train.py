@@ -19,16 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from colar import files, processes, progress
+from colar import files, progress
 from colar.data.example import Example
 from colar.engine.prompt import fitting_questions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training import preflight, run_folder
+from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GrpoConfig
@@ -74,8 +73,6 @@ def train(
         lm, method, examples, config, grpo, folder,
         reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
     )  # fmt: skip
-    if PartialState().is_main_process:
-        _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {
         "seed": config.seed,
@@ -162,18 +159,6 @@ def _checked_questions(
             progress.say(f"warning: {method.name}: {warning}")
     remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"
     return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
-
-
-def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
-    """Drop the outputs that a killed run wrote after its last checkpoint: they are sampled and written again."""
-    if not folder.completions.exists():
-        return
-    # The lock: the outputs of a process that still runs are not ours to drop.
-    with processes.locked(folder.path):
-        resume_from = folder.last_whole_checkpoint() if resume else None
-        step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
-        records = files.resume_jsonl(folder.completions)
-        files.write_jsonl(folder.completions, [record for record in records if record["step"] < step])
 
 
 class EarlyStopping(TrainerCallback):  # type: ignore[misc]
