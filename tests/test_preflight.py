@@ -114,6 +114,18 @@ def _memory_of(trainer: LatentTrainer, most: int) -> list[int]:
     return tried
 
 
+def test_parts_are_halved_down_to_the_longest_row(tmp_path: Path) -> None:
+    """Of parts that take more, two shorter rows may have been what did not fit."""
+    trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
+    batch = preflight.longest_batch(trainer, [0.0])
+    longest = int(trainer.positions(batch).max())
+    trainer.tokens_per_batch = 2 * longest - 1
+    preflight.halve(trainer, batch)
+    assert trainer.tokens_per_batch == longest
+    with pytest.raises(ValueError, match=rf"the longest row \({longest} positions\) does not fit"):
+        preflight.halve(trainer, batch)
+
+
 def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

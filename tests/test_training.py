@@ -982,6 +982,24 @@ def test_weights_stay_as_they_were_before_a_loss_that_is_not_finite(
     assert_same(lm, two)
 
 
+class BreaksOnce(Breaks):
+    """A loss that is infinite in one batch alone, and whose gradient is finite there."""
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        self.calls += 1
+        terms = Colar.loss(self, lm, batch)
+        return {**terms, "latent": terms["latent"] + (self.value if self.calls == 3 else 0)}
+
+
+def test_every_batch_of_an_update_must_have_a_finite_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "before_training", lambda *_: None)
+    options = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}
+    with pytest.raises(NonFiniteError, match=r"step 2: ce [\d.]+, latent inf"):
+        run(tmp_path, BreaksOnce(ColarConfig(), math.inf), **options)
+
+
 def test_nothing_saved_is_said(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="nothing was saved yet"):
         run(tmp_path, Breaks(ColarConfig(), math.nan), per_device_train_batch_size=5)

@@ -9,7 +9,9 @@ before. One that does not fit into the device's memory is found now, and not aft
 (`training.tokens_per_batch`) until it fits. Under GRPO it is the longest batch of generation 0, which is sampled now,
 and not again.
 
-A curriculum's rows change from stage to stage: the longest batch is that of the stage where it has the most positions.
+A curriculum's rows change from stage to stage: the batch that is longest in the first is measured in the stage where it
+has the most positions. Rows are measured as they are drawn in the first epoch: those of TokenSkip and iCoT may have some
+tokens more in a later one.
 """
 
 from __future__ import annotations
@@ -131,15 +133,16 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
 
 
 def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
-    """Halve the parts that a batch is taken in. ValueError where they are of one row already."""
+    """Halve the parts that a batch is taken in. ValueError where none has more positions than the longest row."""
     rows, longest = int(count_rows([batch])), int(trainer.positions(batch).max())
     at_once = min(rows * longest, trainer.tokens_per_batch or rows * longest)
     device = trainer.objective.lm.device
-    if at_once < 2 * longest:
+    if at_once <= longest:
         raise ValueError(
             f"the longest row ({longest} positions) does not fit into the memory of {device}: {advice(trainer)}"
         )
-    trainer.tokens_per_batch = at_once // 2
+    # Not below the longest row, which is a part by itself: several shorter ones may be what does not fit.
+    trainer.tokens_per_batch = max(at_once // 2, longest)
     progress.say(
         f"{at_once} positions at once do not fit into the memory of {device}: "
         f"training.tokens_per_batch is {trainer.tokens_per_batch} now"

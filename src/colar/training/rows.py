@@ -104,7 +104,7 @@ class TrainingRows(Dataset[Row]):
 
     def lengths(self, epochs: Sequence[float] = (0.0,), name: str = "training") -> list[list[int]]:
         """Positions that each example feeds, latents included, at each of `epochs`, at which the curriculum's stages
-        begin: of the longest of its draws.
+        begin: of the longest of its draws in the first epoch.
 
         ValueError names a row that cannot be encoded. Processes divide the rows, and call it together.
         """
@@ -331,7 +331,7 @@ def divide(
 
 
 def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Some rows of a batch, their ids cut to the longest of these rows."""
+    """Some rows of a batch, their ids cut to the longest of these rows; what was sampled stays as wide as it was."""
     rows = {name: column[index] for name, column in batch.items()}
     for name, ids in rows.items():
         lengths = rows.get(name.removesuffix("_ids") + "_lengths")

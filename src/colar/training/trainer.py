@@ -124,6 +124,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> tuple[list[Any], Tensor]:
         """The batches of one update, and the number of rows that all processes hold for it."""
         self.term_sums.start()
+        self.last_terms = {}
         # Trainer would count labels here: a row would weigh more the longer it is.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
@@ -191,7 +192,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         # Means weighted by rows: the last batch of an epoch may be shorter.
         self.term_sums.add(outputs, rows)
-        self.last_terms = outputs
+        for name, term in outputs.items():
+            first = self.last_terms.get(name)
+            # Of the update's batches and their parts the first that is not finite stays.
+            kept = term if first is None else torch.where(first.isfinite(), term.detach(), first)
+            self.last_terms[name] = kept.detach()
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
