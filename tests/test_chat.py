@@ -389,7 +389,8 @@ def test_every_maker_of_requests_passes_the_turns_on():
     ]
     made = diagnosis.requests_of(examples, method.Params(), GREEDY)
     assert [request.context for request in made] == wanted
-    point = SimpleNamespace(decoding="greedy", seed=0, params=method.Params())
+    model = SimpleNamespace(method=method)
+    point = SimpleNamespace(model=model, decoding="greedy", seed=0, params=method.Params())
     limits = SimpleNamespace(max_latents=4, max_completion_length=4)
     assert [make_request(point, each, limits).context for each in examples] == wanted
     lm = tiny_lm("qwen2")

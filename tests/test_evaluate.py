@@ -170,10 +170,10 @@ def test_validation_shows_the_default_of_several_values_by_itself():
 def test_a_folder_belongs_to_one_evaluation(tmp_path):
     """Data sets, questions and checkpoints may be added; whatever else changes is named, with both values."""
     out = tmp_path / "out"
-    for name, weights in (("a", b"1"), ("b", b"2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "colar.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_bytes(weights)
+    method = registry.build("cot")
+    for seed, name in enumerate("ab"):
+        lm = LatentLM.from_backbone(backbones.load("tiny", seed=seed))
+        pretrained.save_pretrained(lm, method, tmp_path / name)
     settings = {"split": "test", "data_seed": 0}
     a, b = {"a cot": tmp_path / "a"}, {"b cot": tmp_path / "b"}
     claim_evaluation(
@@ -216,10 +216,11 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         claim_evaluation(out, settings, {"d": EXAMPLES[:3]}, a)
     # The same weights, asked with another prompt.
     for name in ("template.json", "tokenizer.json"):
-        (tmp_path / "a" / name).write_text("{}")
+        text = files.read_text(tmp_path / "a" / name)
+        (tmp_path / "a" / name).write_text(text + "\n")
         with pytest.raises(ValueError, match="give this checkpoint another name"):
             claim_evaluation(out, settings, {"d": EXAMPLES}, a)
-        (tmp_path / "a" / name).unlink()
+        (tmp_path / "a" / name).write_text(text)
     with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
         claim_evaluation(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
     assert files.read_json(out / "evaluation.json") == made

@@ -321,7 +321,7 @@ def test_a_machine_that_differs_is_named(checkpoint, questions, tmp_path):
     other.mkdir()
     for path in checkpoint.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
-    (other / "colar.json").write_text((checkpoint / "colar.json").read_text() + "\n")
+    (other / "template.json").write_text((checkpoint / "template.json").read_text() + "\n")
     there = ray_cluster.installed(str(other), [str(questions), "/nowhere/q.jsonl"])
     assert sorted(key for key in here if here[key] != there[key]) == ["missing input", "weights"]
     with pytest.raises(ValueError, match=r"10\.0\.0\.2 would .*missing input /nowhere/q\.jsonl, here none"):

@@ -71,11 +71,14 @@ IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --rows 8 --work
 """Those that start processes of their own, which a forked one may not."""
 ELSEWHERE = {
     "lab/benchmarks/cluster.py": "ray",
+    "lab/benchmarks/cluster_driver.py": "ray_serve",
+    "lab/benchmarks/cluster_serve.py": "ray_serve",
     "lab/benchmarks/gates.py": "scripts",
     "lab/benchmarks/rollout.py": "scripts",
     "lab/scripts/figures.py": "figures",
     "lab/scripts/grpo_stability.py": "scripts",
     "lab/scripts/left_out.py": "scripts",
+    "lab/scripts/other_numbers.py": "scripts",
     "lab/scripts/toy_backbones.py": "scripts",
     "lab/scripts/updates_in.py": "scripts",
     "scripts/draw_idea.py": "docs",

@@ -21,7 +21,7 @@ from typing import Any
 
 from colar import files
 from colar.data import catalogue, program_rows, programs, sources
-from colar.data.example import Example
+from colar.data.example import Example, question_hash
 from colar.data.programs import NotStraight
 from colar.data.renumber import renumber
 from colar.data.renumber.equations import CannotRenumber
@@ -35,15 +35,20 @@ OTHER = "-other"
 SEED = 0
 
 
-def from_equation(name: str, key: str, row: dict[str, Any]) -> Example:
-    """A row of SVAMP or MultiArith with its equation as the chain. Raises NotStraight where there is none."""
+def from_equation(name: str, row: dict[str, Any]) -> Example:
+    """A row of SVAMP or MultiArith with its equation as the chain. Raises NotStraight where there is none.
+
+    Ids are those of the source: records of the set with its own numbers can be judged again by it.
+    """
     if name == "svamp":
         plain = catalogue.svamp(row)
+        key = row["ID"]
         solution = programs.of_python(f"result = {row['Equation']}")
         fields = program_rows.checked(plain.question, solution, row["Answer"])
     else:
+        key = question_hash(row["sQuestion"])
         fields = program_rows.mawps(row)
-    return fields.example(key, "number")
+    return fields.example(f"{name}/test/{key}", "number")
 
 
 def with_chains(name: str, data_dir: Path) -> Iterator[Example | str]:
@@ -52,9 +57,9 @@ def with_chains(name: str, data_dir: Path) -> Iterator[Example | str]:
         yield from sources.load_examples(name, "test", data_dir=data_dir, skip_malformed=True)
         return
     file = {"multiarith": "multiarith/MultiArith.json", "svamp": "svamp/SVAMP.json"}[name]
-    for index, row in enumerate(json.loads(files.read_text(data_dir / file))):
+    for row in files.read_json(data_dir / file):
         try:
-            yield from_equation(name, f"{name}/test/{index}", row)
+            yield from_equation(name, row)
         except NotStraight as reason:
             yield str(reason)
 
