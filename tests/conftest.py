@@ -23,9 +23,10 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "ray", "smallest_runs", "ray_serve", "ray_rollout", "training", "engine", "graphs", "update", "other_device", "grpo", "gpu_syncs",
-    "fuzz", "methods", "terminal", "real_factors", "baselines", "equations", "device", "released", "scheduling", "serve",
-    "recipe", "results", "shortlist", "serve_page", "auto", "processes", "sharded", "docs", "cli", "programs",
+    "ray", "smallest_runs", "training", "ray_serve", "ray_rollout", "engine", "graphs", "update", "other_device",
+    "grpo", "gpu_syncs", "fuzz", "methods", "terminal", "real_factors", "baselines", "equations", "device",
+    "released", "scheduling", "serve", "recipe", "results", "shortlist", "serve_page", "auto", "processes",
+    "sharded", "docs", "cli", "programs",
 )  # fmt: skip
 """Files that take ten seconds or more, the longest first: processes that take them in this order end together."""
 
