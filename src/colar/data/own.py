@@ -51,9 +51,8 @@ class OwnRows:
 
     def summary(self) -> list[str]:
         """A few lines for a person."""
-        types = [
-            f"{n:,} as {name}" for name, n in Counter(row.answer_type for row in self.examples).most_common()
-        ]
+        rows_by_type = Counter(row.answer_type for row in self.examples)
+        types = [f"{n:,} as {name}" for name, n in rows_by_type.most_common()]
         judged = ", ".join(types) if len(types) > 1 else f"as {self.examples[0].answer_type}"
         lines = [
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "

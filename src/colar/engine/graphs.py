@@ -173,7 +173,7 @@ class Graphs:
         return Thought(*self._run(name, kind, rows, (columns,), work))
 
     def _run(self, name: str, kind: Any, rows: int, inputs: Any, work: Callable[..., Any]) -> Any:
-        """The result of `work(*given)`: `given` and the result are trees of tensors with a row each, at most `rows`."""
+        """The result of `work(*inputs)`; inputs and result are trees of tensors with a row each, at most `rows`."""
         tensors, layout = tree_flatten(inputs)
         n = len(tensors[0])
         key = (name, kind, self._state, rows)

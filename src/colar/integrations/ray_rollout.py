@@ -78,7 +78,7 @@ class Rollouts:
         calls = []
         for sampler, share in zip(self.samplers, shares(examples, len(self.samplers)), strict=False):
             calls.append(sampler.sample.remote(self.sent[1], method, config, share, seed, generation))
-        return [output for outputs in ray.get(calls) for output in pickle.loads(outputs)]
+        return list(itertools.chain.from_iterable(map(pickle.loads, ray.get(calls))))
 
 
 class Sampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -98,4 +99,4 @@ def param_names(method: Method | type[Method]) -> list[str]:
 
 def all_param_names() -> list[str]:
     """Those of all methods, each once."""
-    return list(dict.fromkeys(name for method in METHODS.values() for name in param_names(method)))
+    return list(dict.fromkeys(itertools.chain.from_iterable(map(param_names, METHODS.values()))))

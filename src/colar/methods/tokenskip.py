@@ -23,6 +23,7 @@ Shape suffixes: B rows, N chain tokens, T positions, M positions of all rows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +150,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
 
     # Dropout would make the scores a matter of chance.
     with lm.evaluating():
-        return [scores for batch_scores in processes.split(batches, work) for scores in batch_scores]
+        return list(itertools.chain.from_iterable(processes.split(batches, work)))
 
 
 def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:

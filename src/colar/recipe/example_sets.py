@@ -5,6 +5,7 @@ No row is both. A question may be, in two rows of their own: published sets over
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
         rows = _load_source(data, source.source, source.train_split, source.train_size, seed, source.options)
         rows = _selected(data, rows) if source is main else rows
         rows_of[key] = rows + _renumbered(data, key, source, seed, rows, held_out)
-    train_rows = [row for rows in rows_of.values() for row in rows]
+    train_rows = list(itertools.chain.from_iterable(rows_of.values()))
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
     if repeated:

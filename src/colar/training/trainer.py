@@ -193,10 +193,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # Means weighted by rows: the last batch of an epoch may be shorter.
         self.term_sums.add(outputs, rows)
         for name, term in outputs.items():
-            first = self.last_terms.get(name)
+            now, before = term.detach(), self.last_terms.get(name)
             # Of the update's batches and their parts the first that is not finite stays.
-            kept = term if first is None else torch.where(first.isfinite(), term.detach(), first)
-            self.last_terms[name] = kept.detach()
+            self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
