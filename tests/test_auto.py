@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 import colar
-from colar import files, recipe
+from colar import files, recipe, yaml_settings
 from colar.cli import main
+from colar.cli.checkpoints import data_of_runs
 from colar.data import sources
 from colar.data.example import Example
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
 from colar.recipe import auto_choice, auto_recipe, auto_speeds, parsing
-from colar.recipe.auto_run import AutoCall, prepare_run
+from colar.recipe.auto_run import AutoCall, folder_of, prepare_run
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = auto_recipe.Facts(
@@ -203,13 +204,15 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
 
 
 def test_speeds_are_those_that_the_method_was_trained_for() -> None:
-    """A factor that it cannot work with would end the run at its table, after all of the training."""
+    """A factor that it cannot work with would end the run at its table, after all of the training; one that was not
+    trained could become the default."""
     two = registry.build("sequential", {"compression_factors": [1, 2]})
     assert [(each.compression_factor, each.confidence_threshold) for each in auto_speeds.params_of_speeds(two)] == [
-        (1, 0), (2, 0), (2, 0.8),
+        (1, 0), (2, 0),
     ]  # fmt: skip
-    five = registry.build("sequential", {"compression_factors": [5]})
-    assert [each.compression_factor for each in auto_speeds.params_of_speeds(five)] == [1, 2, 3, 5, 2]
+    for factor in (4, 5):
+        one = registry.build("sequential", {"compression_factors": [factor]})
+        assert [each.compression_factor for each in auto_speeds.params_of_speeds(one)] == [factor]
     assert len(auto_speeds.params_of_speeds(registry.build("cot"))) == 1
 
 
@@ -222,6 +225,35 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
         sentence
         == "CoT answers 3% of 100 held-out questions: it has hardly learnt, and no speed can be chosen by it."
     )
+
+
+def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
+    cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", auto_choice.NO_CHAIN, 0.0, 0.0)
+    own = [_row("sequential", "", 0.79, 20 / c, compression_factor=c) for c in (3, 2)]
+    differences = [
+        Difference(row.system, auto_choice.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
+    ]
+    default, sentence = auto_choice.choose(Report({}, "cot", [cot, bare, *own], differences))
+    assert default == {"compression_factor": 2}
+    assert "so c = 2 is the default" in sentence
+
+
+@pytest.mark.parametrize("change", ["no cot", "no speed"])
+def test_a_recipe_that_cannot_end_as_auto_does_is_found_before_training(change: str, tmp_path: Path) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    call, path = AutoCall("tiny", rows, tmp_path), tmp_path / "recipe.yaml"
+    assert folder_of(path, prepare_run(call)) == tmp_path
+    tree = yaml_settings.read_yaml(path, path.read_text())
+    if change == "no cot":
+        del tree["stages"]["cot"]
+    else:
+        tree["stages"]["sequential"] = {"method": {"name": "coconut"}}
+    path.write_text(yaml_settings.yaml_text(tree))
+    with pytest.raises(ValueError, match=r"recipe.yaml was changed: .* `colar train .*` trains its stages"):
+        prepare_run(call)
+    assert folder_of(path, recipe.load_stages(path)) is None
+    # One stage alone is not measured.
+    assert len(prepare_run(call, only=["sequential"])) == 1
 
 
 def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
@@ -319,8 +351,17 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     # Commands that name no data take the questions held out, and say what was trained on.
     assert main(["evaluate", folder, "--limit", "2", "--output", "results"]) == 0
     assert f"--data {folder}/data, by default" in capsys.readouterr().err
+    for inner in ("best", "cot/best", "cot"):
+        assert data_of_runs([f"{folder}/{inner}", folder]).endswith(f"{folder}/data")
+    (tmp_path / "runs/other/data").mkdir(parents=True)
+    for name in ("asked.json", "data/test.jsonl"):
+        (tmp_path / "runs/other" / name).write_text("{}")
+    with pytest.raises(ValueError, match="--data is needed: each run held out questions of its own"):
+        data_of_runs([folder, "runs/other/best"])
     files.write_jsonl("my.jsonl", rows)
-    assert main(["evaluate", folder, "--data", "my.jsonl", "--limit", "9", "--output", "other"]) == 0
+    capsys.readouterr()
+    words = ["--data", "my.jsonl", "--limit", "9", "--output", "other"]
+    assert main(["evaluate", f"{folder}/best", *words]) == 0
     assert "questions of my" in capsys.readouterr().err
     assert main(["report", f"{folder}/results", "--output", "folded"]) == 0
     assert main(["generate", folder, "1 + 1?", "--compression_factor", "1", "2"]) == 0

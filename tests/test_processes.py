@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate import PartialState
 from launch import Group, Outcome, together
+from torch import distributed
 from torch.distributed.run import main as torchrun
 
 from colar import processes
 from colar.cli import main
+from colar.data import sources
+from colar.recipe.auto_run import AutoCall, prepare_run
 from colar.training.trainer import LatentTrainer
 
 
@@ -171,6 +175,19 @@ def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:
     assert outcomes[0].code == 1
     (line,) = said(outcomes)
     assert line.endswith("the same command resumes")
+
+
+def seconds_waited(folder: Path) -> float:
+    """The timeout of the group that `colar train auto` makes before it has a recipe."""
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    prepare_run(AutoCall("tiny", rows, folder), ["--stages.cot.training.ddp_timeout", "77"])
+    backend = distributed.group.WORLD._get_backend(torch.device("cpu"))
+    processes.leave()
+    return backend.options._timeout.total_seconds()
+
+
+def test_the_time_to_wait_is_that_of_the_call_before_there_is_a_recipe(tmp_path: Path) -> None:
+    assert together(2, tmp_path / "group", seconds_waited, tmp_path / "run") == [77, 77]
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:

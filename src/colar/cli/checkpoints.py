@@ -37,10 +37,15 @@ def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> 
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
-    """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic."""
-    runs = map(AutoFolder, checkpoints)
-    held_out = {run.data for run in runs if run.rows("test").exists()}
-    source = str(held_out.pop()) if len(held_out) == 1 else "arithmetic"
+    """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic.
+
+    ValueError where several runs held out questions.
+    """
+    runs = map(AutoFolder.of, checkpoints)
+    held_out = {str(run.data): run.data.resolve() for run in runs if run.rows("test").exists()}
+    if len(set(held_out.values())) > 1:
+        raise ValueError(f"--data is needed: each run held out questions of its own ({', '.join(held_out)})")
+    source = next(iter(held_out), "arithmetic")
     progress.say(f"--data {source}, by default")
     return source
 
@@ -49,7 +54,7 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
     """Warn where a run of `auto` was judged by a function of the user's, and this command is not."""
     for folder in checkpoints:
         # It is named, and not called: a folder must not choose code that runs.
-        own = AutoFolder(folder).judge()
+        own = AutoFolder.of(folder).judge()
         if own is not None and judge is None:
             progress.say(
                 f"warning: {folder} was judged by {own}, here by the kind of answer: give --judge {own}"
@@ -59,7 +64,7 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
 def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
     """Say how many questions a run of `auto` was trained on."""
     for folder in checkpoints:
-        path = AutoFolder(folder).rows("train")
+        path = AutoFolder.of(folder).rows("train")
         if path.exists():
             # With the turns before it: without them "And in total?" would be one question.
             trained = {

@@ -91,7 +91,7 @@ def run_train(args: argparse.Namespace) -> None:
     else:
         stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
         # The recipe that `auto` has made, perhaps changed, ends as `auto` does.
-        output = None if args.output else recipe.folder_of(args.recipe)
+        output = None if args.output else recipe.folder_of(args.recipe, stages)
     if args.check:
         _check(stages)
         processes.leave()

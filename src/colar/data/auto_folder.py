@@ -19,6 +19,13 @@ class AutoFolder:
         self.results = self.path / "results"
         self.best = self.path / "best"
 
+    @classmethod
+    def of(cls, checkpoint: str | Path) -> AutoFolder:
+        """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
+        path = Path(checkpoint)
+        runs = map(cls, (path, *path.resolve().parents[:2]))
+        return next((run for run in runs if run.call.exists()), cls(path))
+
     def rows(self, split: str) -> Path:
         """The rows of `train`, `validation` or `test`, JSON Lines."""
         return self.data / f"{split}.jsonl"

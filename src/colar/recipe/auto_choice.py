@@ -16,7 +16,7 @@ from colar.evaluation.stats import half_interval
 from colar.evaluation.tables import PAIRED, points
 
 SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
-"""Compression factors of the table; the first is the slowest."""
+"""Compression factors of the table, where they were trained."""
 NO_CHAIN = "no chain"
 """Label of the CoT model that answers at once."""
 DATASET = "held out"
@@ -31,16 +31,18 @@ TOO_WIDE = 0.05
 
 
 def choose(report: Report) -> tuple[dict[str, Any], str]:
-    """The speed of the fewest thoughts within a point of CoT and of c = 1, and a sentence about it.
+    """The speed of the fewest thoughts within a point of CoT and of the slowest speed, and a sentence about it.
 
-    It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
+    It is the slowest, c = 1 if that was trained, where there is no such speed, where CoT has not learnt, and where the
+    rows are too few to tell.
     """
     cot, _, latent_rows, differences = _rows_of(report)
     percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
     accuracy = f"CoT answers {percent} of {cot.n} held-out questions"
-    [slowest] = [row for row in latent_rows if dict(row.system.params) == SPEEDS[0]]
+    slowest = min(latent_rows, key=lambda row: dict(row.system.params)["compression_factor"])
+    safest = dict(slowest.system.params)
     if cot.accuracy < LEARNT:
-        return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
+        return safest, f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
     least = max(cot.accuracy, slowest.accuracy) - WITHIN - 1e-9
     within = [row for row in latent_rows if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
@@ -49,11 +51,12 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # Far enough behind to be sure, with however few rows.
     if best is slowest and difference.difference + half < 0:
-        return dict(SPEEDS[0]), f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
+        return safest, f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
-        few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
+        name = speed_name(slowest.system.params)
+        few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so {name} is the default"
         it = _beside(best, cot, difference, name="it") if best is slowest else _beside(best, cot, difference)
-        return dict(SPEEDS[0]), f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
+        return safest, f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
     if within:
         verdict = _beside(best, cot, difference, verb="answers as well as CoT,")
     return dict(best.system.params), f"{accuracy}; {verdict}."

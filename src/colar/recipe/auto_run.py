@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colar import files, processes, progress
+from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import own, sources
 from colar.data.auto_folder import AutoFolder
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
 from colar.data.too_long import leave_out
+from colar.methods import registry
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
 from colar.recipe.schema import Stage
+from colar.training.config import TrainingConfig
 from colar.training.run_folder import RunFolder, input_digest
 
 
@@ -114,12 +116,20 @@ def prepare_run(
     A recipe that is there for the same call is taken as it is: a user may have changed it.
     """
     # Before rows are read: a misspelt key costs a second.
-    parsing.check_overrides(overrides)
-    processes.join()
+    keys = parsing.keys_of_overrides(overrides).get("training", {})
+    timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
+    # Processes join once: the recipe that is made here comes too late to say for how long they wait.
+    processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
     processes.from_main(lambda: _make_recipe(call, overrides, only))
     recipe = AutoFolder(call.output).recipe
     progress.say(f"recipe: {recipe}")
-    return parsing.load_stages(recipe, overrides, only)
+    stages = parsing.load_stages(recipe, overrides, only)
+    if not only and not can_be_measured(stages):
+        raise ValueError(
+            f"{recipe} was changed: a run of auto begins with cot and ends with a method that has a "
+            f"compression_factor; `colar train {recipe}` trains its stages"
+        )
+    return stages
 
 
 def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] | None) -> None:
@@ -158,10 +168,17 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         progress.say(reason)
 
 
-def folder_of(recipe: str | Path) -> Path | None:
-    """The run that a recipe was made for, where `prepare_run` has made it; None for any other recipe."""
+def folder_of(recipe: str | Path, stages: Sequence[Stage]) -> Path | None:
+    """The run that a recipe was made for, where `finish` can measure its stages; None for any other recipe."""
     folder = AutoFolder(Path(recipe).parent)
-    return folder.path if folder.recipe == Path(recipe) and folder.call.exists() else None
+    of_auto = folder.recipe == Path(recipe) and folder.call.exists()
+    return folder.path if of_auto and can_be_measured(stages) else None
+
+
+def can_be_measured(stages: Sequence[Stage]) -> bool:
+    """True if the first stage is CoT and the last has speeds to compare with it: a user may have changed the recipe."""
+    first, last = (registry.METHODS[stage.recipe.method["name"]] for stage in (stages[0], stages[-1]))
+    return first.name == "cot" and "compression_factor" in registry.param_names(last)
 
 
 def _split(call: AutoCall) -> own.Divided:

@@ -119,13 +119,14 @@ def _answer(
 
 
 def params_of_speeds(method: Method) -> list[Any]:
-    """The per-request values of the table: the speeds that the method can work with, and two with a threshold where it
-    has one. A method without a speed is asked once."""
+    """The per-request values of the table: those of `SPEEDS` and `WITH_THRESHOLD` that the method was trained with, or
+    else its own default."""
     names = registry.param_names(method)
-    if "compression_factor" not in names:
-        return [registry.make_params(method, {})]
-    with_threshold = [WITH_THRESHOLD] if "confidence_threshold" in names else []
-    return registry.possible_params(method, [*SPEEDS, *with_threshold])
+    speeds = [values for values in (*SPEEDS, WITH_THRESHOLD) if values.keys() <= set(names)]
+    possible = registry.possible_params(method, speeds)
+    # A default is chosen among them: no speed that a warning goes with.
+    trained = [params for params in possible if method.check_params(params) is None]
+    return trained or [registry.make_params(method, {})]
 
 
 def _drop_stale_records(records: Path, trained: Path) -> None:

@@ -100,10 +100,12 @@ def override_stages(
             stages[name] = _overridden(stages[name], *pair)
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Reject overrides of unknown keys, or of values of another type, before a recipe is there."""
+def keys_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys that overrides set, in any stage. ValueError for unknown ones, or values of another type."""
+    tree: dict[str, Any] = {}
     for key, text in parse_overrides(overrides):
-        _overridden({}, re.sub(r"^stages\.[^.]*\.", "", key), text)
+        tree = _overridden(tree, re.sub(r"^stages\.[^.]*\.", "", key), text)
+    return tree
 
 
 def _overrides_by_stage(

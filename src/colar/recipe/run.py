@@ -37,8 +37,9 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
 
     A stage that was stopped resumes. A finished one that began from other weights than its start has now is an error.
     """
+    # They join once: the longest time that any stage may take to answer counts.
+    processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
-        processes.join(stage.recipe.training.ddp_timeout)
         folder = RunFolder(stage.recipe.output)
         best = folder.best
         finished = partial(folder.has_finished, to_json(stage.recipe))
@@ -100,6 +101,7 @@ def load_method(recipe: Recipe) -> Method:
             )
     method.config = trained.config
     recipe.grpo.check_method(method)
+    recipe.validation.check_params(method)
     return method
 
 

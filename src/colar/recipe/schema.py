@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar.checks import check_choice, check_number
+from colar.checks import check_choice, check_holds, check_number
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS, Decoding
 from colar.evaluation.evaluate import AnswerSettings
@@ -66,13 +66,15 @@ class ModelConfig:
                 "model.load_in_4bit needs bitsandbytes: pip install bitsandbytes, or set it false"
             )
         if self.attn_implementation is not None:
-            check_choice("model.attn_implementation", self.attn_implementation, [*ATTENTION, "null"])
+            known = self.attn_implementation in ATTENTION
+            allowed = f"one of {', '.join(ATTENTION)} or null"
+            check_holds("model.attn_implementation", known, self.attn_implementation, allowed)
             package = ATTENTION[self.attn_implementation]
             if package is not None and importlib.util.find_spec(package) is None:
-                allowed = [other for other, needed in ATTENTION.items() if needed is None]
+                others = [other for other, needed in ATTENTION.items() if needed is None]
                 raise ValueError(
                     f"model.attn_implementation {self.attn_implementation} needs the package {package}, which is not "
-                    f"installed; without it: {', '.join(allowed)} or null"
+                    f"installed; without it: {', '.join(others)} or null"
                 )
 
 
@@ -176,6 +178,14 @@ class ValidationConfig:
         """`params` as the method has them. ValueError for a value that it lacks."""
         return [registry.make_params(method, values) for values in self.params]
 
+    def check_params(self, method: Method) -> None:
+        """Reject `params` that the method, as it is trained, cannot work with."""
+        for params in self.method_params(method):
+            try:
+                method.check_params(params)
+            except ValueError as error:
+                raise ValueError(f"validation.params: {error}") from error
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -228,6 +238,9 @@ def build_method(recipe: Recipe) -> Method:
     method = registry.build(str(name), config)
     # A value that the method lacks fails here, and not at the first validation.
     recipe.validation.method_params(method)
+    # Under reinforcement the start knows what was trained (`run.load_method`).
+    if recipe.grpo is None:
+        recipe.validation.check_params(method)
     return method
 
 
