@@ -15,7 +15,7 @@ from colar.evaluation.report_rows import Difference, ParamValues, Report, Report
 from colar.evaluation.stats import half_interval
 from colar.evaluation.tables import PAIRED, points
 
-SPEEDS = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
+SPEEDS: tuple[Mapping[str, Any], ...] = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
 """Compression factors of the table, where they were trained."""
 NO_CHAIN = "no chain"
 """Label of the CoT model that answers at once."""

@@ -27,7 +27,7 @@ from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.recipe.auto_choice import DATASET, NO_CHAIN, SPEEDS, choose, speeds_table, system_key
 
-WITH_THRESHOLD = {"compression_factor": 2, "confidence_threshold": 0.8}
+WITH_THRESHOLD: Mapping[str, Any] = {"compression_factor": 2, "confidence_threshold": 0.8}
 """Groups of two that also end before a token of low confidence, of a method that has these."""
 TIMED_SINGLY = 16
 """Questions that are timed one at a time."""
@@ -121,8 +121,8 @@ def _answer(
 def params_of_speeds(method: Method) -> list[Any]:
     """The per-request values of the table: those of `SPEEDS` and `WITH_THRESHOLD` that the method was trained with, or
     else its own default."""
-    names = registry.param_names(method)
-    speeds = [values for values in (*SPEEDS, WITH_THRESHOLD) if values.keys() <= set(names)]
+    names = set(registry.param_names(method))
+    speeds = [values for values in [*SPEEDS, WITH_THRESHOLD] if names.issuperset(values)]
     possible = registry.possible_params(method, speeds)
     # A default is chosen among them: no speed that a warning goes with.
     trained = [params for params in possible if method.check_params(params) is None]
