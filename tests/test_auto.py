@@ -270,6 +270,22 @@ def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
     assert head.startswith("# Made by `colar train auto`, with the keys that its command line set.")
 
 
+def test_rows_are_known_by_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    files.write_jsonl("my.jsonl", rows)
+    calls = [
+        AutoCall("tiny", data, tmp_path).to_json()
+        for data in ("my.jsonl", "./my.jsonl", tmp_path / "my.jsonl")
+    ]
+    assert calls[0] == calls[1] == calls[2]
+    files.write_jsonl("other.jsonl", rows[1:])
+    assert AutoCall("tiny", "other.jsonl", tmp_path).to_json() != calls[0]
+    # An iterator is read once: the digest leaves its rows to be trained on.
+    with pytest.raises(ValueError, match="19 rows are too few to train on"):
+        colar.train("tiny", iter(rows[:19]), tmp_path / "run")
+
+
 def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=90)]
     out = tmp_path / "run"

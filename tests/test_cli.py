@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
-from colar.cli import main
+from colar.cli import _failed, main, options
 from colar.cli.checkpoints import name_and_path, say_trained_on
 from colar.cli.options import source_options
 from colar.data.example import Example
@@ -342,7 +342,9 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     save_file({name: value + 1 for name, value in state.items()}, weights, {"format": "pt"})
     capsys.readouterr()
     assert main(words) == 2
-    assert "weights" in capsys.readouterr().err
+    assert "holds another run (weights_digest was" in capsys.readouterr().err
+    # By the same weights, however their path is spelt.
+    assert main(["generate", os.path.relpath(checkpoints / "cot"), *args]) == 0
     assert out.read_text() == kept
     out.write_text('{"answer": "7"}\n')
     assert main(["generate", str(checkpoints / "cot"), *args]) == 2
@@ -483,6 +485,7 @@ def test_controls_fill_rows_of_their_own_beside_the_plain_ones(checkpoints, tmp_
     controlled = [*plain, "--control", "own", "shuffled"]
     assert main(plain) == 0
     assert main(controlled) == 0
+    assert "without controls, as they think in no latents: tiny\n" in capsys.readouterr().err
     records = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
     assert {key[:2] for key in records} == {
         ("cot", ""), *((method, label) for method in ("coconut", "colar") for label in ("", "control-own", "control-shuffled")),
@@ -600,8 +603,33 @@ def test_of_several_processes_the_first_warns_and_errors_come_from_any(checkpoin
     assert "was not trained" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize(
+    ("fails", "words", "explains_itself"),
+    [
+        (lambda: options.columns_of("a"), "--columns takes KEY=COLUMN,KEY=COLUMN, got 'a'", True),
+        # In colar, but not by a `raise` of its own; and in another package.
+        (lambda: options.number("two"), "could not convert string to float: 'two'", False),
+        (lambda: load_file(ROOT / "nothing"), None, True),
+        (lambda: json.loads("{"), "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)", False),
+    ],
+)  # fmt: skip
+def test_an_error_that_colar_did_not_raise_can_be_traced(
+    fails, words, explains_itself, shown, monkeypatch, capsys
+):
+    if shown:
+        monkeypatch.setenv("COLAR_TRACEBACK", "1")
+    with pytest.raises((ValueError, OSError)) as found:
+        fails()
+    assert _failed("generate", found.value) == 2
+    said = capsys.readouterr().err
+    hint = "" if shown or explains_itself else " (COLAR_TRACEBACK=1 shows where)"
+    assert said.splitlines()[-1] == f"colar generate: error: {words or found.value}{hint}"
+    assert said.startswith("Traceback") == shown
+
+
 def test_every_key_of_a_recipe_is_listed_with_its_default_and_meaning(capsys):
-    assert main(["train", "tiny/cot", "--keys"]) == 0
+    assert main(["train", "--keys"]) == 0
     listed = capsys.readouterr().out
     assert "\noutput: Run folder.\n" in f"\n{listed}"
     for line in (

@@ -356,3 +356,14 @@ def test_provenance_says_where_a_result_came_from():
 def test_provenance_has_the_command_as_one_would_type_it(program, command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "report", "--pair", "colar c=4", "coconut"])
     assert collect_provenance()["command"] == command
+
+
+def test_a_variable_that_is_empty_is_not_set(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    for name in ("COLAR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    assert files.cache_folder() == Path("/home/ann/.cache/colar")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/cache")
+    assert files.cache_folder() == Path("/tmp/cache/colar")
+    monkeypatch.setenv("COLAR_CACHE", "/tmp/own")
+    assert files.cache_folder() == Path("/tmp/own")

@@ -54,6 +54,16 @@ def test_a_page_that_fails_leaves_the_numbers(inspected, tmp_path, capsys):
     assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 
 
+def test_data_without_reasoning_are_the_reason_why_nothing_is_compared(inspected, tmp_path, capsys):
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"question": "1 + 1?", "steps": [], "answer": "2"}\n')
+    words = ["inspect", inspected["checkpoint"], "--data", str(path), *SHORT]
+    assert main([*words, "--output", str(tmp_path / "a.json")]) == 0
+    said = capsys.readouterr().err
+    assert f"{path} has no reasoning steps" in said
+    assert "its thoughts stand for" not in said
+
+
 def test_costs_can_be_counted_from_the_answers(inspected):
     for system in inspected["systems"]:
         own = system["cost"]["outcomes"]["own"]

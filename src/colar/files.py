@@ -168,9 +168,10 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 def cache_folder() -> Path:
     """Folder of what can be made again: $COLAR_CACHE, or colar/ in the user's cache folder."""
-    if "COLAR_CACHE" in os.environ:
-        return Path(os.environ["COLAR_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
+    # A variable that is empty is not set.
+    if own := os.environ.get("COLAR_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colar"
 
 
 def require_writable(folder: str | Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dis
 import gc
 import io
 import logging
@@ -53,6 +54,8 @@ HARMLESS = (
     ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
 )
 """Warnings of libraries that a user can do nothing about: how each begins, and its category."""
+TRACEBACK = "COLAR_TRACEBACK"
+"""Environment variable: an error is printed with its traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,6 +159,10 @@ def _failed(command: str, error: Exception) -> int:
             traceback.print_exception(error)
             rank = os.environ.get("RANK")
             text = f"process {rank} stopped; if another one was killed or hangs, the same command resumes"
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    elif not (isinstance(error, (OSError, RuntimeError)) or _raised_by_colar(error)):
+        text = f"{text or type(error).__name__} ({TRACEBACK}=1 shows where)"
     if text:
         # Libraries explain themselves in paragraphs.
         line = " ".join(part.strip() for part in text.splitlines() if part.strip())
@@ -165,6 +172,18 @@ def _failed(command: str, error: Exception) -> int:
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _raised_by_colar(error: Exception) -> bool:
+    """True if a `raise` in colar made the error: its words are for users. Others may be defects."""
+    origin = error.__traceback__
+    while origin is not None and origin.tb_next is not None:
+        origin = origin.tb_next
+    if origin is None:
+        return False
+    code = origin.tb_frame.f_code
+    raises = code.co_code[origin.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and origin.tb_frame.f_globals["__name__"].startswith("colar.")
 
 
 def underscored(word: str) -> str:

@@ -89,7 +89,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     parser.add_argument("--output", required=True, help="folder for records and report")
     ray_options(parser)
-    limit_options(parser, max_completion_length=64)
+    limit_options(parser)
     batching_options(parser)
     model_options(parser)
     parser.add_argument(

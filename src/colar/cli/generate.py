@@ -67,7 +67,7 @@ def add_generate(generate: Parser) -> None:
     for name in ("temperature", "top_p", "latent_temperature"):
         generate.add_argument(f"--{name}", type=float, help="replaces the value of --decoding")
     generate.add_argument("--seed", type=int, default=0, help="seed of every random draw")
-    limit_options(generate, max_completion_length=64)
+    limit_options(generate)
     batching_options(generate)
     model_options(generate)
     generate.set_defaults(run=run_generate)
@@ -162,7 +162,7 @@ def _row(
     expected: str | None,
 ) -> dict[str, Any]:
     """A completion as a row of the output."""
-    row = answer_files.answer_row(completion, settings)
+    row = {**answer_files.answer_row(completion, settings), "checkpoint": args.checkpoint}
     if expected is not None:
         row["expected"] = expected
     if args.show_latents:
@@ -207,10 +207,8 @@ def _decoding(args: argparse.Namespace) -> Decoding:
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     return {
-        "checkpoint": args.checkpoint,
-        # A checkpoint that is trained again in the same folder is another one.
-        "weights": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
-        "backbone": args.backbone,
+        # However the checkpoint's path is spelt; an adapter fits one backbone alone.
+        "weights_digest": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
         "seed": args.seed,
         "dtype": dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.

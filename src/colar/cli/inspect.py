@@ -58,7 +58,7 @@ def add_inspect(inspect: Parser) -> None:
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")
     params_options(inspect)
-    limit_options(inspect, max_completion_length=16)
+    limit_options(inspect)
     inspect.add_argument(
         "--output",
         required=True,
@@ -79,12 +79,15 @@ def run_inspect(args: argparse.Namespace) -> None:
     say_judged_by(args.judge, paths)
     examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
+    have_steps = any(example.steps for example in examples)
+    if not have_steps:
+        progress.say(f"{args.data} has no reasoning steps: chains are compared with none")
     fill_limits(args, paths)
     decoding = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
         system = inspect_system(key, lm, method, examples, params, decoding)
-        if system["diagnosis"] is None:
+        if system["diagnosis"] is None and have_steps:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)

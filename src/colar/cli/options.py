@@ -108,9 +108,9 @@ LIMITS = ("max_latents", "max_completion_length")
 """Limits of a request: options of every command that generates, and fields of `Decoding` and `AnswerSettings`."""
 
 
-def limit_options(parser: Parser, max_completion_length: int) -> None:
-    """The options of LIMITS; the default for answers is the command's own."""
-    defaults = {"max_latents": 128, "max_completion_length": max_completion_length}
+def limit_options(parser: Parser) -> None:
+    """The options of LIMITS."""
+    defaults = {"max_latents": 128, "max_completion_length": 64}
     meanings = {
         "max_latents": "maximum number of thoughts",
         "max_completion_length": "maximum tokens of an answer",

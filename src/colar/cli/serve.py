@@ -45,7 +45,7 @@ def add_serve(serve: Parser) -> None:
     serve.add_argument(
         "--decoding", default="greedy", choices=["greedy", "sampled"], help=f"default; {DECODING_HELP}"
     )
-    limit_options(serve, max_completion_length=64)
+    limit_options(serve)
     batching_options(serve)
     serve.add_argument("--token_budget", type=int, help="positions of the cache in all (default: no limit)")
     serve.add_argument(

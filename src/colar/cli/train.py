@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from colar import files, progress, recipes, yaml_settings
 from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
-OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
-"""Options of `colar train auto`."""
+NEEDED = ("model", "data", "output")
+CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
+"""Options of `colar train auto`: those that it cannot do without, and the others."""
 
 
 def add_train(train: Parser) -> None:
@@ -68,6 +68,9 @@ def add_train(train: Parser) -> None:
 
 
 def run_train(args: argparse.Namespace) -> None:
+    if args.keys:
+        _print_keys()
+        return
     if args.recipe is None:
         raise ValueError(
             "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "
@@ -75,14 +78,11 @@ def run_train(args: argparse.Namespace) -> None:
         )
     auto = args.recipe == AUTO
     # A misspelt name is found before seconds of imports.
-    if not args.keys and not auto:
+    if not auto:
         recipes.find(args.recipe)
     _check_options(args, auto)
     from colar import processes, recipe
 
-    if args.keys:
-        _print_keys(yaml_settings.keys(recipe.Recipe))
-        return
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
@@ -110,14 +110,14 @@ def run_train(args: argparse.Namespace) -> None:
 def _check_options(args: argparse.Namespace, auto: bool) -> None:
     """Reject options of `auto` beside another recipe, and `auto` without a model, data or an output."""
     if auto:
-        missing = [f"--{name}" for name in ("model", "data", "output") if not getattr(args, name)]
-        if missing and not args.keys:
+        missing = [f"--{name}" for name in NEEDED if not getattr(args, name)]
+        if missing:
             raise ValueError(
                 f"colar train auto needs {', '.join(missing)}: "
                 "colar train auto --model tiny --data my.jsonl --output runs/mine"
             )
         return
-    for name in OF_AUTO:
+    for name in ("model", "data", *CHOICES):
         if getattr(args, name):
             raise ValueError(
                 f"--{name} is for colar train auto; {args.recipe} has keys of its own (--keys lists them)"
@@ -131,7 +131,7 @@ def overrides(words: list[str], output: str | None) -> list[str]:
 
 def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `auto` that the command line has, beside model and data, as fields of `recipe.AutoCall`."""
-    options = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
+    options = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
     if args.columns:
         options["columns"] = columns_of(args.columns)
     return options
@@ -148,9 +148,11 @@ def _show(outcome: Any) -> None:
         progress.say(outcome.sentence)
 
 
-def _print_keys(keys: Iterable[tuple[str, Any, str]]) -> None:
+def _print_keys() -> None:
     """Print every key with its default and its meaning."""
-    for key, default, meaning in keys:
+    from colar.recipe import Recipe
+
+    for key, default, meaning in yaml_settings.keys(Recipe):
         value = "" if default is dataclasses.MISSING else f" (default: {json.dumps(default)})"
         print(textwrap.fill(meaning, 100, initial_indent=f"{key}{value}: ", subsequent_indent="    "))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from colar import progress
 from colar.data.example import Example
 from colar.evaluation import controls, output_folder
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
@@ -20,7 +21,7 @@ from colar.evaluation.report_rows import CONTROL
 
 
 def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """The models that think in latents. ValueError where there is none: there would be nothing to replace."""
+    """The models that think in latents; logs which do not. ValueError where there is none."""
     latent = [model for model in models if model.method.thinks_in_latents]
     if not latent:
         names = ", ".join(dict.fromkeys(model.method.name for model in models))
@@ -28,6 +29,8 @@ def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
             f"--control replaces latents, but none of the methods ({names}) thinks in any; a chain of tokens can be "
             "cut short instead: --max_latents 6 --label control-cut"
         )
+    if others := [model.name for model in models if model not in latent]:
+        progress.say(f"without controls, as they think in no latents: {', '.join(others)}")
     return latent
 
 

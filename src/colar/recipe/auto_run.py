@@ -12,7 +12,7 @@ Each part is made once: the same call goes on where it was stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,11 @@ class AutoCall:
         return custom.name_of(self.judge)
 
     def to_json(self) -> dict[str, Any]:
-        """The values of asked.json: data by name and digest, so that changed rows are another call."""
+        """The values of asked.json: data by digest, so that changed rows are another call."""
         values = {
             "model": self.model,
-            "data": _named(self.data),
-            "test": _named(self.test),
+            "data": _identity(self.data),
+            "test": _identity(self.test),
             "method": self.method,
             "grpo": self.grpo,
             "columns": dict(self.columns or {}),
@@ -102,7 +102,9 @@ def train(
     Raises:
         ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
     """
-    call = AutoCall(model, data, files.require_writable(output), method, grpo, test, columns, template, judge)
+    rows, test_rows = _in_memory(data), _in_memory(test)
+    folder = files.require_writable(output)
+    call = AutoCall(model, rows, folder, method, grpo, test_rows, columns, template, judge)
     stages = prepare_run(call, overrides)
     run_stages(stages, resume)
     return finish(call.output, stages)
@@ -199,12 +201,17 @@ def _split(call: AutoCall) -> own.Divided:
     return split
 
 
-def _named(data: Any) -> str | None:
-    """A path or id with a digest of what lies there; rows in memory by a digest of them."""
+def _in_memory(data: Any) -> Any:
+    """The rows of an iterator, which can be read once, as a list: a digest is made of them first."""
+    return list(data) if isinstance(data, Iterator) else data
+
+
+def _identity(data: Any) -> str | None:
+    """A digest of the file, the folder's files, or the rows, however the path is spelt; the id of a Hub data set."""
     if data is None:
         return None
     if isinstance(data, str | Path):
-        return f"{data} {input_digest(data) or ''}".strip()
+        return input_digest(data) or str(data)
     return files.digest(json.dumps(row, sort_keys=True, default=str) for row in data)
 
 
