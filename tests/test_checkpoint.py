@@ -109,7 +109,9 @@ def test_what_comes_back_is_what_was_saved(saved, kind):
     old = saved(kind)
     assert not torch.allclose(logits(old.lm), old.before, atol=1e-3)  # training did something
     lm, method = pretrained.load(old.folder)
-    assert (lm.name, lm.fingerprint) == (old.base, checkpoint.read_info(old.folder)["fingerprint"])
+    assert lm.name == old.base
+    # All weights are a backbone of their own: what is trained on them next begins with these.
+    assert lm.fingerprint == backbones.load(old.base if lm.has_adapter else str(old.folder)).fingerprint
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
     assert completions(lm, method) == completions(old.lm, old.method)
     assert method.config == old.method.config
@@ -483,14 +485,37 @@ def test_full_weights_serve_as_a_backbone(saved):
 
 def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     base = saved("full").base
-    prints = {
-        dtype: backbones.fingerprint(backbones.load(base, dtype).lm) for dtype in ("float32", "bfloat16")
-    }
+    prints = {dtype: backbones.load(base, dtype).fingerprints for dtype in ("float32", "bfloat16")}
     assert prints["float32"] == prints["bfloat16"]
-    assert backbones.fingerprint(backbone("llama", seed=9).lm) != prints["float32"]
-    assert backbones.fingerprint(backbones.load("tiny", seed=1).lm) != backbones.fingerprint(
-        backbones.load("tiny").lm
-    )
+    assert set(backbone("llama", seed=9).fingerprints).isdisjoint(prints["float32"])
+    assert set(backbones.load("tiny", seed=1).fingerprints).isdisjoint(backbones.load("tiny").fingerprints)
+
+
+def test_a_model_that_an_adapter_was_merged_into_has_another_fingerprint(saved):
+    """Its embedding is the base's, as that of all weights that were trained with frozen embeddings."""
+    old = saved("lora")
+    lm, _ = pretrained.load(old.folder)
+    lm.merge()
+    (base, of_embedding) = backbones.load(old.base).fingerprints
+    merged, same = backbones.fingerprints(lm.causal_lm)
+    assert same == of_embedding
+    assert merged != base == old.lm.fingerprint
+
+
+def test_an_adapter_with_a_fingerprint_of_the_embedding_alone_is_loaded(saved, copy):
+    """Checkpoints had one, before every weight had a part in it."""
+    folder = copy("lora")
+    info = files.read_json(folder / "colar.json")
+    _, info["fingerprint"] = backbones.load(saved("lora").base).fingerprints
+    files.write_json(folder / "colar.json", info)
+    lm, _ = checkpoint.load(folder)
+    assert lm.fingerprint == saved("lora").lm.fingerprint != info["fingerprint"]
+
+
+def test_a_backbone_beside_full_weights_is_refused(saved):
+    old = saved("full")
+    with pytest.raises(ValueError, match=r"holds all weights: give no backbone, got .*base"):
+        pretrained.load(old.folder, backbone=old.base)
 
 
 def small_backbone(folder, stored):
@@ -509,8 +534,8 @@ def test_small_weights_have_one_fingerprint_in_every_dtype(tmp_path, stored):
     loaded = {dtype: backbones.load(base, dtype) for dtype in backbones.DTYPES}
     assert {made.lm.dtype for made in loaded.values()} == set(backbones.DTYPES.values())
     assert len({made.fingerprint for made in loaded.values()}) == 1
-    rounded = backbones.fingerprint(loaded["float16"].lm)
-    assert (rounded == loaded["float16"].fingerprint) == (stored == "float16")
+    rounded = backbones.fingerprints(loaded["float16"].lm)
+    assert (rounded == loaded["float16"].fingerprints) == (stored == "float16")
 
 
 PAIRS = [

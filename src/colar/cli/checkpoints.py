@@ -106,7 +106,10 @@ def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Meth
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
-    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
+    # Of several checkpoints some may hold all weights.
+    is_adapter = args.backbone and checkpoint.read_info(checkpoint.resolve(path))["weights"] == "adapter"
+    backbone = args.backbone if is_adapter else None
+    lm, method = pretrained.load_for_inference(path, args.dtype, backbone, device, args.weights)
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,7 +34,8 @@ from colar.model import tiny
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Built-in backbones that the Hub knows under another name."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
+FIRST_NUMBERS = 256
+"""Of each weight, in a fingerprint."""
 
 CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -59,12 +61,17 @@ class Backbone:
     name: str
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    fingerprint: str = ""
-    """Of the weights as they are stored; taken from `lm` where it is not given."""
+    fingerprints: tuple[str, ...] = ()
+    """Of the weights as they are stored (`fingerprints`); taken from `lm` where they are not given."""
 
     def __post_init__(self) -> None:
-        if not self.fingerprint:
-            object.__setattr__(self, "fingerprint", fingerprint(self.lm))
+        if not self.fingerprints:
+            object.__setattr__(self, "fingerprints", fingerprints(self.lm))
+
+    @property
+    def fingerprint(self) -> str:
+        """The one that an adapter saves."""
+        return self.fingerprints[0]
 
 
 def load(
@@ -94,10 +101,10 @@ def load(
             tokenizer = AutoTokenizer.from_pretrained(name)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
         # bfloat16. That one is dropped at once: there is never more than one model in memory.
-        stored = ""
+        stored: tuple[str, ...] = ()
         if dtype == "float16" and config.dtype != torch.float16:
             rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
-            stored = fingerprint(rounded)
+            stored = fingerprints(rounded)
             del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
@@ -126,18 +133,25 @@ def _unknown(name: str) -> str:
     )
 
 
-def fingerprint(lm: PreTrainedModel) -> str:
-    """A digest by which an adapter knows its backbone: architecture and some embeddings (16 hex digits).
+def fingerprints(lm: PreTrainedModel) -> tuple[str, str]:
+    """Digests by which an adapter knows its backbone (16 hex digits each): of the architecture and the first numbers of
+    every weight, and of the embedding alone, which older checkpoints have.
 
-    Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does
-    not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
-    the stored weights in every dtype.
+    A few numbers of each suffice, because training that touches a matrix changes nearly all of it, and reading them takes
+    no time. Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16
+    does not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprints` holds the digests
+    of the stored weights in every dtype.
     """
     config = lm.config.get_text_config()
     shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
-    weight = lm.get_input_embeddings().weight
-    rows = weight.detach()[:64].to("cpu", torch.bfloat16).contiguous()
-    return files.digest([shape, rows.view(torch.int16).numpy().tobytes()])
+    of_embedding = files.digest([shape, _rounded(lm.get_input_embeddings().weight[:64])])
+    first_numbers = (_rounded(weight.reshape(-1)[:FIRST_NUMBERS]) for weight in lm.parameters())
+    return files.digest([of_embedding, *first_numbers]), of_embedding
+
+
+def _rounded(values: Tensor) -> bytes:
+    rounded = values.detach().to("cpu", torch.bfloat16).contiguous()
+    return rounded.view(torch.int16).numpy().tobytes()
 
 
 @dataclass(frozen=True)

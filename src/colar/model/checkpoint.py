@@ -238,8 +238,8 @@ def load(
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
     `backbone` overrides where an adapter's backbone is searched (a local copy, for instance). ValueError names
-    the file that is missing or broken, and a backbone other than the one the adapter was trained on. `load_in_4bit`
-    is for training an adapter (`quantized.py`).
+    the file that is missing or broken, a backbone other than the one the adapter was trained on, and one that is given
+    for full weights. `load_in_4bit` is for training an adapter (`quantized.py`).
     """
     folder = Path(folder)
     info = read_info(folder)
@@ -255,9 +255,11 @@ def load(
     # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
     # the same shape. The weights of `tiny` are drawn from the seed of the run.
     is_full = info["weights"] == "full"
+    if is_full and backbone is not None:
+        raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
     loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
-    if not is_full and info["fingerprint"] != loaded.fingerprint:
+    if not is_full and info["fingerprint"] not in loaded.fingerprints:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
@@ -265,7 +267,7 @@ def load(
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
     # It keeps the name of the backbone that training began with.
-    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
+    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprints), template)
     if is_full:
         return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):
