@@ -788,6 +788,29 @@ def test_a_model_card_is_made_where_none_is_given(saved, tmp_path):
     assert pretrained.load(folder)[1].config == old.method.config
 
 
+@pytest.mark.parametrize(
+    ("name", "factors", "validated", "shown"),
+    [
+        ("colar", [1, 2], [{}], "--compression_factor 2\n"),
+        ("colar", [3, 5], [{}], "--compression_factor 3\n"),
+        (
+            "colar",
+            [1, 2, 5],
+            [{"compression_factor": 1}, {"compression_factor": 5}],
+            "--compression_factor 5\n",
+        ),
+        ("sequential", [1], [{}], "--compression_factor 1 --confidence_threshold 0\n"),
+        # A run without validation rows: nothing was asked with its values.
+        ("sequential", [1], [{"compression_factor": 9}], "--compression_factor 1 --confidence_threshold 0\n"),
+    ],
+)
+def test_the_cards_command_asks_for_what_was_trained(name, factors, validated, shown):
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build(name, {"compression_factors": factors})
+    run = {"recipe": {"validation": {"params": validated}}}
+    assert shown in pretrained.card_of(lm, method, run)
+
+
 def test_a_checkpoint_is_not_exported_onto_itself(saved, tmp_path, capsys):
     """It would be the one that is read and the one that is replaced; by another name, too."""
     folder = shutil.copytree(saved("lora").folder, tmp_path / "one")

@@ -844,11 +844,17 @@ COT = ["--method", "{name: cot}", "--validation.params", "[{}]"]
 
 def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     sft = recipe.run(recipe.load(tiny, ["--method.alpha", "0.05", "--training.max_steps", "1"]))
+    # As `train auto` and `import` publish it, with a speed and limits of its own.
+    published = files.read_json(sft.best / "colar.json")
+    own = {"params": {"compression_factor": 1}, "limits": {"max_latents": 9, "max_completion_length": 5}}
+    published["method"] |= own
+    files.write_json(sft.best / "colar.json", published)
     first = ["--model.init_from", str(sft.best), *GRPO, "--output", f"{tmp_path}/grpo"]
     again = ["--method", "{name: colar}", *first]
     result = recipe.run(recipe.load(tiny, again))
     _, method = pretrained.load(result.best)
     assert method.config.alpha == 0.05
+    assert (method.default_params, method.default_limits) == (own["params"], own["limits"])
     assert result.steps == 2
     # What came along, not the recipe's section, which only names the method; not what was measured.
     shown = '## Method\n\n```json\n{\n  "name": "colar",\n  "alpha": 0.05\n}\n```'

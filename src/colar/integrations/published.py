@@ -27,7 +27,7 @@ from colar.integrations.published_formats import (
     some,
 )
 from colar.methods import pretrained, registry
-from colar.model import backbones, card, checkpoint
+from colar.model import backbones, checkpoint
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
@@ -60,7 +60,7 @@ def convert(path: str | Path, backbone: str, output: str | Path, options: Option
         lm.merge()
     run = {"imported": {"format": name, "repository": repository, "file": file.path.name}}
     origin = f"\n## Origin\n\n`{file.path.name}`, imported from the format `{name}` of {repository}.\n"
-    text = card.text(lm, method.non_default_config(), run, method.default_params) + origin
+    text = pretrained.card_of(lm, method, run) + origin
     pretrained.save_pretrained(lm.eval(), method, output, run, text)
     progress.say(f"wrote {output} (format {name}, method {method.name})")
 

@@ -81,10 +81,16 @@ def save_pretrained(
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
-    if card is None:
-        params = dataclasses.asdict(registry.make_params(method, {}))
-        card = model_card.text(lm, method.non_default_config(), run, params)
-    return save(lm, method, folder, run, card)
+    return save(lm, method, folder, run, card_of(lm, method, run) if card is None else card)
+
+
+def card_of(lm: LatentLM, method: Method, run: dict[str, Any]) -> str:
+    """The model card. Its command has the values of the run's last validation, or else those of a request that names
+    none."""
+    validation = (run.get("recipe") or {}).get("validation") or {}
+    # Without validation rows, no value of the recipe has been tried.
+    params = registry.possible_params(method, [{}, *validation.get("params", ())])[-1]
+    return model_card.text(lm, method.non_default_config(), run, dataclasses.asdict(params))
 
 
 def load(

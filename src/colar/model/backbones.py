@@ -135,12 +135,12 @@ def _unknown(name: str) -> str:
 
 def fingerprints(lm: PreTrainedModel) -> tuple[str, str]:
     """Digests by which an adapter knows its backbone (16 hex digits each): of the architecture and the first numbers of
-    every weight, and of the embedding alone, which older checkpoints have.
+    every weight, and of the embedding alone, which checkpoints had before.
 
-    A few numbers of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded to
-    bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has rounded
-    already, and lost the digits of values below 6e-5. `Backbone.fingerprints` holds the digests of the stored weights in
-    every dtype.
+    A few numbers of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded
+    to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has rounded
+    already, and lost the digits of values below 6e-5. `Backbone.fingerprints` holds the digests of the stored weights
+    in every dtype.
     """
     config = lm.config.get_text_config()
     shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"

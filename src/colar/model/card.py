@@ -28,18 +28,10 @@ def text(
 
     `method` is what the model was trained with: its "name", and those values of its config that are to be shown. The
     recipe's own section lacks what came along with the weights it started from.
-    `params` are the method's per-request values with their defaults. The card's command shows them, or the values
-    that the run validated with.
+    `params` are the per-request values that the card's command shows.
     """
     recipe = run.get("recipe") or {}
     name = str(method["name"])
-
-    # The command shows the values that the run was validated with: the last of them, where there are several.
-    shown = dict(params or {})
-    validation = recipe.get("validation") or {}
-    if validation.get("params"):
-        shown.update(validation["params"][-1])
-
     kind = ADAPTER if lm.has_adapter else "all weights trained"
     label = f" ({run['label']})" if run.get("label") else ""
     introduction = (
@@ -50,7 +42,7 @@ def text(
     parts = [
         _front_matter(lm, name),
         introduction,
-        _use(shown),
+        _use(params or {}),
         _section("Validation", _metrics(run)),
         _section("Method", _json(method)),
         _section("Data", _json(_public(recipe.get("data")))),

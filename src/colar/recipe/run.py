@@ -77,9 +77,9 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
 def load_method(recipe: Recipe) -> Method:
     """The method as the run trains it; ValueError, before rows are read, for a start that is no checkpoint or no fit.
 
-    Reinforcement continues with the method that the weights have learnt, a measured sigma_e included: the recipe may
-    not name another method, give a key another value than the checkpoint has, or set what that method has no use for.
-    A checkpoint of the Hub is downloaded.
+    Reinforcement continues with the method that the weights have learnt, a measured sigma_e and the checkpoint's own
+    default speed and limits included: the recipe may not name another method, give a key another value than the
+    checkpoint has, or set what that method has no use for. A checkpoint of the Hub is downloaded.
     """
     method = build_method(recipe)
     if recipe.model.init_from is None:
@@ -99,10 +99,9 @@ def load_method(recipe: Recipe) -> Method:
             raise ValueError(
                 f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
             )
-    method.config = trained.config
-    recipe.grpo.check_method(method)
-    recipe.validation.check_params(method)
-    return method
+    recipe.grpo.check_method(trained)
+    recipe.validation.check_params(trained)
+    return trained
 
 
 def load_model(recipe: Recipe, method: Method) -> LatentLM:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate import PartialState
@@ -39,7 +39,7 @@ from colar import processes, progress
 from colar.evaluation.provenance import collect_provenance
 from colar.methods import pretrained
 from colar.methods.base import Method
-from colar.model import card, checkpoint, weights
+from colar.model import checkpoint, weights
 from colar.model.latent_lm import LatentLM
 from colar.training.curriculum import Curriculum
 from colar.training.rows import Schedule
@@ -214,8 +214,8 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": collect_provenance(),
         }
-        text = card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
-        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
+        card = pretrained.card_of(self.lm, self.method, run)
+        pretrained.save(self.lm, self.method, self.folder.best, run, card, gathered)
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.

@@ -47,10 +47,11 @@ class GrpoConfig:
     thoughts of `sequential` are tokens: it divides their logits; 0: the likeliest, not scored."""
     # Per-request values of the method, by which outputs are sampled: for each question one of each list is drawn.
     compression_factors: tuple[float, ...] | None = None
-    """Compression factors c to draw from: all outputs of a question have the same c; null: the method's default."""
+    """Compression factors c to draw from: all outputs of a question have the same c; null: the default of the
+    checkpoint to start from."""
     confidence_thresholds: tuple[float, ...] | None = None
     """Thresholds to draw from, likewise (`sequential` only): a group of tokens ends before one that is less likely.
-    Each is 0 (none) or above 0.5; null: the method's default."""
+    Each is 0 (none) or above 0.5; null: the checkpoint's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their sum counts."""
