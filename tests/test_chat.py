@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import colar
 from colar import files
 from colar.cli import main
-from colar.data import own, sources
+from colar.data import sources, user_rows
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
@@ -408,7 +408,7 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     lm.tokenizer.save_pretrained(tmp_path / "model")
     turn = {"role": "assistant", "content": "<think>\n1+2=3\n</think>\n\n3"}
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
-    rows = own.read(files.write_jsonl(tmp_path / "my.jsonl", [{"messages": [*asked, turn]}])).examples
+    rows = user_rows.read(files.write_jsonl(tmp_path / "my.jsonl", [{"messages": [*asked, turn]}])).examples
     assert rows[0].context == (("system", "Be brief."),)
 
     folder = str(tmp_path / "model")

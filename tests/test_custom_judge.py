@@ -12,7 +12,7 @@ import pytest
 import colar
 from colar import files, recipe
 from colar.cli import main
-from colar.data import own, sources
+from colar.data import sources, user_rows
 from colar.data.example import Example
 from colar.data.judge import answers, custom
 from colar.recipe import auto_recipe
@@ -119,8 +119,8 @@ def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
     rows = [{"question": f"Question {i}?", "answer": str(i)} for i in range(40)]
     rows.append({"question": "One more?", "answer": "twelve or thirteen"})
     path = files.write_jsonl(tmp_path / "rows.jsonl", rows)
-    assert len(own.read(path).examples) == 40
-    found = own.read(path, judge="judges_of_mine:mirrored")
+    assert len(user_rows.read(path).examples) == 40
+    found = user_rows.read(path, judge="judges_of_mine:mirrored")
     assert len(found.examples) == 41
     assert found.summary()[0].endswith("answers are judged by judges_of_mine:mirrored")
 

@@ -34,6 +34,19 @@ def params(model, *factors):
     return [registry.make_params(model.method, {"compression_factor": c}) for c in factors]
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_latents": -1}, "max_latents must be 0 or more, got -1"),
+        ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number, 1 or more, got 0"),
+    ],
+)
+def test_settings_are_checked_where_they_are_made(values, message):
+    with pytest.raises(ValueError, match=message):
+        AnswerSettings(**values)
+
+
 def test_greedy_is_asked_once_and_sampled_with_every_seed(model):
     grid = evaluate.make_grid(model, ["a", "b"], params(model, 1, 2), ["greedy", "sampled"], [4, 5, 6])
     seeds = {

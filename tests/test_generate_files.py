@@ -46,12 +46,12 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
     before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     chat = [*before, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3 more?"}]
     answered = [*chat, {"role": "assistant", "content": "<think>2+3=5</think>5"}]
-    path = files.write_jsonl(tmp_path / "chats.jsonl", [{"messages": answered}, {"messages": chat}])
-    first, second = answer_files.read_questions(path)
-    assert first["question"] == second["question"] == "And 3 more?"
+    rows = [{"messages": answered}, {"messages": chat}, {"prompt": chat}, {"prompt": chat, "answer": "5"}]
+    path = files.write_jsonl(tmp_path / "chats.jsonl", rows)
+    found = answer_files.read_questions(path)
     turns = (("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"))
-    assert first["context"] == second["context"] == turns
-    assert (first["answer"], second.get("answer")) == ("5", None)
+    assert {(row["question"], row["context"]) for row in found} == {("And 3 more?", turns)}
+    assert [row.get("answer") for row in found] == ["5", None, None, "5"]
     files.write_jsonl(path, [{"messages": before[:1]}])
     with pytest.raises(ValueError, match="chats.jsonl:1: a chat without an answer"):
         answer_files.read_questions(path)

@@ -21,7 +21,7 @@ from pyarrow import parquet
 
 from colar import files
 from colar.cli import main
-from colar.data import data_files, layouts, own, sources
+from colar.data import data_files, layouts, sources, user_rows
 from colar.data.example import Example
 from colar.evaluation.names import name_sources
 
@@ -34,7 +34,7 @@ THOUGHT = "Tom has 3 apples. Ann brings 2. In all these are 3 + 2 = 5."
 
 
 def _read(row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Example:
-    return own.read([row], columns).examples[0]
+    return user_rows.read([row], columns).examples[0]
 
 
 # --- layouts -----------------------------------------------------------------------------------------------
@@ -101,6 +101,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     "MATH": ({"problem": "q", "solution": "Add.\n\nSo $x = \\boxed{\\frac{1}{2}}$."}, "q", ("Add.", "So $x = \\boxed{\\frac{1}{2}}$."), "\\frac{1}{2}"),
     "Alpaca": ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, "Add.\n\n2 and 2", (), "4"),
     "rationale": ({"question": "q", "rationale": THOUGHT, "answer": "5"}, "q", (THOUGHT,), "5"),
+    "a prompt as messages": ({"prompt": CHAT, "solution": "4"}, "2 and 2?", (), "4"),
+    "a code that is no program": ({"question": "q", "steps": ["1+1=2"], "answer": "2", "code": "MA 1"}, "q", ("1+1=2",), "2"),
 }  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def _write(path: Path, kind: str) -> Path:
 def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> None:
     path = _write(tmp_path, kind)
     path = path.rename(path.with_name(f"mine.v2.{kind}"))
-    rows = own.read(path)
+    rows = user_rows.read(path)
     assert {example.answer_type for example in rows.examples} == {"number"}
     assert [example.question for example in rows.examples] == [row["question"] for row in ROWS]
     assert {example.steps for example in rows.examples} == {("Add.",)}
@@ -191,7 +193,7 @@ def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_data_set_in_memory_is_read() -> None:
-    assert len(own.read(datasets.Dataset.from_list(ROWS)).examples) == len(ROWS)
+    assert len(user_rows.read(datasets.Dataset.from_list(ROWS)).examples) == len(ROWS)
 
 
 # --- judging -----------------------------------------------------------------------------------------------
@@ -208,15 +210,30 @@ def test_a_data_set_in_memory_is_read() -> None:
     ],
 )
 def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:
-    rows = own.read([{"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)])
+    rows = user_rows.read([{"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)])
     assert {example.answer_type for example in rows.examples} == {kind}
-    left_out = {reason.partition(":")[0]: len(places) for reason, places in rows.left_out.items()}
+    left_out = {reason.partition(":")[0]: len(places) for reason, places in rows.left_out.places.items()}
     assert left_out == ({"answer cannot be read as answer_type 'number'": 1} if "four" in golds else {})
+
+
+def test_a_file_is_judged_alike_by_every_command(tmp_path: Path) -> None:
+    """As a source of evaluate and recipes, and by `train auto`; a type that some rows name is theirs alone."""
+    rows = [{"question": f"q{i}", "steps": ["Think."], "answer": "Paris"} for i in range(3)]
+    path = files.write_jsonl(
+        tmp_path / "my.jsonl", [*rows, {"question": "q", "answer": "4", "answer_type": "number"}]
+    )
+    found = [sources.load_examples(str(path), "train"), user_rows.read(path).examples]
+    assert [[row.answer_type for row in rows] for rows in found] == [["text"] * 3 + ["number"]] * 2
+
+
+def test_a_chat_may_name_its_type() -> None:
+    messages = [*CHAT, {"role": "assistant", "content": "4"}]
+    assert _read({"messages": messages, "answer_type": "text"}).answer_type == "text"
 
 
 def test_rows_that_name_their_types_are_summed_up_by_them() -> None:
     named = [("x^2", "latex"), ("Paris", "text"), ("a dog", "text")]
-    rows = own.read([{"question": gold, "answer": gold, "answer_type": kind} for gold, kind in named])
+    rows = user_rows.read([{"question": gold, "answer": gold, "answer_type": kind} for gold, kind in named])
     assert rows.summary()[0].endswith("; answers are judged 2 as text, 1 as latex")
 
 
@@ -230,7 +247,7 @@ def _examples(questions: list[str]) -> list[Example]:
 @given(st.lists(st.integers(0, 200), min_size=40, max_size=400), st.randoms())
 def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: random.Random) -> None:
     rows = _examples([f"question {number}" for number in [*numbers, *range(201, 321)]])
-    split = own.divide(rows)
+    split = user_rows.divide(rows)
     sides = [{row.question for row in part} for part in (split.train, split.validation, split.test)]
     assert all(sides)
     assert not sides[0] & sides[1]
@@ -241,26 +258,26 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
     )
     shuffled = list(rows)
     order.shuffle(shuffled)
-    again = own.divide(shuffled)
+    again = user_rows.divide(shuffled)
     assert [{row.question for row in part} for part in (again.train, again.validation, again.test)] == sides
 
 
 @pytest.mark.parametrize(("n", "held"), [(20, 5), (100, 25), (400, 50), (2000, 100), (30_000, 500)])
 def test_a_twentieth_is_held_out(n: int, held: int) -> None:
-    split = own.divide(_examples([f"q{i}" for i in range(n)]))
+    split = user_rows.divide(_examples([f"q{i}" for i in range(n)]))
     assert (len(split.train), len(split.validation), len(split.test)) == (n - 2 * held, held, held)
 
 
 def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
-    split = own.divide(rows, rows[:10])
+    split = user_rows.divide(rows, rows[:10])
     assert (len(split.test), split.also_in_test) == (10, 10)
     tested = {row.question for row in rows[:10]}
     assert not tested & {row.question for row in (*split.train, *split.validation)}
     with pytest.raises(
         ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question of the test\)"
     ):
-        own.divide(rows, rows)
+        user_rows.divide(rows, rows)
 
 
 # --- wrong inputs: one line that says what to do -----------------------------------------------------------
@@ -306,6 +323,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "half of a character": ("a.jsonl", b'{"question": "\\ud83d", "answer": "1"}\n' * 30, "half of a surrogate pair"),
     "programs that loop": ("a.jsonl", json.dumps({"question": "q", "code": "while True: pass"}).encode(), "no assignment of arithmetic: While"),
     "programs that are wrong": ("a.jsonl", json.dumps({"question": "q", "code": CODE, "answer": "9"}).encode(), "its program gives another answer than the row"),
+    "a code that is no program": ("a.jsonl", b'{"question": "q", "answer": "4", "code": "MA 1"}\n' * 30, "in layout program, a question and a Python program; for other columns: --columns question="),
     "one letter among numbers": ("a.jsonl", b'{"question": "q", "answer": "4", "answer_type": "choice"}\n' * 30, "answer cannot be read as answer_type 'choice': '4'"),
 }  # fmt: skip
 
@@ -336,6 +354,16 @@ def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capt
         ("good.jsonl", ["--columns", "question"], "--columns takes KEY=COLUMN"),
         ("god.jsonl", [], "there is no such file or folder, did you mean 'good.jsonl'?"),
         ("good.jsonl", ["--test", "none.jsonl"], "no data at"),
+        (
+            "good.jsonl",
+            ["--test", "gsm8"],
+            "no data at gsm8: there is no such file or folder, did you mean 'gsm8k'?",
+        ),
+        (
+            "good.jsonl",
+            ["--test", "gsm8k"],
+            "gsm8k is a published source: write its rows, colar data prepare gsm8k",
+        ),
         ("empty", [], "split 'train'"),
         ("good.jsonl", ["--template", "chat"], "the tokenizer of tiny has no chat template"),
         ("good.jsonl", ["--model", "no/such-model"], "cannot load backbone 'no/such-model'"),
@@ -371,9 +399,9 @@ def test_a_data_set_that_the_hub_does_not_give_is_one_line(
 def test_a_first_row_with_an_empty_cell_is_left_out_alone(tmp_path: Path) -> None:
     path = tmp_path / "my.csv"
     path.write_text("problem,rationale,result\n1 + 1?,1 + 1 = 2,\n" + "2 + 2?,2 + 2 = 4,4\n" * 3)
-    rows = own.read(path)
+    rows = user_rows.read(path)
     assert [example.answer for example in rows.examples] == ["4"] * 3
-    [(reason, places)] = rows.left_out.items()
+    [(reason, places)] = rows.left_out.places.items()
     assert reason.endswith("; empty: result")
     assert places == [f"{path}:2"]
 
@@ -382,9 +410,9 @@ LEFT_OUT = "not of layout solution (a question, an answer, perhaps its reasoning
 
 
 def test_rows_of_several_layouts_are_left_out_and_counted() -> None:
-    rows = own.read([*ROWS, {"messages": CHAT}, {"question": "q", "steps": [], "answer": "1", "id": 7}])
+    rows = user_rows.read([*ROWS, {"messages": CHAT}, {"question": "q", "steps": [], "answer": "1", "id": 7}])
     assert len(rows.examples) == len(ROWS) + 1
-    [(reason, places)] = rows.left_out.items()
+    [(reason, places)] = rows.left_out.places.items()
     assert (reason, places) == (LEFT_OUT, ["row 31"])
     assert rows.summary()[1] == f"left out 1: {LEFT_OUT} (row 31)"
 
@@ -446,18 +474,18 @@ def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.Captu
     """A column that no row has is an error, and so are rows of which none has a chain."""
     named = {"question": "problem", "steps": "ration", "answer": "result"}
     with pytest.raises(ValueError, match="no column 'ration' for steps, did you mean 'rationale'"):
-        own.read(CHAINED, named)
-    found = own.read(CHAINED)
+        user_rows.read(CHAINED, named)
+    found = user_rows.read(CHAINED)
     assert found.examples[3].steps == ("3+1=4",)
     found.require_chains()
     # Some rows may lack one.
-    some = own.read([{**CHAINED[0], "rationale": None}, *CHAINED[1:]], {**named, "steps": "rationale"})
+    some = user_rows.read([{**CHAINED[0], "rationale": None}, *CHAINED[1:]], {**named, "steps": "rationale"})
     assert some.summary()[-1] == "1 of 24 rows have no reasoning"
     some.require_chains()
     with pytest.raises(
         ValueError, match=r"no row has reasoning \(columns: problem, why, result\): name its column"
     ):
-        own.read(BARE).require_chains()
+        user_rows.read(BARE).require_chains()
     path = files.write_jsonl(tmp_path / "bare.jsonl", BARE)
     assert main(["data", "show", str(path)]) == 0
     shown = capsys.readouterr().out

@@ -483,7 +483,7 @@ def test_rows_of_more_steps_are_left_out(capsys):
         ),
         (["--data.train_size", "0"], "data.train_size must be a whole number, 1 or more, got 0"),
         (["--data.validation_size", "-1"], "data.validation_size must be a whole number, 0 or more, got -1"),
-        (["--validation.limits.batch_size", "0"], "batch_size must be 1 or more"),
+        (["--validation.limits.batch_size", "0"], "batch_size must be a whole number, 1 or more"),
     ],
 )
 def test_wrong_keys_and_values_are_named(tiny, overrides, words):

@@ -292,7 +292,7 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
     (example,) = load_examples(str(path), "test")
     assert example.answer == "1" + "0" * 400
     assert answers.judge("1" + "0" * 400, example.answer, "number").correct
-    path.write_text(json.dumps({"question": "q", "answer": 10**1500}) + "\n")
+    path.write_text(json.dumps({"question": "q", "answer": 10**1500, "answer_type": "number"}) + "\n")
     with pytest.raises(
         ValueError, match=r"own\.jsonl:1: answer cannot be read as answer_type 'number': '1000"
     ):
@@ -317,14 +317,16 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
 )
 def test_a_gold_that_is_not_understood_whole_is_an_error(tmp_path: Path, answer: str) -> None:
     """Half of it would be taken for all of it, and every right answer would be wrong."""
-    rows = [{"question": "a", "answer": "4"}, {"question": "b", "answer": answer}]
-    put(tmp_path, "own.jsonl", rows)
+    numbers = [{"question": f"a{i}", "answer": "4"} for i in range(19)]
+    row = {"question": "b", "answer": answer}
+    put(tmp_path, "own.jsonl", [*numbers, row])
     with pytest.raises(
-        ValueError, match=r"own\.jsonl:2: answer cannot be read as answer_type 'number': .*; write one"
+        ValueError, match=r"own\.jsonl:20: answer cannot be read as answer_type 'number': .*; write one"
     ):
         load_examples(str(tmp_path / "own.jsonl"), "train")
-    put(tmp_path, "own.jsonl", [rows[0], {**rows[1], "answer_type": "text"}])
-    assert load_examples(str(tmp_path / "own.jsonl"), "train")[1].answer == answer
+    put(tmp_path, "own.jsonl", [*numbers, {**row, "answer_type": "text"}])
+    found = load_examples(str(tmp_path / "own.jsonl"), "train")
+    assert (found[19].answer, found[19].answer_type, found[0].answer_type) == (answer, "text", "number")
 
 
 @pytest.mark.parametrize(
@@ -451,6 +453,14 @@ def test_a_missing_file_is_no_silent_download_and_an_empty_one_an_error(
     put(tmp_path, "svamp/SVAMP.json", [])
     with pytest.raises(ValueError, match="svamp, split test: no rows"):
         load_examples("svamp", "test")
+
+
+def test_an_id_of_the_publisher_comes_once(tmp_path: Path) -> None:
+    """Two records of one id would be one question of a report."""
+    row = {"ID": "chal-1", "Body": "b", "Question": "q", "Answer": 1}
+    put(tmp_path, "svamp/SVAMP.json", [row, {**row, "Body": "c"}])
+    with pytest.raises(ValueError, match=r"SVAMP\.json: row 2: id occurs twice: 'svamp/test/chal-1'"):
+        load_examples("svamp", "test", data_dir=tmp_path)
 
 
 def test_the_argument_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

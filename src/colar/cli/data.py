@@ -16,7 +16,7 @@ from colar.cli.options import (
     judge_option,
     single_source_options,
 )
-from colar.data import catalogue, own, sources
+from colar.data import catalogue, sources, user_rows
 from colar.data.example import Example
 from colar.data.renumber import renumber
 from colar.data.renumber.equations import CannotRenumber
@@ -62,8 +62,8 @@ def data_list(args: argparse.Namespace) -> None:
 
 
 def data_show(args: argparse.Namespace) -> None:
-    if args.source not in catalogue.SOURCES and not args.renumber:
-        _show_own(args)
+    if args.source not in catalogue.SOURCES:
+        _show_user_rows(args)
         return
     split = args.split or sources.splits_of(args.source)[0]
     renumber.check("--renumber", args.renumber, args.source, split)
@@ -74,11 +74,20 @@ def data_show(args: argparse.Namespace) -> None:
             print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
 
 
-def _show_own(args: argparse.Namespace) -> None:
-    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
+def _show_user_rows(args: argparse.Namespace) -> None:
+    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains.
+
+    With --renumber, the first rows and those with other numbers.
+    """
     check_known("file option", single_source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
-    rows = own.read(args.source, columns_of(args.columns), args.split or first, args.judge)
+    split = args.split or first
+    renumber.check("--renumber", args.renumber, args.source, split)
+    rows = user_rows.read(args.source, columns_of(args.columns), split, args.judge)
+    if args.renumber:
+        for example in rows.examples[: args.limit]:
+            _print_renumbered(example, args.renumber, args.data_seed)
+        return
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -103,7 +112,7 @@ def _show_own(args: argparse.Namespace) -> None:
         )
     try:
         rows.require_chains()
-        divided = own.divide(rows.examples)
+        divided = user_rows.divide(rows.examples)
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return

@@ -27,7 +27,7 @@ from colar.data.fields import (
     text_of,
 )
 from colar.data.judge.latex import extract_boxed
-from colar.data.layouts import solution
+from colar.data.layouts import parse_solution
 
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 _PARAGRAPH = re.compile(r"\n\s*\n")
@@ -39,7 +39,7 @@ class UpstreamFault(ValueError):
     """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
 
 
-def columns(question: str, answer: str) -> Parser:
+def question_and_answer(question: str, answer: str) -> Parser:
     """Make a parser of rows that hold a question and an answer, without steps, in columns of these names."""
 
     def parse(raw: Any) -> Fields:
@@ -225,7 +225,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
             parser=icot_line,
-            hub_parser=solution,
+            hub_parser=parse_solution,
             hub="whynlp/gsm8k-aug",
             equations=True,
         ),
@@ -247,7 +247,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
             splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=columns("input", "target"),
+            parser=question_and_answer("input", "target"),
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -265,8 +265,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="none stated",
             answer_type="number",
             splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
-            parser=columns("sQuestion", "lSolutions"),
-            hub_parser=columns("question", "final_ans"),
+            parser=question_and_answer("sQuestion", "lSolutions"),
+            hub_parser=question_and_answer("question", "final_ans"),
             hub="ChilleD/MultiArith",
             order="key",
         ),
@@ -310,14 +310,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="text",
             splits=_coconut_splits("prosqa"),
-            parser=solution,
+            parser=parse_solution,
         ),
         "prontoqa": Source(
             about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
             licence="Apache-2.0",
             answer_type="choice",
             splits=_coconut_splits("prontoqa"),
-            parser=solution,
+            parser=parse_solution,
         ),
         # Training rows only. No copies of the last three on the Hub are known to be the same: some hold test rows.
         "tinygsm": _programs(

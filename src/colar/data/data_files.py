@@ -1,7 +1,7 @@
 """Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed; the Hub.
 
-A reader yields entries: (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7"
-where a format has no lines.
+A reader yields (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7" where a
+format has no lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from colar import files
 from colar.checks import check_known, in_library
 from colar.data.example import SPLITS
 
-Entries = Iterator[tuple[str, Any]]
+RawRows = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 
 ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
@@ -40,7 +40,7 @@ def ending(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read(path: Path) -> Entries:
+def read(path: Path) -> RawRows:
     """The rows of a file. ValueError names the file, and the line where it has some.
 
     A table that is not compressed is read as its rows are used (JSON excepted): it may be larger than the memory.
@@ -64,7 +64,7 @@ def read(path: Path) -> Entries:
     return _separated(path, stream, "\t" if suffix == ".tsv" else ",")
 
 
-def is_own_file(name: str | Path) -> bool:
+def is_user_file(name: str | Path) -> bool:
     """True if a path is called as a user's data file is, in small letters or capitals."""
     return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
 
@@ -75,13 +75,11 @@ def name_of(path: Path) -> str:
     return uncompressed.stem
 
 
-def splits_in(own_folder: Path) -> list[str]:
+def splits_in(folder: Path) -> list[str]:
     """The splits that a user's folder has, by name: of `<split>.jsonl` any, of other data files those of `SPLITS`."""
     # Other JSON files beside the rows are common: settings, descriptions.
-    own_files = filter(is_own_file, own_folder.iterdir())
-    return sorted(
-        {name_of(path) for path in own_files if ending(path) == ".jsonl" or name_of(path) in SPLITS}
-    )
+    of_user = filter(is_user_file, folder.iterdir())
+    return sorted({name_of(path) for path in of_user if ending(path) == ".jsonl" or name_of(path) in SPLITS})
 
 
 def file_of(path: Path, split: str) -> Path:
@@ -91,7 +89,7 @@ def file_of(path: Path, split: str) -> Path:
     """
     if not path.is_dir():
         return path
-    of_split = sorted(each for each in path.iterdir() if is_own_file(each) and name_of(each) == split)
+    of_split = sorted(each for each in path.iterdir() if is_user_file(each) and name_of(each) == split)
     if len(of_split) > 1:
         names = " and ".join(each.name for each in of_split)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
@@ -107,7 +105,7 @@ def existing(path: Path, split: str) -> Path:
     return file
 
 
-def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
+def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> RawRows:
     """The rows of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
     import datasets  # slow to import: only a load from the Hub waits for it
 
@@ -152,7 +150,7 @@ def _check_no_page(path: Path, start: bytes) -> None:
         raise ValueError(f"{path}: a Git LFS pointer, not rows: run git lfs pull")
 
 
-def _lines(path: Path, stream: io.BufferedReader) -> Entries:
+def _lines(path: Path, stream: io.BufferedReader) -> RawRows:
     with stream:
         for number, line in enumerate(stream, start=1):
             # Each line by itself: the error names the one in another encoding.
@@ -161,7 +159,7 @@ def _lines(path: Path, stream: io.BufferedReader) -> Entries:
                 yield f"{path}:{number}", text.rstrip("\r\n")
 
 
-def _numbered(path: Path, rows: Iterable[Any]) -> Entries:
+def _numbered(path: Path, rows: Iterable[Any]) -> RawRows:
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", row
 
@@ -196,7 +194,7 @@ def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:
             yield from batch.to_pylist()
 
 
-def _separated(path: Path, stream: io.BufferedReader, comma: str) -> Entries:
+def _separated(path: Path, stream: io.BufferedReader, comma: str) -> RawRows:
     """The rows of a CSV or TSV file, by the names in its first line."""
     # A chain of thoughts is longer than the 128 KiB that a field may have by default.
     csv.field_size_limit(1 << 30)
@@ -209,7 +207,7 @@ def _separated(path: Path, stream: io.BufferedReader, comma: str) -> Entries:
         yield from _cells(path, csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True))
 
 
-def _cells(path: Path, reader: Any) -> Entries:
+def _cells(path: Path, reader: Any) -> RawRows:
     try:
         head: list[str] = next(reader, [])
         if not head or len(set(head)) < len(head) or not all(name.strip() for name in head):

@@ -1,5 +1,7 @@
 """Fields of a row: question, steps, answer and what else it may have, read from its columns and checked.
 
+    raw rows -> parsed -> examples_of -> examples; rows with an error are left out, or end the load (`left_out.py`)
+
 The parsers of published data sets (`catalogue.py`) and those of a user's rows (`layouts.py`) both make `Fields`.
 Text is stripped and otherwise left as it is, except that whole floats lose their ".0" (145.0 -> "145"). A malformed row
 is a ValueError with the reason; the caller adds the place.
@@ -10,14 +12,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from colar import files
 from colar.checks import check_choice, check_text, did_you_mean
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
 from colar.data.judge import answers
+from colar.data.left_out import LeftOut
 
 Parser = Callable[[Any], "Fields"]
 """A function of one raw row."""
@@ -68,6 +71,50 @@ class Fields:
                 f"answer cannot be read as answer_type {answer_type!r}: {self.answer[:40]!r}; {_EXPECTED[answer_type]}"
             )
         return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
+
+
+class ParsedRow(NamedTuple):
+    """A row whose columns could be read."""
+
+    place: str
+    number: int
+    """Counted from 0, rows that are left out included."""
+    fields: Fields
+
+
+def parsed(raw_rows: Iterable[tuple[str, Any]], parser: Parser, left_out: LeftOut) -> Iterator[ParsedRow]:
+    """Parse (place, raw row) pairs one by one; those with an error go to `left_out`."""
+    for number, (place, raw) in enumerate(raw_rows):
+        try:
+            fields = parser(raw)
+        except ValueError as error:
+            left_out.add(place, error)
+        else:
+            yield ParsedRow(place, number, fields)
+
+
+def examples_of(
+    rows: Iterable[ParsedRow],
+    id_of: Callable[[ParsedRow, Collection[str]], str],
+    answer_type: AnswerType,
+    left_out: LeftOut,
+) -> Iterator[Example]:
+    """Make the examples of parsed rows one by one; those with an error go to `left_out`, and take no id.
+
+    `id_of` gets a row and the ids that are taken; `answer_type` is that of rows which name none.
+    """
+    taken: set[str] = set()
+    for row in rows:
+        name = id_of(row, taken)
+        try:
+            if name in taken:
+                raise ValueError(f"id occurs twice: {name!r}")
+            example = row.fields.example(name, row.fields.answer_type or answer_type)
+        except ValueError as error:
+            left_out.add(row.place, error)
+        else:
+            taken.add(name)
+            yield example
 
 
 def named_fields(raw: Any) -> Mapping[str, Any]:

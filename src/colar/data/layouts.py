@@ -2,9 +2,9 @@
 
 | layout | columns |
 |---|---|
-| chat | messages (role, content) or conversations (from, value); prompt and completion as messages (TRL's) |
+| chat | messages (role, content) or conversations (from, value); prompt and completion, one a list (TRL's) |
 | MathQA | Problem, linear_formula, options, correct |
-| program | question, and a column with a straight-line Python program |
+| program | question, and a column with a straight-line Python program, but none with the reasoning alone |
 | solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
 The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), or between `<think>` tags, or
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from colar.data import program_rows, programs
 from colar.data.example import ROLES
@@ -80,12 +80,6 @@ def of(row: Mapping[str, Any]) -> Layout:
     )
 
 
-def is_coconut(layout: Layout, columns: Collection[str]) -> bool:
-    """True if rows of this layout and these columns are Coconut's: question and answer, no reasoning but in steps."""
-    plain = {"question", "answer"} <= set(columns) and not _has(columns, REASONING[1:])
-    return layout.name == "solution" and plain
-
-
 def renamed(columns: Mapping[str, str]) -> Layout:
     """The layout of columns that a user has named. ValueError for what can be no name."""
     for key in columns:
@@ -104,26 +98,50 @@ def renamed(columns: Mapping[str, str]) -> Layout:
 # --- parsers -----------------------------------------------------------------------------------------------
 
 
-def _chat(row: Mapping[str, Any]) -> Fields:
-    turns = next((row[name] for name in TURNS if row.get(name) is not None), None)
-    if turns is None:
-        prompt, completion = row["prompt"], row["completion"]
-        before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        last = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-        turns = [*before, *last]
-    context, answer = _turns(turns)
-    fields = answered(answer, dict(row))
-    *context, (role, question) = context
-    if role != "user":
-        raise ValueError(f"the turn before the last answer is of {role!r}, must be of 'user'")
-    return replace(fields, question=question, context=tuple(context), key=_key(row))
+class Message(NamedTuple):
+    """A checked message of a chat."""
+
+    role: str
+    text: str
+    raw: Mapping[str, Any]
 
 
-def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
-    """The turns before the last answer, as (role, text), and the message of that answer."""
+def turns_of(row: Mapping[str, Any]) -> Any:
+    """The raw messages of a row: of its chat, or of TRL's prompt and perhaps completion; None of any other row."""
+    for name in TURNS:
+        if row.get(name) is not None:
+            return row[name]
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if prompt is None or not (isinstance(prompt, list) or isinstance(completion, list)):
+        return None
+    before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    if completion is None:
+        return before
+    return [
+        *before,
+        *(completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]),
+    ]
+
+
+def parse_chat(row: Mapping[str, Any]) -> Fields:
+    """Parse a row with a chat: its last answer is learnt, the question is the turn before it."""
+    messages = messages_of(turns_of(row))
+    while messages and messages[-1].role != "assistant":
+        messages.pop()
+    if len(messages) < 2:
+        raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
+    question, context = asked(messages[:-1])
+    fields = answered(messages[-1].raw, row)
+    return replace(
+        fields, question=question, context=context, key=_key(row), answer_type=row.get("answer_type")
+    )
+
+
+def messages_of(turns: Any) -> list[Message]:
+    """The messages of raw `turns`, roles by their common names. ValueError for what is no chat."""
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError("a chat must be a list of messages, each with a role and a content")
-    messages: list[tuple[str, str, Mapping[str, Any]]] = []
+    messages = []
     for turn in turns:
         role = str(turn.get("role", turn.get("from", "")))
         role = ROLE.get(role, role)
@@ -134,18 +152,21 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
             raise ValueError(
                 f"the content of a message of {role!r} must be text, is a {type(content).__name__}"
             )
-        messages.append((role, content.strip(), turn))
-    while messages and messages[-1][0] != "assistant":
-        messages.pop()
-    if len(messages) < 2:
-        raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
+        messages.append(Message(role, content.strip(), turn))
+    return messages
+
+
+def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The question that a chat ends in, and the turns before it. ValueError where it ends in another turn."""
     *before, last = messages
+    if last.role != "user":
+        raise ValueError(f"the turn before the answer is of {last.role!r}, must be of 'user'")
     # The thoughts of earlier answers are not shown to a model again.
     context = []
     for role, text, _ in before:
         thought = THINK.match(text) if role == "assistant" else None
         context.append((role, thought[2].strip() if thought else text))
-    return context, last[2]
+    return last.text, tuple(context)
 
 
 def _program(row: Mapping[str, Any]) -> Fields:
@@ -158,7 +179,7 @@ def _mathqa(row: Mapping[str, Any]) -> Fields:
     return replace(program_rows.mathqa(row), key=_key(row))
 
 
-def solution(raw: Any) -> Fields:
+def parse_solution(raw: Any) -> Fields:
     """Parse a row of question, perhaps reasoning, and answer under their common names: Coconut's, for one."""
     row = named_fields(raw)
     question = _first(row, QUESTION)
@@ -180,9 +201,14 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
     """The fields of a question and a solution, which may hold its own reasoning."""
+    asks = row.get(question)
+    if isinstance(asks, list) and asks and isinstance(asks[0], Mapping):
+        text, context = asked(messages_of(asks))
+    else:
+        text, context = text_of(row, question), context_of(row)
     fields = replace(
         answered({"content": answer_of(row, answer)}, {}),
-        question=text_of(row, question), key=_key(row), answer_type=row.get("answer_type"), context=context_of(row),
+        question=text, key=_key(row), answer_type=row.get("answer_type"), context=context,
     )  # fmt: skip
     if steps is None:
         return fields
@@ -198,8 +224,8 @@ def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
     """The chain and the answer of a message; its question is left blank."""
     chain, answer = _parted(str(message.get("content", message.get("value", ""))))
     for name in ("thinking", "reasoning", "reasoning_content"):
-        own = message.get(name) or row.get(name)
-        chain = own if isinstance(own, str) and own.strip() else chain
+        thought = message.get(name) or row.get(name)
+        chain = thought if isinstance(thought, str) and thought.strip() else chain
     return Fields("", cut(chain), answer)
 
 
@@ -260,8 +286,12 @@ def _has(row: Collection[str], names: Collection[str]) -> bool:
 
 
 def _is_chat(row: Mapping[str, Any]) -> bool:
-    pair = (row.get("prompt"), row.get("completion"))
-    return _has(row, TURNS) or (None not in pair and any(isinstance(each, list) for each in pair))
+    return turns_of(row) is not None and _has(row, (*TURNS, "completion"))
+
+
+def _is_program(row: Mapping[str, Any]) -> bool:
+    # A column called "code" beside the reasoning is something else: a number, a subject.
+    return _has(row, PROGRAM) and _has(row, QUESTION) and not _has(row, set(REASONING) - set(ANSWER))
 
 
 def _is_common(row: Mapping[str, Any]) -> bool:
@@ -269,14 +299,11 @@ def _is_common(row: Mapping[str, Any]) -> bool:
 
 
 LAYOUTS = (
-    Layout("chat", "messages, conversations, or prompt and completion", _is_chat, _chat),
+    Layout("chat", "messages, conversations, or prompt and completion", _is_chat, parse_chat),
     Layout(
         "MathQA", "Problem, linear_formula, options, correct",
         lambda row: {"Problem", "linear_formula"} <= row.keys(), _mathqa,
     ),
-    Layout(
-        "program", "a question and a Python program",
-        lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
-    ),
-    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, solution),
+    Layout("program", "a question and a Python program", _is_program, _program),
+    Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, parse_solution),
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Load problems, from files under a data folder, from the Hub, or from one's own file.
+"""Load problems, from files under a data folder, from the Hub, or from a user's file.
 
     load_examples("gsm8k-aug", "test")
 
 Where a source is looked for: under `data_dir`, else under the folder that the environment variable COLAR_DATA_DIR
-names, else on the Hugging Face Hub (`catalogue.py` has the table of sources). With a data folder given, a missing
-file is an error, not a silent download; a source that has no files (gpqa) always comes from the Hub. A user's own file
-or folder is read by `own.py`.
+names, else on the Hugging Face Hub. `catalogue.py` has the table: an entry a source, and in it a location a split. With
+a data folder given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
+from the Hub. A user's file or folder is read by `user_rows.py`.
 
 MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
 paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
@@ -21,18 +21,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, data_files, own
+from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
-from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, Entries
+from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, collapsed, question_hash
-from colar.data.fields import Fields, Parser
+from colar.data.fields import Fields, ParsedRow, Parser, examples_of, parsed
+from colar.data.left_out import LeftOut
 from colar.data.programs import NotStraight
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
@@ -65,7 +65,7 @@ def load_examples(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        return _with_clusters(_own(source, split, skip_malformed, columns)[:limit])
+        return _with_clusters(_of_user(source, split, skip_malformed, columns)[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     entry = SOURCES[source]
@@ -121,9 +121,9 @@ def held_out_questions(
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
     under = _folder(data_dir)
     for name, entry in SOURCES.items():
-        plan = entry.splits.get("test")
+        location = entry.splits.get("test")
         numbers = entry.answer_type == "number"
-        if under is not None and plan is not None and numbers and _present(plan, under) is not None:
+        if under is not None and location is not None and numbers and _present(location, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
@@ -139,28 +139,25 @@ def user_file(source: str, split: str) -> Path | None:
     return data_files.file_of(Path(source), split).resolve()
 
 
-def location_of(source: Source, data_dir: str | Path | None) -> str:
+def location_of(entry: Source, data_dir: str | Path | None) -> str:
     """Name the place of a source: "built in", the Hub id, or the folder, with the splits whose files are not there."""
     under = _folder(data_dir)
-    plans = {name: plan for name, plan in source.splits.items() if plan.files}
-    if plans and under is not None:
-        missing = ", ".join(name for name, plan in plans.items() if _present(plan, under) is None)
-        return f"{under} (not there: {missing})" if missing else f"{under}"
-    if source.hub is not None:
-        return f"Hub {source.hub}"
-    return f"files only: name a folder, {NAMING_A_FOLDER}" if plans else "built in"
+    locations = {split: location for split, location in entry.splits.items() if location.files}
+    if locations and under is not None:
+        missing = [split for split, location in locations.items() if _present(location, under) is None]
+        return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
+    if entry.hub is not None:
+        return f"Hub {entry.hub}"
+    return f"files only: name a folder, {NAMING_A_FOLDER}" if locations else "built in"
 
 
 # --- rows of a user's file, and of the table's sources -----------------------------------------------------
 
 
-def _own(source: str, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
+def _of_user(source: str, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
     """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = own.read(source, columns, split, answer_type="number")
-    if rows.left_out and not skip:
-        reason, places = next(iter(rows.left_out.items()))
-        raise ValueError(f"{places[0]}: {reason}")
-    _say_left_out(f"{rows.name}/{split}", len(rows.examples), rows.left_out)
+    rows = user_rows.read(source, columns, split, expected=ValueError if skip else ())
+    rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
     return rows.examples
 
 
@@ -168,80 +165,48 @@ def _published(
     source: str, split: str, data_dir: str | Path | None, limit: int | None, skip: bool
 ) -> list[Example]:
     """The first `limit` rows of a source of the table."""
-    name, entry, plan = f"{source}/{split}", SOURCES[source], SOURCES[source].splits[split]
-    entries, parser = _entries(source, entry, plan, data_dir)
-    left_out: defaultdict[str, list[str]] = defaultdict(list)
-    parsed = _parsed(name, entries, parser, entry, plan, skip, left_out)
+    entry = SOURCES[source]
+    location = entry.splits[split]
+    raw_rows, parser = _raw_rows(source, split, data_dir)
+    # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
+    left_out = LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
+
+    def parse(raw: Any) -> Fields:
+        fields = parser(raw)
+        if question_hash(fields.question) in location.leave_out:
+            raise UpstreamFault("the test set asks the same question")
+        return fields
+
+    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+        """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
+        if row.fields.key is not None:
+            return f"{source}/{split}/{row.fields.key}"
+        if entry.order == "upstream":
+            return f"{source}/{split}/{row.number}"
+        first = f"{source}/{split}/{question_hash(row.fields.question)}"
+        # MultiArith asks 20 questions twice.
+        again = (f"{first}-{n}" for n in itertools.count(2))
+        return next(name for name in itertools.chain([first], again) if name not in taken)
+
+    rows = examples_of(parsed(raw_rows, parse, left_out), id_of, entry.answer_type, left_out)
     if entry.order == "upstream":
         # No further than `limit`: a malformed row behind it is never met.
-        examples = read = list(itertools.islice(parsed, limit))
+        examples = read = list(itertools.islice(rows, limit))
     else:
-        read = list(parsed)
-        examples = _part(read, plan)[:limit]
-    _say_left_out(name, len(read), left_out)
+        read = list(rows)
+        examples = _part(read, location)[:limit]
+    left_out.say(f"{source}/{split}", len(read))
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     return examples
 
 
-def _parsed(
-    name: str,
-    entries: Entries,
-    parser: Parser,
-    source: Source,
-    plan: Split,
-    skip: bool,
-    left_out: dict[str, list[str]],
-) -> Iterator[Example]:
-    """The entries as examples; adds the places of rows that are left out to `left_out`, by the reason.
-
-    A malformed row is left out with `skip`, and else an error.
-    """
-    ids: set[str] = set()
-    for index, (place, raw) in enumerate(entries):
-        try:
-            fields = parser(raw)
-            if question_hash(fields.question) in plan.leave_out:
-                raise UpstreamFault("the test set asks the same question")
-            key = _id(name, fields, index, source, ids)
-            example = fields.example(key, fields.answer_type or source.answer_type)
-        except ValueError as error:
-            # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
-            if not skip and not isinstance(error, NotStraight | UpstreamFault):
-                raise ValueError(f"{place}: {error}") from error
-            left_out[str(error)].append(place)
-        else:
-            # A row that was left out has a number, but takes no id.
-            ids.add(example.id)
-            yield example
-
-
-def _id(name: str, fields: Fields, index: int, source: Source, taken: set[str]) -> str:
-    """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
-    if fields.key is not None:
-        return f"{name}/{fields.key}"
-    if source.order == "upstream":
-        return f"{name}/{index}"
-    first = f"{name}/{question_hash(fields.question)}"
-    # MultiArith asks 20 questions twice.
-    again = (f"{first}-{n}" for n in itertools.count(2))
-    return next(key for key in itertools.chain([first], again) if key not in taken)
-
-
-def _say_left_out(name: str, n_read: int, left_out: Mapping[str, Sequence[str]]) -> None:
-    if left_out:
-        n_rows = n_read + sum(map(len, left_out.values()))
-        progress.say(f"{name}: read {n_read:,} of {n_rows:,} rows")
-    for line in own.left_out_lines(left_out):
-        progress.say(f"  {line}")
-
-
-def _part(examples: list[Example], plan: Split) -> list[Example]:
+def _part(examples: list[Example], location: Split) -> list[Example]:
     """The part of a hash-ordered source that the split is, sorted."""
     # These ids end in a hash of the question, so that sorted rows are in random order; SVAMP's do not.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
-    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[plan.part]
+    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[location.part]
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
@@ -273,9 +238,9 @@ def _folder(data_dir: str | Path | None) -> Path | None:
     return Path(named)
 
 
-def _present(plan: Split, under: Path) -> list[Path] | None:
+def _present(location: Split, under: Path) -> list[Path] | None:
     """The first alternative of the split's files that is all there."""
-    for names in plan.files:
+    for names in location.files:
         parts = [sorted(under.glob(name)) for name in names]
         # One part of a training set is not a training set.
         if all(parts):
@@ -283,36 +248,39 @@ def _present(plan: Split, under: Path) -> list[Path] | None:
     return None
 
 
-def _entries(name: str, source: Source, plan: Split, data_dir: str | Path | None) -> tuple[Entries, Parser]:
-    """The entries of a source's split, and the parser that they need."""
-    assert source.parser is not None
+def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> tuple[RawRows, Parser]:
+    """The raw rows of a split, and the parser that they need."""
+    entry = SOURCES[source]
+    location = entry.splits[split]
+    assert entry.parser is not None
     under = _folder(data_dir)
     # A folder that was named stands in for the Hub, for every source that has files at all.
-    if plan.files and under is not None:
-        return _from_files(name, source, plan, under), source.parser
-    if source.hub is None or plan.hub is None:
+    if location.files and under is not None:
+        return _from_files(source, location, under), entry.parser
+    if entry.hub is None or location.hub is None:
         raise ValueError(
-            f"{name} is read from files only: put {_wanted(plan)} under a folder and name it, {NAMING_A_FOLDER}"
+            f"{source} is read from files only: put {_wanted(location)} under a folder and name it, {NAMING_A_FOLDER}"
         )
-    return data_files.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
+    return data_files.from_hub(entry.hub, entry.hub_configs, location.hub), entry.hub_parser or entry.parser
 
 
-def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
-    paths = _present(plan, under)
+def _from_files(source: str, location: Split, under: Path) -> RawRows:
+    paths = _present(location, under)
     if paths is None:
         # The user named a folder: a download in place of a file that is not there would go unnoticed.
-        otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
-        raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
-    if len(plan.files[0]) == 1 and "*" in plan.files[0][0]:
+        hub = SOURCES[source].hub
+        otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
+        raise ValueError(f"{source}: no {_wanted(location)} under {under}{otherwise}")
+    if len(location.files[0]) == 1 and "*" in location.files[0][0]:
         return itertools.chain.from_iterable(map(data_files.read, paths))
     if len(paths) == 1:
         return data_files.read(paths[0])
     parts = " and ".join(path.name for path in paths)
-    progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
-    return _distinct(name, paths)
+    progress.say(f"{source}: no {location.files[0][0]} under {under}, reading {parts}")
+    return _distinct(source, paths)
 
 
-def _distinct(name: str, paths: list[Path]) -> Entries:
+def _distinct(source: str, paths: list[Path]) -> RawRows:
     """The lines of several iCoT files, each question once: the question is what stands before "||"."""
     seen: set[str] = set()
     dropped = 0
@@ -326,12 +294,12 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
             seen.add(question)
             yield place, line
     if dropped:
-        progress.say(f"{name}: dropped {dropped} rows whose question had come before")
+        progress.say(f"{source}: dropped {dropped} rows whose question had come before")
 
 
-def _wanted(plan: Split) -> str:
+def _wanted(location: Split) -> str:
     """The split's files as an error names them: "a or b + c" has two alternatives."""
-    return " or ".join(" + ".join(names) for names in plan.files)
+    return " or ".join(" + ".join(names) for names in location.files)
 
 
 def _check_source(source: str) -> None:
@@ -347,4 +315,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (data_files.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (data_files.is_user_file(source) or Path(source).is_dir())

@@ -7,7 +7,7 @@ from typing import Any
 
 from colar import progress
 from colar.data.example import Example
-from colar.data.too_long import leave_out
+from colar.data.left_out import leave_out
 from colar.engine.request import Decoding, Request
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

@@ -21,7 +21,7 @@ from colar.checks import check_choice, check_holds, check_same_run, check_text
 from colar.data import data_files, layouts
 from colar.data.example import ROLES
 from colar.data.fields import named_fields
-from colar.data.layouts import QUESTION, ROLE, TURNS
+from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request
 from colar.ops.noise import seed_from
@@ -35,7 +35,7 @@ PART_SECONDS = 30.0
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
 
-    The question may have another of the names in `layouts.QUESTION`, or be that of a chat.
+    The question may have another of the names in `layouts.QUESTION`, or be that of a chat: messages, or TRL's prompt.
     """
     entries = enumerate(data_files.read(Path(path)), start=1)
     rows = [question_row(place, raw, str(number)) for number, (place, raw) in entries]
@@ -50,8 +50,7 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
     """A row as `read_questions` gives it, from one of a file; `name` is its id if it has none."""
     try:
         row = named_fields(raw)
-        if any(row.get(name) is not None for name in TURNS):
-            row = {**row, **_of_chat(row)}
+        row = {**row, **_of_chat(row)}
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
@@ -64,16 +63,19 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
 
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The last question of a chat, what stands before it, and the answer behind it, where there is one."""
-    name = next(name for name in TURNS if row.get(name) is not None)
-    turns = row[name]
-    last = turns[-1] if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) else {}
-    role = last.get("role", last.get("from"))
-    unanswered = ROLE.get(role, role) == "user"
-    ended = [*turns, {"role": "assistant", "content": "?"}] if unanswered else turns
-    fields = layouts.of({name: ended}).parse({name: ended})
-    own = {"question": fields.question, "context": [list(turn) for turn in fields.context]}
-    return own if unanswered else own | {"answer": fields.answer}
+    """The last question of a chat, the turns before it, and the answer behind it, if any; {} for other rows."""
+    turns = layouts.turns_of(row)
+    if turns is None:
+        return {}
+    messages = layouts.messages_of(turns)
+    if messages and messages[-1].role == "user":
+        question, context = layouts.asked(messages)
+        answer = {}
+    else:
+        fields = layouts.parse_chat(row)
+        question, context = fields.question, fields.context
+        answer = {"answer": fields.answer}
+    return {"question": question, "context": [list(turn) for turn in context]} | answer
 
 
 def _context(place: str, context: Any) -> tuple[tuple[str, str], ...]:

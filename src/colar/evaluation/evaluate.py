@@ -21,6 +21,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from colar import files, processes, progress
+from colar.checks import check_number
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
@@ -58,8 +59,9 @@ class AnswerSettings:
     """Run decode steps on a GPU without CUDA graphs, which make them several times faster."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
+        # A decoding checks its limits: here, and not with the first question.
+        Decoding(max_latents=self.max_latents, max_completion_length=self.max_completion_length)
+        check_number("batch_size", self.batch_size, 1, whole=True)
 
 
 @dataclass(frozen=True)

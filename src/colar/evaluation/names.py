@@ -80,7 +80,7 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
             if Path(text).is_dir() and sources.user_file(text, "test") is not None:
                 name = Path(text).resolve().name
             else:
-                name = data_files.name_of(Path(text)) if data_files.is_own_file(text) else text
+                name = data_files.name_of(Path(text)) if data_files.is_user_file(text) else text
         pairs.append((name, source))
     names = [name for name, _ in pairs]
     # Rejected before all questions are answered: the report would reject the records.

@@ -102,7 +102,7 @@ def input_files(source: Path) -> dict[str, str]:
     if not source.exists():
         raise ValueError(f"--input must be a file or a folder, and there is none at {source}")
     named = source.is_dir()
-    paths = sorted(filter(data_files.is_own_file, source.iterdir() if named else [source]))
+    paths = sorted(filter(data_files.is_user_file, source.iterdir() if named else [source]))
     if not paths:
         raise ValueError(
             f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.ENDINGS[:-1])}"

@@ -19,11 +19,11 @@ from typing import Any
 
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
-from colar.data import own, sources
+from colar.data import sources, user_rows
 from colar.data.auto_folder import AutoFolder
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
-from colar.data.too_long import leave_out
+from colar.data.left_out import leave_out
 from colar.methods import registry
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
@@ -183,16 +183,16 @@ def can_be_measured(stages: Sequence[Stage]) -> bool:
     return first.name == "cot" and "compression_factor" in registry.param_names(last)
 
 
-def _split(call: AutoCall) -> own.Divided:
+def _split(call: AutoCall) -> user_rows.Divided:
     """Read and split the rows, and log how they were understood."""
-    rows = own.read(call.data, call.columns, judge=call.judge_name)
+    rows = user_rows.read(call.data, call.columns, judge=call.judge_name)
     for line in rows.summary():
         progress.say(line)
     rows.require_chains()
     test_rows = None
     if call.test is not None:
-        test_rows = own.read(call.test, call.columns, "test", call.judge_name).examples
-    split = own.divide(rows.examples, test_rows)
+        test_rows = user_rows.read(call.test, call.columns, "test", call.judge_name).examples
+    split = user_rows.divide(rows.examples, test_rows)
     if split.also_in_test:
         progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
     progress.say(

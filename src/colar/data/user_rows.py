@@ -1,6 +1,6 @@
-"""A user's own rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
+"""A user's rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
 
-    read(data) -> OwnRows -> split -> Divided(train, validation, test)
+    read(data) -> UserRows;  divide(examples) -> Divided(train, validation, test)
 
 One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
 counted by its reason.
@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from colar.checks import did_you_mean
 from colar.data import data_files, layouts
+from colar.data.catalogue import SOURCES
+from colar.data.data_files import RawRows
 from colar.data.example import AnswerType, Example, question_hash
-from colar.data.fields import Fields, named_fields
+from colar.data.fields import Fields, ParsedRow, examples_of, named_fields, parsed
 from colar.data.judge import answers, custom
+from colar.data.left_out import LeftOut
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -31,12 +34,10 @@ ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged so."""
 LATEX = 0.1
 """Share of the answers with LaTeX from which all are judged as formulas."""
-SHOWN = 3
-"""Places that a message names."""
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class UserRows:
     """A user's rows, and how they were understood."""
 
     name: str
@@ -46,8 +47,7 @@ class OwnRows:
     """That some row has."""
     judge: str | None
     """`module:function` of a judge of the user's."""
-    left_out: dict[str, list[str]]
-    """Places of the rows that could not be read, by the reason."""
+    left_out: LeftOut
 
     def summary(self) -> list[str]:
         """A few lines for a person."""
@@ -58,7 +58,7 @@ class OwnRows:
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
             f"answers are judged {f'by {self.judge}' if self.judge else judged}"
         ]
-        lines += left_out_lines(self.left_out)
+        lines += self.left_out.lines()
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
@@ -71,21 +71,6 @@ class OwnRows:
                 f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
                 f"{layouts.NAMING}"
             )
-
-
-def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each kind of reason: how many rows, and the places of the first."""
-    # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
-    kinds: defaultdict[str, dict[str, Sequence[str]]] = defaultdict(dict)
-    for reason, places in left_out.items():
-        kinds[reason.partition(": ")[0]][reason] = places
-    lines = []
-    for kind, reasons in sorted(kinds.items(), key=lambda item: -sum(map(len, item[1].values()))):
-        places = [place for some in reasons.values() for place in some]
-        named = next(iter(reasons)) if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
-        more = ", ..." if len(places) > SHOWN else ""
-        lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
-    return lines
 
 
 @dataclass(frozen=True)
@@ -104,8 +89,8 @@ def read(
     columns: Mapping[str, str] | None = None,
     split: str = "train",
     judge: str | None = None,
-    answer_type: AnswerType | None = None,
-) -> OwnRows:
+    expected: type[ValueError] | tuple[type[ValueError], ...] = ValueError,
+) -> UserRows:
     """Read a user's rows.
 
     Args:
@@ -114,64 +99,62 @@ def read(
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
         judge: `module:function` that judges answers of any kind.
-        answer_type: That of rows in Coconut's format which name none; by default it is guessed, as in other layouts.
+        expected: Errors of a row that is left out; any other ends the load.
 
     Raises:
         ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
             can be read.
     """
-    name, entries = _entries(data, split)
-    layout = layouts.renamed(columns) if columns else None
-    left_out: defaultdict[str, list[str]] = defaultdict(list)
-    rows: dict[str, tuple[str, Fields]] = {}
-    column_names: dict[str, None] = {}
-    for number, (place, raw) in enumerate(entries):
-        try:
-            cells = named_fields(raw)
-            row = {key: value for key, value in cells.items() if value is not None}
-            column_names |= dict.fromkeys(map(str, row))
-            layout = layout or _layout_of(cells)
-            fields = _fields(layout, cells, row, columns)
-            # A row that was left out has a number, too.
-            key = fields.key or f"{name}/{split}/{number}"
-            if key in rows:
-                raise ValueError(f"id occurs twice: {key!r}")
-        except ValueError as error:
-            left_out[str(error)].append(place)
-        else:
-            rows[key] = (place, fields)
-    if not rows and not left_out:
+    name, raw_rows = _raw_rows(data, split)
+    left_out = LeftOut(expected)
+    parser = _Parser(columns)
+    rows = list(parsed(raw_rows, parser, left_out))
+    if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
-    _check_columns(column_names, columns, ("steps",))
-    if answer_type is None or layout is None or not layouts.is_coconut(layout, column_names):
-        answer_type = _answer_type([fields for _, fields in rows.values()])
-    examples = []
-    for key, (place, fields) in rows.items():
-        try:
-            # With a judge of the user's, answers may be anything.
-            examples.append(fields.example(key, "text" if judge else fields.answer_type or answer_type))
-        except ValueError as error:
-            left_out[str(error)].append(place)
-    if not examples or layout is None:
-        reason, places = max(left_out.items(), key=lambda item: len(item[1]))
-        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read)")
-    return OwnRows(name, layout, custom.applied(examples, judge), list(column_names), judge, dict(left_out))
+    _check_columns(parser.found, columns, ("steps",))
+    if judge:
+        # Then answers may be anything.
+        rows = [row._replace(fields=replace(row.fields, answer_type="text")) for row in rows]
+    answer_type = _answer_type([row.fields.answer for row in rows if row.fields.answer_type is None])
+
+    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+        return row.fields.key or f"{name}/{split}/{row.number}"
+
+    examples = list(examples_of(rows, id_of, answer_type, left_out))
+    if not examples or parser.layout is None:
+        reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
+        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
+    examples = custom.applied(examples, judge)
+    return UserRows(name, parser.layout, examples, list(parser.found), judge, left_out)
 
 
-def _fields(
-    layout: layouts.Layout,
-    cells: Mapping[str, Any],
-    row: Mapping[str, Any],
-    columns: Mapping[str, str] | None,
-) -> Fields:
-    """The fields of one row, of which `row` has the cells that are not empty."""
-    if columns is None and not layout.fits(row):
-        empty = ", ".join(str(key) for key, value in cells.items() if value is None)
-        has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
-        raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
-    _check_columns(row, columns, ("question", "answer"))
-    return layout.parse(row)
+class _Parser:
+    """Parses rows by the columns that the user has named, or else in the layout of the first row."""
+
+    def __init__(self, named: Mapping[str, str] | None) -> None:
+        self.named = named
+        self.layout = layouts.renamed(named) if named else None
+        self.found: dict[str, None] = {}
+        """Columns that some row has, in their order."""
+
+    def __call__(self, raw: Any) -> Fields:
+        cells = named_fields(raw)
+        row = {key: value for key, value in cells.items() if value is not None}
+        self.found |= dict.fromkeys(map(str, row))
+        layout = self.layout = self.layout or _layout_of(cells)
+        if not layout.fits(row):
+            empty = ", ".join(str(key) for key, value in cells.items() if value is None)
+            has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
+            raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
+        _check_columns(row, self.named, ("question", "answer"))
+        return layout.parse(row)
+
+    def hint(self) -> str:
+        """A way out where the layout of rows was taken for another than it is."""
+        if self.named or self.layout is None:
+            return ""
+        return f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
 
 
 def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
@@ -184,8 +167,8 @@ def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
         raise
 
 
-def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
-    """A name for the rows, and (place, raw row) of each."""
+def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
+    """A name for the rows, and the rows."""
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
@@ -195,8 +178,12 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
         hub, _, part = str(data).partition(":")
         is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
         if is_path or hub.count("/") != 1:
+            if hub in SOURCES:
+                raise ValueError(
+                    f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"
+                )
             beside = path.parent.iterdir() if path.parent.is_dir() else ()
-            near = did_you_mean(path.name, [each.name for each in beside])
+            near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
             raise ValueError(f"no data at {data}: there is no such file or folder{near}")
         return hub, data_files.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
@@ -216,15 +203,8 @@ def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: 
             raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
 
 
-def _answer_type(rows: Sequence[Fields]) -> AnswerType:
-    """The type of rows that name none: that of the others, if it is one; else guessed from their answers.
-
-    Numbers or letters where nearly all answers are, LaTeX or text.
-    """
-    types = {fields.answer_type for fields in rows if fields.answer_type is not None}
-    if len(types) == 1:
-        return types.pop()
-    golds = [fields.answer for fields in rows if fields.answer_type is None]
+def _answer_type(golds: Sequence[str]) -> AnswerType:
+    """The type of answers that name none: numbers or letters where nearly all are, else LaTeX or text."""
     strict: tuple[AnswerType, ...] = ("number", "choice")
     for answer_type in strict:
         if sum(answers.understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
