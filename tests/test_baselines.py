@@ -484,6 +484,27 @@ def test_surprisal_is_the_backbones_own(family):
         assert scores == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
+def test_a_chain_beyond_the_context_is_not_scored():
+    """And long ones are not scored together: by parts they have the scores that they have alone."""
+    lm, method = build("tokenskip")
+    far = Example("far", "q", ("1 " * CONTEXT,), "1")
+    rows = list(method.prepare(lm, [EXAMPLES[0], far, EXAMPLES[1]]))
+    assert [isinstance(row, ScoredExample) for row in rows] == [True, False, True]
+    assert [row.id for row in rows] == [EXAMPLES[0].id, "far", EXAMPLES[1].id]
+    assert len(method.encode(lm.template, rows[1], Random(0), 0.0)) > CONTEXT
+    fed = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(importance, "POSITIONS", 2 * 64)
+        hidden = lm.hidden
+        patched.setattr(
+            lm, "hidden", lambda embeds, *more: fed.append(embeds.shape[0]) or hidden(embeds, *more)
+        )
+        found = importance.surprisal(lm, EXAMPLES[:4])
+    assert len(fed) > 1
+    for scores, example in zip(found, EXAMPLES, strict=False):
+        assert scores == pytest.approx(importance.surprisal(lm, [example])[0], abs=1e-4)
+
+
 def test_ratios_beyond_what_was_trained():
     method = registry.build("tokenskip", {"ratios": [0.5, 1]})
     assert method.check_params(TokenSkipParams(0.5)) is None

@@ -25,7 +25,7 @@ from colar import files
 from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.methods import pretrained, registry
+from colar.methods import pretrained, registry, tokenskip
 from colar.methods.base import Method
 from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
@@ -100,7 +100,8 @@ def trainer(
     schedule = QuestionSchedule(EXAMPLES, settings.seed, config.plan(settings))
     sampler = RolloutSampler(lm, method, config, schedule, settings.seed, {"own": by_tokens})
     made = RunFolder(folder)
-    return GrpoTrainer(objective(lm, method, config), arguments(settings, made), sampler, made.completions)
+    args = arguments(settings, made)
+    return GrpoTrainer(objective(lm, method, config), args, settings, sampler, made.completions)
 
 
 def run(
@@ -1100,6 +1101,21 @@ def test_killed_and_resumed_is_uninterrupted(
     assert resumed.metrics == whole.metrics
 
 
+@pytest.mark.parametrize(
+    ("fitted", "then", "wanted"), [(64, None, 64), (64, 32, 32), (64, 99, 64), (None, 99, 99)]
+)
+def test_what_fits_into_memory_is_known_at_a_resume(
+    tmp_path: Path, fitted: int | None, then: int | None, wanted: int
+) -> None:
+    """The longest batch of a generation is not sampled again."""
+    first = trainer(tmp_path, *model(), grpo())
+    first.tokens_per_batch = fitted
+    first.save_model(str(tmp_path / "checkpoint-1"))
+    resumed = trainer(tmp_path, *model(), grpo(), tokens_per_batch=then)
+    resumed._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    assert resumed.tokens_per_batch == wanted
+
+
 def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path) -> None:
     """Its thoughts are ids, and its latents have no width: a checkpoint holds both, and nothing is sampled again."""
     config = grpo(compression_factors=None, num_iterations=2, steps_per_generation=2)
@@ -1135,6 +1151,17 @@ def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path)
     assert [row["step"] for row in curve(whole)] == [1, 2, 3, 4, 5, 6]
     theirs = whole_lm.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
+
+
+def test_chains_are_not_scored_for_questions_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[Any] = []
+    monkeypatch.setattr(tokenskip, "surprisal", lambda lm, examples: scored.append(examples))
+    lm, method = tiny_lm("llama"), registry.build("tokenskip", {})
+    config = grpo(compression_factors=None)
+    settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8})
+    made = grpo_train.make_trainer(lm, method, EXAMPLES, settings, config, RunFolder(tmp_path))
+    assert scored == []
+    assert made.sampler.schedule.examples == list(EXAMPLES)
 
 
 def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -> None:

@@ -163,6 +163,14 @@ def test_a_row_that_does_not_fit_is_an_error_with_advice(tmp_path: Path) -> None
     assert all(weight.grad is None for weight in trainer.objective.parameters())
 
 
+@pytest.mark.parametrize(("optim", "share"), [("adamw_torch_fused", 2), ("adamw_8bit", 0.5)])
+def test_moments_are_reserved_as_the_optimiser_has_them(tmp_path: Path, optim: str, share: float) -> None:
+    trainer = trainer_of(tmp_path / "run")
+    trainer.args.optim = optim  # its package need not be installed
+    weights = sum(weight.nbytes for weight in trainer.objective.parameters() if weight.requires_grad)
+    assert sum(moment.nbytes for moment in preflight.moments(trainer)) == share * weights
+
+
 # Nothing of it stays
 
 

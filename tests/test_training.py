@@ -894,7 +894,7 @@ def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: P
     rows = TrainingRows(lm, method, EXAMPLES, 0)
     schedule = RowSchedule(EXAMPLES, lengths_of(rows), 0, 8)
     args = arguments(config, RunFolder(folder))
-    return LatentTrainer(Objective(lm, method), args, rows, schedule, config.modules_learning_rate)
+    return LatentTrainer(Objective(lm, method), args, config, rows, schedule)
 
 
 def test_the_modules_rate_is_logged_and_follows_the_schedule(tmp_path: Path) -> None:
@@ -1044,6 +1044,18 @@ def test_rows_beyond_the_context_are_left_out_and_counted(
     assert trainer.schedule.digest == short.schedule.digest
     assert trainer.schedule.permutation(0) == short.schedule.permutation(0)
     assert trainer.curriculum().max_steps == short.curriculum().max_steps
+
+
+def test_held_out_rows_have_a_loss_also_where_none_has_a_chain(tmp_path: Path) -> None:
+    lm, method = build(), Colar(ColarConfig())
+    bare = [dataclasses.replace(example, steps=()) for example in EXAMPLES]
+    found = {}
+    for name, held_out in {"mixed": [*EXAMPLES[:2], *bare[:3]], "bare": bare[:3]}.items():
+        folder = RunFolder(tmp_path / name)
+        made = sft.make_trainer(lm, method, bare, TrainingConfig(**QUICK), folder, held_out=held_out)
+        assert made.held_out is not None
+        found[name] = list(made.held_out.examples)
+    assert found == {"mixed": list(EXAMPLES[:2]), "bare": bare[:3]}
 
 
 def test_held_out_rows_are_checked_before_training(tmp_path: Path) -> None:

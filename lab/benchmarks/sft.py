@@ -177,7 +177,7 @@ def ours(
     schedule = RowSchedule(examples, lengths, seed=0, update_rows=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
-    trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
+    trainer = LatentTrainer(Objective(lm.to(training.device), method), training, config, rows, schedule)
     trainer.add_callback(passes)
     with preflight.prepared(lm, compiled=settings["compile"], packed=settings.get("packed", False)):
         trainer.train()

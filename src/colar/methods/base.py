@@ -198,7 +198,10 @@ class Method(ABC):
         return {}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        """Once over the data before training; may also fix `self.config` (a measured scale)."""
+        """The rows to learn from; once, before training. May fix `self.config` (a measured scale) and freeze weights.
+
+        Rows that take work are made when they are iterated: reinforcement needs the rest alone.
+        """
         return examples
 
     def speed_text(self, params: Any) -> str:

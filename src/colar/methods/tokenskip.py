@@ -15,8 +15,8 @@ At inference a request names its `ratio`, and the chain is thought in tokens.
 Departures. The paper scores by LLMLingua-2; the backbone's own surprisal needs no other weights. It compresses chains
 that the model itself wrote and answered right; here they are the data set's, as for every method. It writes the ratio
 between EOS tokens; here it is in the prompt's speed slot, at ratio 1 as well. Its threshold is a percentile of the
-scores; ours counts, earlier tokens first where scores are equal. Ratios are drawn anew at each epoch. Rows that
-`prepare` has not seen (held-out ones) keep their whole chain and say so: their ratio is 1.
+scores; ours counts, earlier tokens first where scores are equal. Ratios are drawn anew at each epoch. Rows without
+scores (held-out ones) keep their whole chain and say so: their ratio is 1.
 
 Shape suffixes: B rows, N chain tokens, T positions, M positions of all rows.
 """
@@ -45,6 +45,8 @@ from colar.template.template import Template
 
 ROWS = 32
 """Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
+POSITIONS = 2**15
+"""Most positions, padding included, that are scored at once: a batch of longer rows is taken in parts."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,15 @@ class TokenSkip(Cot):
     Params: ClassVar[type] = TokenSkipParams
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        """Score the chains, when the rows are taken. One whose whole row exceeds the context stays without scores:
+        it keeps its whole chain, and is left out as too long."""
         rows = list(examples)
+        # At each epoch a ratio is drawn, which may be 1.
+        fits = [len(self.encode(lm.template, row, Random(0), 0.0)) <= lm.context.length for row in rows]
         # Before any update: the surprisal is that of the model to start from, in a resumed run as well.
-        scores = surprisal(lm, rows)
-        return [ScoredExample(**vars(row), importance=one) for row, one in zip(rows, scores, strict=True)]
+        scores = iter(surprisal(lm, list(itertools.compress(rows, fits))))
+        for row, is_scored in zip(rows, fits, strict=True):
+            yield ScoredExample(**vars(row), importance=next(scores)) if is_scored else row
 
     def speed_text(self, params: TokenSkipParams) -> str:
         return f"(Tokens kept: {params.ratio:g})"
@@ -145,8 +152,13 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
     def work(share: Sequence[Sequence[Example]]) -> Iterator[list[tuple[float, ...]]]:
         for part in progress.track(share, "score chains"):
             # No ratio in the prompt: one score serves all ratios.
-            batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
-            yield list(_surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()}))
+            rows = [base.encode_row(lm.template, example, NoParams(), "", 0) for example in part]
+            at_once = max(1, POSITIONS // max(map(len, rows)))
+            scores: list[tuple[float, ...]] = []
+            for start in range(0, len(rows), at_once):
+                batch = Batch.collate(rows[start : start + at_once])
+                scores += _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
+            yield scores
 
     # Dropout would make the scores a matter of chance.
     with lm.evaluating():

@@ -111,7 +111,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
     total = sum(weight.numel() for weight in trainer.objective.parameters())
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
-    config = recipe.training.resolved()
+    config = trainer.config
     with preflight.prepared(
         lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing, packed=config.packing
     ):

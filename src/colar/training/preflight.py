@@ -174,16 +174,15 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | 
     objective.train()
     started = time.perf_counter()
     try:
-        # AdamW's two moments come with the first update: room is left for them.
-        trained = [weight for weight in objective.parameters() if weight.requires_grad]
-        moments = [torch.empty_like(weight) for weight in trained * 2] if device.type != "cpu" else []
+        # They come with the first update: memory is left for them.
+        reserved = moments(trainer) if device.type != "cpu" else []
         with devices.forked_rng(device):
             for part in parts:
                 with trainer.accelerator.autocast():
                     loss = objective(**part)["loss"]
                 loss.backward()
         torch.get_device_module(device).synchronize()
-        del moments
+        del reserved
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
@@ -194,6 +193,15 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | 
         objective.train(was_training)
         devices.empty_cache(device)
     return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
+
+
+def moments(trainer: LatentTrainer) -> list[Tensor]:
+    """AdamW's two moments of each trained weight, as large as the run's optimiser has them."""
+    trained = [weight for weight in trainer.objective.parameters() if weight.requires_grad]
+    in_8_bits = trainer.args.optim != "adamw_torch_fused"
+    return [
+        torch.empty_like(weight, dtype=torch.uint8 if in_8_bits else weight.dtype) for weight in trained * 2
+    ]
 
 
 def advice(trainer: LatentTrainer) -> str:

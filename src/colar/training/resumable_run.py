@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from colar import checks, processes, progress
 from colar.checks import NonFiniteError
 from colar.methods import pretrained
 from colar.model import sharded, weights
+from colar.model.latent_lm import LatentLM
 from colar.training import preflight, run_folder
 from colar.training.callbacks import (
     Checkpoints,
@@ -90,22 +91,23 @@ class TrainResult:
 
 def run_trainer(
     trainer: LatentTrainer,
-    config: TrainingConfig,
     folder: RunFolder,
-    info: dict[str, Any],
+    run_info: Mapping[str, Any] | None,
     resume: bool,
     callbacks: Iterable[TrainerCallback] = (),
     stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
-    `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and must not resume.
+    `run_info` goes into the checkpoint's colar.json. `callbacks` come beside ours. `stopped_for_good` says of a saved
+    state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
             "training runs on one device, by DDP (torchrun), or by training.fsdp; not by accelerate's FSDP or DeepSpeed"
         )
-    objective = trainer.objective
+    objective, config = trainer.objective, trainer.config
+    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     # A model that could not be published is found before a file of an earlier run is touched.
     pretrained.rehearse(objective.lm, objective.method, info, card="")
     processes.require_shared(folder.path)
@@ -119,7 +121,7 @@ def run_trainer(
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
-        clock = _clock(trainer, saved, config)
+        clock = _clock(trainer, saved)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of ours: what the others do at a save finds a checkpoint that is whole.
         trainer.add_callback(Checkpoints(folder, config.save_total_limit))
@@ -143,7 +145,7 @@ def run_trainer(
             weights.load_into(objective.lm, resume_from)
             state = saved
         else:
-            state = _train(trainer, config, publisher, curriculum, resume_from)
+            state = _train(trainer, publisher, curriculum, resume_from)
         if trainer.args.should_save:
             folder.write_history(state.log_history)
         curriculum.require_end(state.global_step, config.max_hours)
@@ -179,14 +181,13 @@ def _resume_point(folder: RunFolder) -> Path | None:
 
 def _train(
     trainer: LatentTrainer,
-    config: TrainingConfig,
     publisher: Publisher,
     curriculum: Curriculum,
     resume_from: Path | None,
 ) -> TrainerState:
     """Train to the end, from the start or from the checkpoint `resume_from`."""
     curriculum.warn()
-    with _ready_to_train(trainer, config, publisher, curriculum):
+    with _ready_to_train(trainer, publisher, curriculum):
         # A resumed run has made steps already; its parts are fitted to the device again, but for reinforcement, which
         # would sample its first generation anew. Before its weights are split the model need not fit into one device.
         on_gpu = trainer.args.device.type == "cuda"
@@ -198,7 +199,11 @@ def _train(
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
+    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide.
+
+    ValueError for what is not installed.
+    """
+    config.check_installed()
     processes.join(config.ddp_timeout)
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
     args = Arguments(
@@ -222,11 +227,21 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     return args
 
 
+def place(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
+    """Put a model on the device that it is trained on; Trainer's arguments. ValueError where it cannot be packed."""
+    args = arguments(config, folder)
+    if config.packing:
+        preflight.check_packing(lm)
+    # Where weights are split, each device gets its share when training begins.
+    if not config.fsdp:
+        lm.to(args.device)
+    return args
+
+
 @contextlib.contextmanager
-def _ready_to_train(
-    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, curriculum: Curriculum
-) -> Iterator[None]:
+def _ready_to_train(trainer: LatentTrainer, publisher: Publisher, curriculum: Curriculum) -> Iterator[None]:
     """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
+    config = trainer.config
     preflight.warn_of_slow_bfloat16(trainer)
     # Trainer's own two write to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
@@ -287,7 +302,7 @@ def _finish(
     )
 
 
-def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
+def _clock(trainer: LatentTrainer, saved: TrainerState) -> Clock:
     """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
     rows, digest = trainer.get_total_train_batch_size(trainer.args), trainer.schedule.digest
     saved_clock = run_folder.clock_of(saved)
@@ -303,7 +318,7 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) 
             "some of the rows would be seen twice and others never: train on the same ones, with the same "
             "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
         )
-    return Clock(saved_clock.get("seconds", 0.0), config.max_hours, rows, digest)
+    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, rows, digest)
 
 
 def _still_good(folder: RunFolder) -> str:

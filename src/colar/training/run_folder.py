@@ -44,13 +44,19 @@ RESUMABLE = {
     "training.packing",
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
+    "training.device",
+    "training.compile",
+    "training.gradient_checkpointing",
+    "training.dataloader_num_workers",
+    "training.logging_steps",
+    "training.save_steps",
     "training.save_total_limit",
     "validation.page_size",
     "grpo.rollout_workers",
 }
-"""Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it
-is logged, what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their
-number stays the same is checked where it is known (`resumable_run.py`), and so are the rows, by their digest."""
+"""Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where
+and how often it is logged and saved, its page; its device and memory, how an update's rows are divided and packed. That
+their number stays the same is checked where it is known (`resumable_run.py`), and so are the rows, by their digest."""
 
 
 class RunFolder:

@@ -7,7 +7,6 @@ all rows; the main process writes.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,11 +19,10 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model import sharded
 from colar.model.latent_lm import LatentLM
-from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
-from colar.training.resumable_run import TrainResult, arguments, run_trainer
+from colar.training.resumable_run import TrainResult, place, run_trainer
 from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
@@ -51,20 +49,17 @@ def train(
 
     `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`; of equals
     the one with the lower held-out loss, and then the first. Without `validate`, or with `load_best_model_at_end`
-    false, the last weights are. `lm` ends with the published weights. The loss on the examples `held_out` is logged at
-    each validation. `run_info` is kept in the checkpoint's colar.json. With `resume` false the files of an earlier run
-    in the folder are removed.
+    false, the last weights are. `lm` ends with the published weights. The loss on the examples `held_out` (those with
+    a chain, where some have one) is logged at each validation. `run_info` is kept in the checkpoint's colar.json. With
+    `resume` false the files of an earlier run in the folder are removed.
 
     Raises ValueError before the first step for wrong rows or configuration, `NonFiniteError` when loss or gradient is
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
-    # All that can be wrong is found here, before a file of an earlier run is touched.
-    config.check_installed()
-    config = config.resolved()
     folder = RunFolder(files.require_writable(output))
+    # All that can be wrong is found here, before a file of an earlier run is touched.
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
-    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    return run_trainer(trainer, config, folder, info, resume, callbacks)
+    return run_trainer(trainer, folder, run_info, resume, callbacks)
 
 
 def make_trainer(
@@ -78,15 +73,11 @@ def make_trainer(
     held_out: Iterable[Example] = (),
 ) -> LatentTrainer:
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
+    config = config.resolved()
     config.check_method(method)
-    args = arguments(config, folder)
+    args = place(lm, config, folder)
     if config.fsdp:
         check_fsdp(args.world_size, validate is not None)
-    else:
-        # Where weights are split, each device gets its share when training begins.
-        lm.to(args.device)
-    if config.packing:
-        preflight.check_packing(lm)
     examples = list(method.prepare(lm, examples))
     if config.fsdp:
         sharded.check(lm)
@@ -96,8 +87,9 @@ def make_trainer(
     schedule = RowSchedule(
         rows.examples, first_lengths, config.seed, rows_per_update, config.draws_per_example
     )
-    # A row without a chain has no chain to be scored on.
-    scored = [example for example in held_out if example.steps]
+    held_out = list(held_out)
+    # Of data with chains those without one would make the loss another quantity.
+    scored = [example for example in held_out if example.steps] or held_out
     held_out_rows = TrainingRows(lm, method, scored, config.seed) if scored else None
     if held_out_rows is not None:
         # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
@@ -105,17 +97,7 @@ def make_trainer(
         epochs = [*curriculum.stage_epochs(), curriculum.max_steps / curriculum.steps_per_epoch]
         lengths = held_out_rows.lengths(epochs, "validation")
         held_out_rows.examples = held_out_rows.fitting(lengths, "validation rows")
-    return LatentTrainer(
-        Objective(lm, method),
-        args,
-        rows,
-        schedule,
-        config.modules_learning_rate,
-        validate,
-        held_out_rows,
-        config.tokens_per_batch,
-        config.fsdp,
-    )
+    return LatentTrainer(Objective(lm, method), args, config, rows, schedule, validate, held_out_rows)
 
 
 def fitting_rows(

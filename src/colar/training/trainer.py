@@ -39,6 +39,7 @@ from colar.methods.base import Batch, Method
 from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
+from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import LossTermSums, Objective
 from colar.training.rows import (
@@ -60,8 +61,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     """Trainer over an `Objective` that is on its device already.
 
     `validate` is called at each evaluation by all processes together, which may divide the work; the numbers of the
-    main process count. The loss on the rows `held_out` is logged beside them. With `shards` weights are split between
-    the processes when training begins.
+    main process count. The loss on the rows `held_out` is logged beside them. `args` are those of `config`
+    (`resumable_run.arguments`).
     """
 
     loss_is_scaled_for_ga = True
@@ -70,24 +71,23 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self,
         objective: Objective,
         args: TrainingArguments,
+        config: TrainingConfig,
         rows: Dataset[Any],
         schedule: Schedule,
-        modules_learning_rate: float | None = None,
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,
-        tokens_per_batch: int | None = None,
-        shards: bool = False,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
         # Trainer's name for a model that places its weights itself: it is not wrapped into DDP.
-        self.is_distributed_loading_by_transformers = shards
+        self.is_distributed_loading_by_transformers = config.fsdp
         self.objective = objective
+        self.config = config
         self.schedule = schedule
-        self.modules_learning_rate = modules_learning_rate
         self.validate = validate
         self.held_out = held_out
-        self.tokens_per_batch = tokens_per_batch
-        self.shards = shards
+        self.tokens_per_batch = config.tokens_per_batch
+        """The configured limit, or a lower one that the device's memory needs (`preflight.halve`)."""
+        self.shards = config.fsdp
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
         self.last_update: Tensor | None = None
@@ -242,9 +242,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if "loss" in logs:
             logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
             self.term_sums.clear()
-            if self.modules_learning_rate is not None:
+            if self.config.modules_learning_rate is not None:
                 # Both rates follow one schedule, so their ratio stays.
-                ratio = self.modules_learning_rate / self.args.learning_rate
+                ratio = self.config.modules_learning_rate / self.args.learning_rate
                 logs["learning_rate_modules"] = logs["learning_rate"] * ratio
         super().log(logs, start_time)
 
@@ -265,7 +265,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         decayed_names = set(self.get_decay_parameter_names(model))
         # Embeddings of which some rows are trained (`LatentLM.freeze_embeddings`).
         masked = {id(weight) for weight in vocabulary.partly_trained(self.objective.lm.causal_lm)}
-        own_rate = self.modules_learning_rate
+        own_rate = self.config.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:

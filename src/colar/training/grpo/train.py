@@ -27,7 +27,6 @@ from colar.engine.prompt import fitting_questions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GrpoConfig
@@ -35,7 +34,7 @@ from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.rollout import RollOut
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
-from colar.training.resumable_run import TrainResult, arguments, run_trainer
+from colar.training.resumable_run import TrainResult, place, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import Validate
 
@@ -66,31 +65,16 @@ def train(
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
     """
-    config.check_installed()
-    config = config.resolved()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder,
         reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
     )  # fmt: skip
     stopping = EarlyStopping(grpo.early_stopping_patience)
-    info = {
-        "seed": config.seed,
-        "training": dataclasses.asdict(config),
-        "grpo": dataclasses.asdict(grpo),
-        **(run_info or {}),
-    }
+    info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
     # Also in train mode: ratios compare the model that is scored with the one that sampled.
     with dropout_rates_zeroed(lm):
-        return run_trainer(
-            trainer,
-            config,
-            folder,
-            info,
-            resume,
-            callbacks=[stopping, *callbacks],
-            stopped_for_good=stopping.out_of_patience,
-        )
+        return run_trainer(trainer, folder, info, resume, [stopping, *callbacks], stopping.out_of_patience)
 
 
 def make_trainer(
@@ -116,26 +100,18 @@ def make_trainer(
         )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
-    args = arguments(config, folder)
+    config = config.resolved()
+    args = place(lm, config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
-    if config.packing:
-        preflight.check_packing(lm)
     plan = grpo.plan(config, args.world_size)
-    lm.to(args.device)
-    examples = list(method.prepare(lm, examples))
+    examples = list(examples)
+    # The rows that it would make are for SFT.
+    method.prepare(lm, examples)
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
     sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs, roll_out or rollout.roll_out)
-    return GrpoTrainer(
-        objective,
-        args,
-        sampler,
-        folder.completions,
-        config.modules_learning_rate,
-        validate,
-        config.tokens_per_batch,
-    )
+    return GrpoTrainer(objective, args, config, sampler, folder.completions, validate)
 
 
 def _checked_questions(

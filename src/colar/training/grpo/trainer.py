@@ -31,6 +31,7 @@ from transformers import TrainingArguments
 from colar import checks, files
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
+from colar.training.config import TrainingConfig
 from colar.training.grpo.generation import Generation, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.trainer import LatentTrainer, Validate
@@ -54,22 +55,13 @@ class GrpoTrainer(LatentTrainer):
         self,
         objective: GrpoObjective,
         args: TrainingArguments,
+        config: TrainingConfig,
         sampler: RolloutSampler,
         completions: Path,
-        modules_learning_rate: float | None = None,
         validate: Validate | None = None,
-        tokens_per_batch: int | None = None,
     ) -> None:
         schedule = sampler.schedule
-        super().__init__(
-            objective,
-            args,
-            Slots(len(schedule)),
-            schedule,
-            modules_learning_rate,
-            validate,
-            tokens_per_batch=tokens_per_batch,
-        )
+        super().__init__(objective, args, config, Slots(len(schedule)), schedule, validate)
         self.data_collator = collate_slots
         self.sampler = sampler
         self.plan = schedule.plan
@@ -181,7 +173,11 @@ class GrpoTrainer(LatentTrainer):
             "plan": self._plan(),
             "length": self.sampler.dr_grpo_length,
             "generation": None,
+            "tokens_per_batch": None,
         }
+        # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
+        if self.tokens_per_batch != self.config.tokens_per_batch:
+            state["tokens_per_batch"] = self.tokens_per_batch
         used_up = self.state.global_step % self.plan.updates_per_generation == 0
         if self.generation is not None and not used_up:
             state["generation"] = self.generation.number
@@ -196,6 +192,10 @@ class GrpoTrainer(LatentTrainer):
         state = files.read_json(folder / STATE)
         checks.check_same_run(folder, state["plan"], self._plan(), SIZES_STAY)
         self.sampler.dr_grpo_length = state["length"]
+        # Absent in earlier checkpoints.
+        fitted = state.get("tokens_per_batch")
+        if fitted is not None:
+            self.tokens_per_batch = min(fitted, self.tokens_per_batch or fitted)
         if state["generation"] is not None:
             # Its metrics and records were logged before the save.
             tensors = load_file(folder / ROLLOUTS)
