@@ -199,11 +199,7 @@ def _train(
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide.
-
-    ValueError for what is not installed.
-    """
-    config.check_installed()
+    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
     processes.join(config.ddp_timeout)
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
     args = Arguments(

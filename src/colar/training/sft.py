@@ -56,8 +56,9 @@ def train(
     Raises ValueError before the first step for wrong rows or configuration, `NonFiniteError` when loss or gradient is
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
-    folder = RunFolder(files.require_writable(output))
     # All that can be wrong is found here, before a file of an earlier run is touched.
+    config.check_installed()
+    folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
     return run_trainer(trainer, folder, run_info, resume, callbacks)
 

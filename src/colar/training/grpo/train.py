@@ -65,6 +65,7 @@ def train(
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
     """
+    config.check_installed()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder,
