@@ -66,7 +66,7 @@ class Case:
 
 def same(found, expected):
     """Token for token, thought for thought."""
-    fields = ("text", "token_ids", "thought_ids", "truncated", "reason", "forward_passes", "length")
+    fields = ("text", "token_ids", "thought_ids", "truncated", "stopped", "reason", "forward_passes", "length")
     assert found.request == expected.request
     assert found.token_logps == pytest.approx(expected.token_logps, rel=1e-3, abs=1e-4)
     torch.testing.assert_close(dict(found.stop_info), dict(expected.stop_info), rtol=1e-3, atol=1e-4)
@@ -184,6 +184,21 @@ def test_logits_do_not_depend_on_padding(family):
     left = lm.logits(lm.hidden(lm.embed(torch.cat([garbage, ids])[None]), mask, positions))[0, 5:]
     torch.testing.assert_close(right, alone, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(left, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["no_cot", "pause", "coconut"])
+def test_what_is_done_at_its_limit_was_not_cut(cases, name):
+    """Of a fixed number of thoughts: the limit cuts those that would go on."""
+    case = cases("llama", name)
+    unlimited = dataclasses.replace(case.requests[0], decoding=Decoding(max_latents=40))
+    n = reference.complete(case.lm, case.method, unlimited).length
+    engine = Engine(case.lm, case.method)
+    for limit in range(n + 2):
+        request = dataclasses.replace(unlimited, decoding=Decoding(max_latents=limit), keep_latents=False)
+        [found] = engine.generate([request])
+        same(found, reference.complete(case.lm, case.method, request))
+        assert (found.length, found.stopped) == (min(n, limit), limit >= n)
+        assert found.truncated == (limit < n or found.reason == "length")
 
 
 # Seeds
@@ -438,8 +453,7 @@ def test_events_are_what_generate_folds(colar):
         done = colar.expected[request.id]
         kinds = [event.kind for event in mine]
         n_tokens = len(done.token_ids) + (done.reason == "stop")
-        stops = ["stop"] * (done.length < request.decoding.max_latents and request.keep_latents)
-        assert kinds == ["thought"] * done.length + stops + ["token"] * n_tokens + ["finished"]
+        assert kinds == ["thought"] * done.length + ["stop"] * done.stopped + ["token"] * n_tokens + ["finished"]
         assert (mine[-1].reason, mine[-1].truncated) == (done.reason, done.truncated)
 
 

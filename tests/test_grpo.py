@@ -358,7 +358,7 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
         found.append(float(logp))
     of_tokens = choices.logits[range(len(latents), len(states) - 1), answer].tolist()
     # A stop that was forced was no choice.
-    return found + (of_tokens if each.stopped else of_tokens[1:])
+    return found + (of_tokens if each.stop_chosen else of_tokens[1:])
 
 
 CASES = [
@@ -406,7 +406,7 @@ def naive_cot(lm: LatentLM, each: Output) -> list[float]:
     states = lm.hidden(fed)[0, len(each.question_ids) - 1 : -1]
     chosen = Categorical(logits=lm.logits(states) / temperature).log_prob(torch.tensor(tokens))
     found: list[float] = chosen.tolist()
-    if not each.stopped:
+    if not each.stop_chosen:
         del found[each.completion.length]
     return found
 
@@ -670,7 +670,7 @@ def what(each: Output) -> tuple[Any, ...]:
         each.token_ids,
         completion.length,
         completion.truncated,
-        each.stopped,
+        each.stop_chosen,
     )
 
 

@@ -181,7 +181,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
         found.append(total)
     spoken = list(zip(states[len(groups) :], answer, strict=False))
     # A stop that was forced was no choice.
-    found += [logp(state, token) for state, token in (spoken if each.stopped else spoken[1:])]
+    found += [logp(state, token) for state, token in (spoken if each.stop_chosen else spoken[1:])]
     return found
 
 

@@ -34,7 +34,7 @@ class Answer:
     thoughts: tuple[str, ...]
     """Each as text: the tokens that it was chosen as, or else those nearest to it."""
     truncated: bool
-    """True if the thinking or the answer met its limit."""
+    """True if a limit ended the thinking or the answer."""
     seconds: float
     """The request's share of wall-clock time."""
     completion: Completion = field(repr=False)

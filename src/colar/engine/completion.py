@@ -22,11 +22,11 @@ class Event:
     """A thing that happened to a request.
 
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
-    stop        the method ended the thinking: `info`
+    stop        the method ended the thinking, its limit did not: `info`
     token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
-    `embed`, `info` and the stop come only where the request keeps latents.
+    `embed` and `info` come only where the request keeps latents.
     """
 
     request: Request
@@ -58,7 +58,7 @@ class Completion:
     thought_ids: list[int]
     """The tokens of the thoughts, -1 for a latent."""
     truncated: bool
-    """True if the thinking or the answer met its limit."""
+    """True if a limit ended the thinking or the answer, or an error the request."""
     reason: str
     """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite, or a
     step raised."""
@@ -72,8 +72,10 @@ class Completion:
     """The thoughts, (K, D); drawn latents in float32, for any dtype of the model."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
     """The method's own quantities of each thought."""
+    stopped: bool = False
+    """True if the method ended the thinking itself."""
     stop_info: Mapping[str, Tensor] = field(default_factory=dict)
-    """The same of the stop, if the method ended the thinking itself."""
+    """The method's own quantities of that stop."""
     token_logps: list[float] = field(default_factory=list)
     """Log-probs of the answer's tokens, EOS included."""
 
@@ -112,10 +114,7 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
     *before, finished = events
     thoughts = [event for event in before if event.kind == "thought"]
     tokens = [event for event in before if event.kind == "token"]
-    stop_info: Mapping[str, Tensor] = {}
-    for event in before:
-        if event.kind == "stop":
-            stop_info = event.info
+    stops = [event for event in before if event.kind == "stop"]
 
     # EOS was chosen like any token, so it has a log-prob; it is no part of the answer.
     token_ids = [event.token_id for event in tokens]
@@ -140,6 +139,7 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
         error=finished.error,
         latents=torch.stack(embeds) if embeds else None,
         info=[event.info for event in thoughts] if finished.request.keep_latents else [],
-        stop_info=stop_info,
+        stopped=bool(stops),
+        stop_info=stops[0].info if stops else {},
         token_logps=torch.stack(logps).tolist() if logps else [],
     )

@@ -15,6 +15,7 @@ Shape suffixes: T positions fed, D width; 1 is the only row.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -42,16 +43,17 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     begun = method.begin(lm, [request])
     fed_1TD = embed(lm, question_ids)
 
-    # Thinking: each thought is fed back, until the method stops or the limit cuts it.
-    cut = True
-    for step in range(request.decoding.max_latents):
+    # Thinking: each thought is fed back, until the method stops. The limit cuts it where it would go on.
+    cut = False
+    for step in itertools.count():
         state = think_state(lm, request, begun, fed_1TD, step)
         thought = method.think(lm, state)
         info = {name: column[0] for name, column in thought.info.items()} if request.keep_latents else {}
         if thought.done.item():
-            cut = False
-            if request.keep_latents:
-                yield Event(request, "stop", info=info)
+            yield Event(request, "stop", info=info)
+            break
+        if step == request.decoding.max_latents:
+            cut = True
             break
         # A latent may have a wider dtype than the model.
         fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None].to(fed_1TD.dtype)], dim=1)

@@ -66,13 +66,13 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
     if thinking:
         rows_B = devices.numbers(thinking, device)
         thoughts = runner.think(state_of(rows_B))
-        # While a row thinks, each of its steps has fed one thought. Rows at their limit think too, and their thought
-        # is dropped. A row that is done feeds the separator, which is filled on the device: nothing is sent.
-        done_B = thoughts.done | (rows.step_N[rows_B] >= rows.max_latents_N[rows_B])
+        # While a row thinks, each of its steps has fed one thought. Rows at their limit think too: that tells whether
+        # they are cut. A row that answers next feeds the separator, which is filled on the device: nothing is sent.
+        ends_B = thoughts.done | (rows.step_N[rows_B] >= rows.max_latents_N[rows_B])
         separator_1D = lm.embed(rows_B.new_full((1,), lm.template.closing_id)).to(hidden_ND.dtype)
-        fed_BD = torch.where(done_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
+        fed_BD = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
         chosen.embeds_ND[rows_B] = fed_BD
-        told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
+        told_3N[1:, rows_B] = torch.stack([thoughts.done.long(), thoughts.token_ids])
     if answering:
         rows_B = devices.numbers(answering, device)
         tokens = runner.answer(state_of(rows_B))
@@ -107,16 +107,17 @@ def _report(rows: RunningRows, chosen: Chosen, i: int, kind: EventKind, **what: 
 def _report_thought(
     rows: RunningRows, chosen: Chosen, i: int, details: dict[str, Any], done: bool, token_id: int
 ) -> None:
-    """Report what a row has thought, and note whether it stops thinking."""
+    """Report what a row has thought, and note whether it stops thinking, or has met its limit."""
     if i in chosen.ended:
         return
-    rows.thinks[i] = not done
-    if rows.steps[i] >= rows.entries[i].request.decoding.max_latents:
+    if done:
+        rows.thinks[i] = False
+        _report(rows, chosen, i, "stop", info=details.get("info", {}))
+    elif rows.steps[i] >= rows.entries[i].request.decoding.max_latents:
+        rows.thinks[i] = False
         rows.cut[i] = True
-    elif not done:
+    else:
         _report(rows, chosen, i, "thought", token_id=token_id, **details)
-    elif details:
-        _report(rows, chosen, i, "stop", info=details["info"])
 
 
 def _report_token(

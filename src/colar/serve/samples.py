@@ -41,7 +41,7 @@ class Sample:
     finish: str = ""
     """"stop", or "length" where the answer met its limit."""
     cut: bool = False
-    """True where the answer or the thinking met its limit."""
+    """True where a limit ended the answer or the thinking."""
     started: float = field(default_factory=time.perf_counter)
     answer_began: float | None = None
     last_event: float = 0.0
@@ -120,12 +120,14 @@ async def _answer(api_request: ApiRequest, sample: Sample, put: Callable[[Sample
     request = api_request.requests[sample.index]
     reader = ThoughtReader(served.lm, served.nearest, request.params, body.return_thoughts)
     answer = AnswerText(served.lm.template, body.stop)
+    stopped = False
     async with contextlib.aclosing(served.engine.stream(request)) as events:
         async for event in events:
             sample.last_event = event.at
             if event.kind == "thought":
                 put(await _thought(api_request, sample, reader, event))
                 continue
+            stopped = stopped or event.kind == "stop"
             # The thinking is over: bytes that are no character yet will not become one.
             incomplete = reader.end()
             if incomplete:
@@ -133,11 +135,10 @@ async def _answer(api_request: ApiRequest, sample: Sample, put: Callable[[Sample
                 put(SamplePiece(sample, reasoning=incomplete))
             if event.kind == "token":
                 put(_token(api_request, sample, answer, event))
-                # Leaving this loop cancels the engine's request, so that its last event does not come. Thinking is cut
-                # where it has come to its limit (`engine/step.py`).
+                # Leaving this loop cancels the engine's request, so that its last event does not come.
                 if answer.stopped:
                     sample.finish = "stop"
-                    sample.cut = sample.n_thoughts >= request.decoding.max_latents
+                    sample.cut = not stopped
                     break
             elif event.kind == "finished":
                 if event.reason == "error":

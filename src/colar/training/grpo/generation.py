@@ -277,7 +277,8 @@ def sampling_metrics(groups: Sequence[OutputGroup], reward_names: Sequence[str])
     answers_cut = [output.completion.reason == "length" for output in outputs]
     metrics.update(length_metrics("completions", answer_lengths, answers_cut))
     thought_counts = [output.completion.length for output in outputs]
-    metrics.update(length_metrics("latents", thought_counts, [output.cut for output in outputs]))
+    thoughts_cut = [not output.completion.stopped for output in outputs]
+    metrics.update(length_metrics("latents", thought_counts, thoughts_cut))
     return metrics
 
 

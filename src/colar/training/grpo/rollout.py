@@ -49,14 +49,11 @@ class Output:
     eos_id: int
 
     @property
-    def stopped(self) -> bool:
-        """True where the method chose to end the thinking: not cut at the limit, and not of a fixed length."""
-        return bool(self.completion.stop_info)
-
-    @property
-    def cut(self) -> bool:
-        """True where the thinking met `max_latents`."""
-        return self.completion.length >= self.completion.request.decoding.max_latents
+    def stop_chosen(self) -> bool:
+        """True where the method chose to end the thinking: not of a fixed length, and not at the limit."""
+        # At the limit the separator follows whatever is chosen, so that the choice earns nothing.
+        completion = self.completion
+        return bool(completion.stop_info) and completion.length < completion.request.decoding.max_latents
 
     @property
     def token_ids(self) -> list[int]:
@@ -70,7 +67,7 @@ class Output:
         completion = self.completion
         # One entry for each decision of the thinking: K thoughts, and the stop where it was chosen.
         decisions = list(completion.info)
-        if self.stopped:
+        if self.stop_chosen:
             decisions.append(completion.stop_info)
         thinking = torch.zeros(completion.length + 1)
         if decisions:
@@ -217,7 +214,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         thought_counts=thought_counts,
         token_ids=token_ids,
         token_lengths=token_lengths,
-        stopped=torch.tensor([output.stopped for output in outputs]),
+        stopped=torch.tensor([output.stop_chosen for output in outputs]),
         temperature=torch.tensor(temperatures, dtype=torch.float64),
         latent_temperature=torch.tensor(latent_temperatures, dtype=torch.float64),
         params=param_columns([request.params for request in sent]),
