@@ -154,8 +154,8 @@ class Engine:
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of all requests as they happen. All are checked before the first forward pass.
 
-        Closing the stream cancels what is left of them. `max_waiting` does not bound them. A request whose step raised
-        does not finish; when all others have, its error is raised (the first, if there are several). RuntimeError if
+        Closing the stream cancels what is left of them. `max_waiting` does not bound them. Requests whose step raised
+        do not finish; when all others have, their error is raised (the first, if there are several). RuntimeError if
         other requests run or wait: their events would come out here.
         """
         if self.busy:
@@ -181,7 +181,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Feed what was chosen, admit and prefill requests, choose each row's next input; rows that end leave.
 
-        Returns what has happened. A request whose step raises finishes with the error, and the others go on.
+        Returns what has happened. If the step raises, all requests that have started finish with the error, and those
+        that wait are next. If memory runs out, fewer of them go on.
         """
         self._events = []
         with self.lm.evaluating():
@@ -250,35 +251,28 @@ class Engine:
         event = Event(entry.request, "finished", reason=reason, truncated=truncated, seconds=seconds)
         self._events.append(dataclasses.replace(event, error=error, number=entry.number))
 
-    # A step that raises
+    # A step that raises, because memory has run out or by a defect
     #
-    #     rows       a b c d e f g h          the step of all of them raises
+    #     rows       a b c d e f g h          no memory for all of them
     #                a b c d                  the others are preempted: they wait again
-    #                a b                      it raises once more
-    #                a                        raises alone: it ends with its error, and the others start anew
+    #                a                        none for a alone, several times: it ends with the error
     #
     # The part of a step that raises (feeding, prefill, choosing) has changed nothing: rows that stay go on from it.
     # Those that are preempted start anew from their question. Draws are a function of a request's seed and its step, so
     # they come to the same answers, and what they have reported already they do not report again.
 
     def _recover(self, error: Exception) -> None:
-        """Go on with fewer requests, or without the one that raised alone."""
-        current, self.prefill.current = self.prefill.current, []
+        """Go on with fewer requests where memory has run out; otherwise end all that have started."""
+        started = [*self.running.entries, *self.prefill.entries]
         if out_of_memory(error):
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
-            started = [*self.running.entries, *self.prefill.entries]
-            if len(started) == 1 and started[0].failures_alone + 1 >= FAILURES_ALONE:
-                self._fail(started[0], error)
-            else:
+            if len(started) != 1 or started[0].failures_alone + 1 < FAILURES_ALONE:
                 self._preempt()
-        elif len(current or self.running) == 1:
-            self._fail((current or self.running.entries)[0], error)
-            self.scheduler.reduced_budget = None
-        elif current:
-            self.prefill.isolated = True
-        else:
-            self._preempt()
+                return
+        for entry in started:
+            self._finish(entry, "error", cut=False, error=error)
+        self._drop_started()
 
     def _preempt(self) -> None:
         """Have the requests in prefill wait again, or else the newest half of the rows, and halve the budget."""
@@ -318,16 +312,6 @@ class Engine:
         self.scheduler.put_back([rows.preempted(i) for i in range(len(rows)) if i not in done])
         rows.keep([])
         self.cache.release()
-
-    def _fail(self, entry: Queued, error: Exception) -> None:
-        """End a request, in prefill or the only row, with the error that it raised."""
-        self._finish(entry, "error", cut=False, error=error)
-        if entry in self.running.entries:
-            self.running.keep([])
-        self.prefill.remove([entry.number])
-        # What it has left may be NaN, and so may what there is of a long question: that starts anew.
-        self.prefill.restart()
-        self.cache.wipe(list(range(len(self.running), self.cache.size.slots)))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -36,14 +36,10 @@ class Prefill:
         """Each distinct question once; the first batch is next."""
         self.samples: list[Queued] = []
         """Other samples of these questions, or of those that run."""
-        self.isolated = False
-        """True once a batch has raised: requests then go one at a time, so that one that raises fails alone."""
-        self.current = list(entries)
-        """The requests that take part in what is being done, if it raises."""
-        self.restart()
+        self._restart()
         self._plan(entries, set() if rows is None else {entry.ids for entry in rows.entries})
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Start the first batch from its first position."""
         self.done = 0
         """Positions of a long question that are in the cache."""
@@ -74,21 +70,13 @@ class Prefill:
 
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object; False if it is not in prefill."""
-        numbers = {entry.number for entry in self.entries if entry.request is request}
-        self.remove(numbers)
-        return bool(numbers)
-
-    def remove(self, numbers: Collection[int]) -> None:
-        """Remove the requests with these numbers."""
-        batches = deque(self.batches)
-        self.batches.clear()
-        for i, batch in enumerate(batches):
-            left = [entry for entry in batch if entry.number not in numbers]
-            if left:
-                self.batches.append(left)
-            elif i == 0:
-                self.restart()
-        self.samples = [entry for entry in self.samples if entry.number not in numbers]
+        before = len(self)
+        if self.batches and all(entry.request is request for entry in self.batches[0]):
+            self._restart()
+        batches = ([entry for entry in batch if entry.request is not request] for batch in self.batches)
+        self.batches = deque(batch for batch in batches if batch)
+        self.samples = [entry for entry in self.samples if entry.request is not request]
+        return len(self) < before
 
     # Into the cache
 
@@ -99,15 +87,13 @@ class Prefill:
             self._run_chunk(runner, method, rows)
             self._copy_samples(runner, method, rows)
         if not self.batches and self.samples:
-            # The question of these samples was cancelled, or has failed: one of them is prefilled instead.
+            # The question of these samples was cancelled, or has left the rows: one of them is prefilled instead.
             self._plan(self.samples, ())
-        self.current = []
 
     def _run_chunk(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Prefill a chunk of the first batch."""
         started = time.perf_counter()
-        batch = self.batches[0]
-        entries = self.current = batch[:1] if self.isolated else list(batch)
+        entries = self.batches[0]
         slot = len(rows)
         if self.done and self.slot != slot:
             # Rows have left since the last chunk.
@@ -122,7 +108,8 @@ class Prefill:
             self.seconds += time.perf_counter() - started
             return
         _join(runner, method, rows, entries, hidden_ND, started - self.seconds)
-        self.remove([entry.number for entry in entries])
+        self.batches.popleft()
+        self._restart()
 
     def _copy_samples(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Start samples of questions that are in the cache: their columns are copied."""
@@ -131,15 +118,14 @@ class Prefill:
             return
         slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
         cached = [entry for entry in self.samples if entry.ids in slot_of]
-        while cached:
-            started = time.perf_counter()
-            entries = self.current = cached[:1] if self.isolated else list(cached)
-            sources = [slot_of[entry.ids] for entry in entries]
-            targets = list(range(len(rows), len(rows) + len(entries)))
-            runner.cache.copy(sources, targets, max(len(entry.ids) for entry in entries))
-            _join(runner, method, rows, entries, rows.first_ND[sources], started)
-            self.remove([entry.number for entry in entries])
-            cached = cached[len(entries) :]
+        if not cached:
+            return
+        started = time.perf_counter()
+        sources = [slot_of[entry.ids] for entry in cached]
+        targets = list(range(len(rows), len(rows) + len(cached)))
+        runner.cache.copy(sources, targets, max(len(entry.ids) for entry in cached))
+        _join(runner, method, rows, cached, rows.first_ND[sources], started)
+        self.samples = [entry for entry in self.samples if entry.ids not in slot_of]
 
 
 def _batches(entries: Sequence[Queued], chunk: int) -> Iterator[list[Queued]]:
