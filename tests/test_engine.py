@@ -66,7 +66,7 @@ class Case:
 
 def same(found, expected):
     """Token for token, thought for thought."""
-    fields = ("text", "token_ids", "thought_ids", "truncated", "stopped", "reason", "forward_passes", "length")
+    fields = "text token_ids thought_ids truncated stopped reason forward_passes length".split()
     assert found.request == expected.request
     assert found.token_logps == pytest.approx(expected.token_logps, rel=1e-3, abs=1e-4)
     torch.testing.assert_close(dict(found.stop_info), dict(expected.stop_info), rtol=1e-3, atol=1e-4)
@@ -453,7 +453,8 @@ def test_events_are_what_generate_folds(colar):
         done = colar.expected[request.id]
         kinds = [event.kind for event in mine]
         n_tokens = len(done.token_ids) + (done.reason == "stop")
-        assert kinds == ["thought"] * done.length + ["stop"] * done.stopped + ["token"] * n_tokens + ["finished"]
+        thinking = ["thought"] * done.length + ["stop"] * done.stopped
+        assert kinds == [*thinking, *["token"] * n_tokens, "finished"]
         assert (mine[-1].reason, mine[-1].truncated) == (done.reason, done.truncated)
 
 
