@@ -51,7 +51,7 @@ class Output:
     @property
     def stop_chosen(self) -> bool:
         """True where the method chose to end the thinking: not of a fixed length, and not at the limit."""
-        # At the limit the separator follows whatever is chosen, so that the choice earns nothing.
+        # At the limit the separator follows in any case, so that the choice earns nothing.
         completion = self.completion
         return bool(completion.stop_info) and completion.length < completion.request.decoding.max_latents
 
