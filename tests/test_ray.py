@@ -184,7 +184,9 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         seed=0,
         keep_latents=False,
     )
-    job = ray_generate.FileJob("", {}, {"max_batch": 4}, print, make, {})
+    job = ray_generate.FileJob(
+        ray_generate.EngineSettings("", "float32", None, None, None, 4, False, False), print, make, {}
+    )
     with ray_cluster.joined(ray_cluster.Pool(machines.address, 1, 1), "cpu", [], []) as actors:
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
         asked = ray_generate.chunks_of(job, {str(questions): ""}, found, actors.n)

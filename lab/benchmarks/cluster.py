@@ -37,12 +37,9 @@ import torch
 
 from colar import files, progress
 from colar.cli import main as colar
-from colar.engine.async_engine import AsyncEngine
-from colar.engine.engine import Engine
 from colar.evaluation import answer_files
 from colar.evaluation.provenance import collect_provenance
 from colar.integrations import ray_generate
-from colar.methods import pretrained
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -225,7 +222,7 @@ class Simulated(ray_generate.Answerer):
     """An actor whose forward passes are sleeps: the engine around them is the real one."""
 
     def __init__(self, job: ray_generate.Job) -> None:
-        lm, method = pretrained.load_for_inference(job.checkpoint, **job.loading)
+        lm, method = job.engine.load()
 
         def hidden(embeds_BTD: torch.Tensor, *others: Any) -> torch.Tensor:
             time.sleep(STEP_S)
@@ -233,7 +230,7 @@ class Simulated(ray_generate.Answerer):
 
         lm.hidden = hidden  # type: ignore[method-assign]
         self.job = job
-        self.engine = AsyncEngine(Engine(lm, method, **job.engine))
+        self.engine = job.engine.engine(lm, method)
 
 
 def growth_run(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from colar import files, progress
-from colar.cli.options import LIMITS
 from colar.data.auto_folder import AutoFolder
+from colar.engine.request import decoding_of
 from colar.evaluation.names import split_name, unique_names
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -21,19 +21,20 @@ from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
+LIMITS = ("max_latents", "max_completion_length")
 
-def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
-    """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
-    if all(getattr(args, name) is not None for name in LIMITS):
-        return
-    methods = [checkpoint.read_info(checkpoint.resolve(path))["method"] for path in checkpoints]
-    for name in LIMITS:
-        if getattr(args, name) is None:
-            setattr(
-                args,
-                name,
-                max(method.get("limits", {}).get(name, args.default_limits[name]) for method in methods),
-            )
+
+def methods_of(folders: Mapping[str, Path]) -> dict[str, Method]:
+    """The methods of checkpoints, by name. The weights, which take seconds to load, are not read."""
+    infos = {name: checkpoint.read_info(folder) for name, folder in folders.items()}
+    return {name: registry.rebuild(info["method"], folders[name]) for name, info in infos.items()}
+
+
+def shared_limits(args: argparse.Namespace, methods: Mapping[str, Method]) -> dict[str, int]:
+    """The limits of requests to several checkpoints: of one that was not given, the largest of the checkpoints' own."""
+    given = {name: getattr(args, name) for name in LIMITS}
+    decodings = [decoding_of(method, **given) for method in methods.values()]
+    return {name: max(getattr(decoding, name) for decoding in decodings) for name in LIMITS}
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
@@ -115,22 +116,21 @@ def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Meth
     return lm, method
 
 
-def answering(path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a `ray_generate.Job` that say which checkpoint is loaded, and the engine that answers."""
-    return {
-        "checkpoint": absolute(path),
-        "loading": {
-            "dtype": args.dtype,
-            "backbone": args.backbone and absolute(args.backbone),
-            "device": args.device,
-            "quantization": args.weights,
-        },
-        "engine": {
-            "max_batch": args.batch_size,
-            "compile": args.compile,
-            "cuda_graphs": False if args.eager else None,
-        },
-    }
+def answering(path: str, args: argparse.Namespace) -> Any:
+    """The `EngineSettings` of a checkpoint, for engines on other machines."""
+    # Nothing of Ray is imported without --ray.
+    from colar.integrations.ray_generate import EngineSettings
+
+    return EngineSettings(
+        checkpoint=absolute(path),
+        dtype=args.dtype,
+        backbone=args.backbone and absolute(args.backbone),
+        device=args.device,
+        quantization=args.weights,
+        batch_size=args.batch_size,
+        compile=args.compile,
+        eager=args.eager,
+    )
 
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
@@ -141,16 +141,12 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
         raise ValueError(f"--backbone is for adapters, and {names} holds all weights: leave it out")
 
 
-def param_combinations(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Of each checkpoint, by name: every combination of the given per-request values that its method has, or its own.
+def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) -> dict[str, list[Any]]:
+    """Of each method, by name: every combination of the given per-request values that it has, or its own.
 
-    The weights, which take seconds to load, are not read. ValueError for a value that is out of range, or that none of
-    the methods has; one that only some have fills their rows of a table.
+    ValueError for a value that is out of range, or that none of the methods has; one that only some have fills their
+    rows of a table.
     """
-    methods = {
-        name: registry.rebuild(checkpoint.read_info(folder)["method"], folder)
-        for name, folder in folders.items()
-    }
     values_of = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
     for name in values_of:
         if not any(name in registry.param_names(method) for method in methods.values()):

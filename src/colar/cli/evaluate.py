@@ -18,12 +18,13 @@ from colar.cli.checkpoints import (
     answering,
     check_backbone,
     data_of_runs,
-    fill_limits,
     load_checkpoint,
+    methods_of,
     name_and_path,
     param_combinations,
     say_judged_by,
     say_trained_on,
+    shared_limits,
 )
 from colar.cli.options import (
     DECODING_HELP,
@@ -35,7 +36,6 @@ from colar.cli.options import (
     examples_of,
     judge_option,
     limit_options,
-    limits_of,
     model_options,
     params_options,
     ray_options,
@@ -135,29 +135,27 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     paths = [name_and_path(text)[1] for text in args.checkpoints]
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
-    fill_limits(args, paths)
-    answer_settings = evaluate.AnswerSettings(
-        **limits_of(args),
-        batch_size=args.batch_size,
-        compile=args.compile,
-        eager=args.eager,
-    )
     datasets = _datasets(args)
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
     checkpoints = name_checkpoints([name_and_path(text) for text in args.checkpoints], args.label)
+    # Before any model is loaded: a wrong folder then costs a second, not a minute.
+    folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
+    check_backbone(folders.values(), args)
+    methods = methods_of(folders)
+    params = param_combinations(methods, args)
+    limits = shared_limits(args, methods)
+    answer_settings = evaluate.AnswerSettings(
+        **limits, batch_size=args.batch_size, compile=args.compile, eager=args.eager
+    )
     settings = {
-        "limits": limits_of(args),
+        "limits": limits,
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,
         "dtype": dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
     }
-    # Before any model is loaded: a wrong folder then costs a second, not a minute.
-    folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
-    check_backbone(folders.values(), args)
-    params = param_combinations(folders, args)
     # No process reads records before they are known to be of this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
@@ -178,8 +176,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             grid = [point for point in grid if point.model in models]
             evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
-            jobs = [answering(path, args) for path in checkpoints.values()]
-            maker = maker_for and maker_for(dict(zip(models, jobs, strict=True)))
+            of_models = zip(models, checkpoints.values(), strict=True)
+            maker = maker_for and maker_for({model: answering(path, args) for model, path in of_models})
             evaluate.evaluate(grid, datasets, records, answer_settings, maker)
     if PartialState().is_main_process:
         _write_report([records], output)
@@ -187,8 +185,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
 @contextlib.contextmanager
 def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[Any]:
-    """Joins the cluster of --ray. Gives the function from jobs, by their models, to the `RecordMaker` that answers them
-    there; None without the option."""
+    """Joins the cluster of --ray. Gives the function from the engines' settings, by model, to the `RecordMaker` that
+    answers there; None without the option."""
     if args.ray is None:
         yield None
         return
@@ -197,7 +195,7 @@ def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[A
 
     pool = ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus)
     with ray_cluster.joined(pool, args.device, [absolute(path) for path in checkpoints], []) as actors:
-        yield lambda jobs: functools.partial(ray_evaluate.make_records, jobs, actors)
+        yield lambda engines: functools.partial(ray_evaluate.make_records, engines, actors)
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:

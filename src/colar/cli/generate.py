@@ -6,30 +6,30 @@ import argparse
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.checkpoints import answering, check_backbone, fill_limits, load_checkpoint, param_combinations
+from colar.cli.checkpoints import answering, check_backbone, load_checkpoint, methods_of, param_combinations
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
     batching_options,
     dtype_of,
     limit_options,
-    limits_of,
     model_options,
     params_options,
     ray_options,
 )
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Decoding, Request
+from colar.engine.request import Decoding, Request, decoding_of
 from colar.evaluation import answer_files
 from colar.look.thought import read_thoughts
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
+from colar.template.template import Template
 
 WIDTH = 80
 """Characters of a line that shows thoughts: what does not fit goes to the next one."""
@@ -93,15 +93,30 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.neighbours < 1:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     folder = checkpoint.resolve(args.checkpoint)
-    # The plain format is written without the key.
-    if args.system is not None and "format" not in files.read_json(folder / "template.json"):
+    if args.system is not None and not Template.is_chat(files.read_json(folder / "template.json")):
         raise ValueError(
             f"--system: {args.checkpoint} has no place for a system message (template.format: plain)"
         )
-    fill_limits(args, [folder])
-    decoding = _decoding(args)
+    check_backbone([folder], args)
+    methods = methods_of({args.checkpoint: folder})
+    [method] = methods.values()
+    decoding = decoding_of(
+        method,
+        args.decoding,
+        **{each.name: getattr(args, each.name) for each in dataclasses.fields(Decoding)},
+    )
+    settings = _settings(folder, decoding, args)
+    [combinations] = param_combinations(methods, args).values()
+    make_requests = functools.partial(
+        answer_files.make_requests,
+        combinations=combinations,
+        decoding=decoding,
+        seed=args.seed,
+        keep_latents=args.show_latents,
+        system=args.system,
+    )
     if args.ray is not None:
-        _generate_with_ray(args, folder)
+        _generate_with_ray(args, settings, make_requests)
         return
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
@@ -109,19 +124,15 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
-    check_backbone([folder], args)
-    [combinations] = param_combinations({args.checkpoint: folder}, args).values()
     lm, method = load_checkpoint(str(folder), args)
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
-    requests = answer_files.make_requests(
-        rows, combinations, decoding, args.seed, args.show_latents, args.system
-    )
+    requests = make_requests(rows)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
     engine = Engine(lm, method, batch_size, compile=args.compile, cuda_graphs=False if args.eager else None)
     if args.output:
-        _write_answers(lm, engine, requests, expected, args)
+        _write_answers(lm, engine, requests, expected, settings, args)
     else:
         for completion in engine.generate(requests):
             completion.require_answer()
@@ -136,11 +147,11 @@ def _write_answers(
     engine: Engine,
     requests: list[Request],
     expected: Mapping[str, str],
+    settings: Mapping[str, Any],
     args: argparse.Namespace,
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
     # A run that was stopped left some of the answers.
-    settings = _settings(args)
     answered = answer_files.find_answers(args.output, settings)
     missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
@@ -170,50 +181,29 @@ def _row(
     return row
 
 
-def _generate_with_ray(args: argparse.Namespace, folder: Path) -> None:
+def _generate_with_ray(
+    args: argparse.Namespace, settings: Mapping[str, Any], make_requests: Callable[..., list[Request]]
+) -> None:
     """Have the engines of a Ray cluster answer."""
     # Nothing of Ray is imported without --ray.
     from colar.integrations import ray_cluster, ray_generate
 
-    check_backbone([folder], args)
-    [combinations] = param_combinations({args.checkpoint: folder}, args).values()
-    settings = _settings(args)
     job = ray_generate.FileJob(
-        **answering(args.checkpoint, args),
-        make_requests=functools.partial(
-            answer_files.make_requests,
-            combinations=combinations,
-            decoding=_decoding(args),
-            seed=args.seed,
-            keep_latents=args.show_latents,
-            system=args.system,
-        ),
-        make_row=functools.partial(_row, args, settings),
-        settings=settings,
+        answering(args.checkpoint, args), functools.partial(_row, args, settings), make_requests, settings
     )
     ray_generate.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
 
 
-def _decoding(args: argparse.Namespace) -> Decoding:
-    """The decoding of --decoding, with the values that were given one by one in place of its own."""
-    changes: dict[str, Any] = dict(limits_of(args))
-    for name in ("temperature", "top_p", "latent_temperature"):
-        value = getattr(args, name)
-        if value is not None:
-            changes[name] = value
-    return dataclasses.replace(DECODINGS[args.decoding], **changes)
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     return {
         # However the checkpoint's path is spelt; an adapter fits one backbone alone.
-        "weights_digest": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
+        "weights_digest": checkpoint.digest(folder),
         "seed": args.seed,
         "dtype": dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.
         "neighbours": args.neighbours if args.show_latents else None,
-        **dataclasses.asdict(_decoding(args)),
+        **dataclasses.asdict(decoding),
     }
 
 

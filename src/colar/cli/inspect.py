@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from colar import checks, files, progress
 from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
-    fill_limits,
     load_checkpoint,
+    methods_of,
     param_combinations,
     paths_by_name,
     say_judged_by,
     say_trained_on,
+    shared_limits,
 )
 from colar.cli.options import (
     Parser,
@@ -27,7 +28,6 @@ from colar.cli.options import (
     examples_of,
     judge_option,
     limit_options,
-    limits_of,
     model_options,
     params_options,
     single_source_options,
@@ -74,18 +74,21 @@ def run_inspect(args: argparse.Namespace) -> None:
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
     files.require_writable(output.parent)
-    paths = list(paths_by_name(args.checkpoints).values())
-    args.data = args.data or data_of_runs(paths)
-    say_judged_by(args.judge, paths)
+    paths = paths_by_name(args.checkpoints)
+    args.data = args.data or data_of_runs(paths.values())
+    say_judged_by(args.judge, paths.values())
     examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
-    say_trained_on(args.data, examples, paths)
+    say_trained_on(args.data, examples, paths.values())
     have_steps = any(example.steps for example in examples)
     if not have_steps:
         progress.say(f"{args.data} has no reasoning steps: chains are compared with none")
-    fill_limits(args, paths)
-    decoding = Decoding(**limits_of(args))
+    folders = {name: checkpoint.resolve(path) for name, path in paths.items()}
+    check_backbone(folders.values(), args)
+    methods = methods_of(folders)
+    combinations = param_combinations(methods, args)
+    decoding = Decoding(**shared_limits(args, methods))
     systems = []
-    for key, lm, method, params in _each_system(args):
+    for key, lm, method, params in _each_system(folders, combinations, args):
         system = inspect_system(key, lm, method, examples, params, decoding)
         if system["diagnosis"] is None and have_steps:
             name = key["model"]
@@ -103,14 +106,10 @@ def run_inspect(args: argparse.Namespace) -> None:
     progress.say(f"wrote {' and '.join(map(str, written))}")
 
 
-def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
-    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params.
-
-    ValueError for what is wrong with any of them, before the first is loaded.
-    """
-    folders = {name: checkpoint.resolve(path) for name, path in paths_by_name(args.checkpoints).items()}
-    check_backbone(folders.values(), args)
-    combinations = param_combinations(folders, args)
+def _each_system(
+    folders: Mapping[str, Path], combinations: Mapping[str, list[Any]], args: argparse.Namespace
+) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
+    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
     for name, folder in folders.items():
         lm, method = load_checkpoint(str(folder), args)
         for params in combinations[name]:

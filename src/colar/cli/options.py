@@ -104,26 +104,15 @@ def dtype_of(args: argparse.Namespace) -> str:
     return f"{args.dtype}, {args.weights} weights" if args.weights else str(args.dtype)
 
 
-LIMITS = ("max_latents", "max_completion_length")
-"""Limits of a request: options of every command that generates, and fields of `Decoding` and `AnswerSettings`."""
-
-
 def limit_options(parser: Parser) -> None:
-    """The options of LIMITS."""
-    defaults = {"max_latents": 128, "max_completion_length": 64}
     meanings = {
         "max_latents": "maximum number of thoughts",
         "max_completion_length": "maximum tokens of an answer",
     }
-    for name in LIMITS:
-        text = f"{meanings[name]} (default: the checkpoint's own, or else {defaults[name]})"
+    # Defaults are those of `Decoding`.
+    for (name, meaning), default in zip(meanings.items(), (128, 64), strict=True):
+        text = f"{meaning} (default: the checkpoint's own, or else {default})"
         parser.add_argument(f"--{name}", type=int, help=text)
-    parser.set_defaults(default_limits=defaults)
-
-
-def limits_of(args: argparse.Namespace) -> dict[str, int]:
-    """The values of LIMITS, by name."""
-    return {name: getattr(args, name) for name in LIMITS}
 
 
 def batching_options(parser: Parser) -> None:

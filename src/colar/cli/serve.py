@@ -11,14 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colar import checks, progress
-from colar.cli.checkpoints import absolute, check_backbone, fill_limits, load_checkpoint, paths_by_name
+from colar.cli.checkpoints import LIMITS, absolute, check_backbone, load_checkpoint, paths_by_name
 from colar.cli.options import (
     DECODING_HELP,
     Parser,
     batching_options,
     checkpoint_options,
     limit_options,
-    limits_of,
     model_options,
 )
 
@@ -136,10 +135,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     from colar.serve.served_model import ServedModel
 
     lm, method = load_checkpoint(path, args)
-    # Of each model its own.
-    own = argparse.Namespace(**vars(args))
-    fill_limits(own, [path])
-    decoding = decoding_of(method, args.decoding, **limits_of(own))
+    decoding = decoding_of(method, args.decoding, **{name: getattr(args, name) for name in LIMITS})
     engine = Engine(
         lm,
         method,

@@ -55,11 +55,14 @@ SAMPLED = Decoding(temperature=1.0, top_p=0.9, latent_temperature=1.0)
 DECODINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
-def decoding_of(method: Method, name: str = "greedy", **limits: int | None) -> Decoding:
-    """The decoding of that name. `limits` that are None or left out are the method's own, those of its checkpoint."""
+def decoding_of(method: Method, name: str = "greedy", **values: float | None) -> Decoding:
+    """The decoding of that name, with those of `values` that are not None in place of its own.
+
+    Limits that are not given are the method's own, those of its checkpoint.
+    """
     checks.check_choice("decoding", name, list(DECODINGS))
-    overrides = {key: limit for key, limit in limits.items() if limit is not None}
-    return dataclasses.replace(DECODINGS[name], **{**method.default_limits, **overrides})
+    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    return dataclasses.replace(DECODINGS[name], **{**method.default_limits, **given})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
-from colar.engine.request import Decoding, Request, decoding_of
+from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
@@ -43,8 +43,7 @@ GREEDY_SEED = 0
 class AnswerSettings:
     """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs.
 
-    The two limits go into the `Decoding` of each request (`make_request`). Its other fields are those of the decoding
-    that a grid point names, greedy or sampled.
+    The two limits go into the `Decoding` of each request.
     """
 
     max_latents: int = 128
@@ -62,6 +61,12 @@ class AnswerSettings:
         # A decoding checks its limits: here, and not with the first question.
         Decoding(max_latents=self.max_latents, max_completion_length=self.max_completion_length)
         check_number("batch_size", self.batch_size, 1, whole=True)
+
+    def decoding(self, name: str) -> Decoding:
+        """The decoding of that name, greedy or sampled, cut at the limits."""
+        return replace(
+            DECODINGS[name], max_latents=self.max_latents, max_completion_length=self.max_completion_length
+        )
 
 
 @dataclass(frozen=True)
@@ -291,13 +296,7 @@ def gold_length(lm: LatentLM, example: Example) -> int | None:
 
 def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -> Request:
     """The engine's request for a question of a grid point. Its noise depends on seed and question alone."""
-    decoding = decoding_of(
-        point.model.method,
-        point.decoding,
-        max_latents=settings.max_latents,
-        max_completion_length=settings.max_completion_length,
-    )
-    return request_of(example, point.params, decoding, point.seed)
+    return request_of(example, point.params, settings.decoding(point.decoding), point.seed)
 
 
 def request_of(example: Example, params: Any, decoding: Decoding, seed: int = 0) -> Request:

@@ -16,7 +16,7 @@ from colar.engine.completion import Completion
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, Question, make_record
 from colar.integrations import ray_cluster, ray_generate
 from colar.integrations.ray_cluster import ray
-from colar.integrations.ray_generate import Asked, Job
+from colar.integrations.ray_generate import EngineSettings, Job, Task
 from colar.model.latent_lm import LatentLM
 
 
@@ -26,7 +26,7 @@ def make_row(lm: LatentLM, completion: Completion, number: int) -> dict[str, Any
 
 
 def make_records(
-    jobs: Mapping[EvaluatedModel, Mapping[str, Any]],
+    engines: Mapping[EvaluatedModel, EngineSettings],
     actors: ray_cluster.Actors,
     model: EvaluatedModel,
     questions: Sequence[Question],
@@ -34,20 +34,18 @@ def make_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each question that has an answer, in the order in which they come.
 
-    `jobs` has the fields of each model's `Job`, without `make_row`.
-
     ValueError at the end, where some have none: it names the first one and why. The same command asks them again.
     """
-    asked = [
-        Asked(f"{question.point.dataset} {question.example.id}", question.request, number)
+    tasks = [
+        Task(f"{question.point.dataset} {question.example.id}", question.request, number)
         for number, question in enumerate(questions)
     ]
     # Each actor has a part, however few questions there are.
     size = min(settings.batch_size, math.ceil(len(questions) / actors.n))
-    chunks = [{"asked": pickle.dumps(asked[i : i + size])} for i in range(0, len(asked), size)]
+    chunks = [{"tasks": pickle.dumps(tasks[i : i + size])} for i in range(0, len(tasks), size)]
     data = ray.data.from_items(chunks, override_num_blocks=len(chunks))
     failed = []
-    for done in ray_generate.answers(Job(**jobs[model], make_row=make_row), data, actors):
+    for done in ray_generate.answers(Job(engines[model], make_row), data, actors):
         if done.failed:
             failed.append(done.row)
         else:

@@ -33,6 +33,7 @@ from colar.evaluation import answer_files
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
 from colar.methods import pretrained
+from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 Keys = npt.NDArray[np.uint64]
@@ -40,17 +41,36 @@ Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that an actor needs to answer requests."""
+class EngineSettings:
+    """A checkpoint as an actor loads it, and the engine that answers with it."""
 
     checkpoint: str
     """A folder that every machine sees, or a Hub id."""
-    loading: Mapping[str, Any]
-    """Arguments of `load_for_inference`."""
-    engine: Mapping[str, Any]
-    """Arguments of `Engine`."""
+    dtype: str
+    backbone: str | None
+    device: str | None
+    quantization: str | None
+    batch_size: int
+    compile: bool
+    eager: bool
+
+    def load(self) -> tuple[LatentLM, Method]:
+        return pretrained.load_for_inference(
+            self.checkpoint, self.dtype, self.backbone, self.device, self.quantization
+        )
+
+    def engine(self, lm: LatentLM, method: Method) -> AsyncEngine:
+        cuda_graphs = False if self.eager else None
+        return AsyncEngine(Engine(lm, method, self.batch_size, compile=self.compile, cuda_graphs=cuda_graphs))
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an actor needs to answer requests."""
+
+    engine: EngineSettings
     make_row: Callable[[LatentLM, Completion, Any], dict[str, Any]]
-    """The row that is sent back, made of a completion and of `Asked.own`."""
+    """The row that is sent back, made of a completion and of `Task.extra`."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +83,13 @@ class FileJob(Job):
     """Everything that an answer depends on, its request aside."""
 
 
-class Asked(NamedTuple):
+class Task(NamedTuple):
     """A request on its way to an actor; or a row of the input that is none, and the `fault` in it."""
 
     place: str
-    """File and line, or the name of what is asked."""
+    """File and line, or the name of the question."""
     request: Request | None = None
-    own: Any = None
+    extra: Any = None
     """Of the row, and not of the request: the expected answer."""
     fault: str = ""
 
@@ -92,9 +112,10 @@ def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
     if Path(source).resolve() == folder.resolve():
         raise ValueError(f"--output must be another folder than --input, got {output} for both")
     with processes.locked(folder):
-        found = _found(folder, job.settings)
-        with ray_cluster.joined(pool, job.loading["device"], [job.checkpoint], list(paths)) as actors:
-            _answer(job, paths, folder, found, actors)
+        answered = _keys_answered(folder, job.settings)
+        engine = job.engine
+        with ray_cluster.joined(pool, engine.device, [engine.checkpoint], list(paths)) as actors:
+            _answer(job, paths, folder, answered, actors)
 
 
 def input_files(source: Path) -> dict[str, str]:
@@ -110,15 +131,15 @@ def input_files(source: Path) -> dict[str, str]:
     return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
 
 
-def _found(folder: Path, settings: Mapping[str, Any]) -> Keys:
+def _keys_answered(folder: Path, settings: Mapping[str, Any]) -> Keys:
     """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
-    found = (answer_files.find_answers(str(part), settings) for part in answer_files.parts(folder))
-    numbers = (int(key, 16) for key in itertools.chain.from_iterable(found))
+    keys = (answer_files.find_answers(str(part), settings) for part in answer_files.parts(folder))
+    numbers = (int(key, 16) for key in itertools.chain.from_iterable(keys))
     return np.sort(np.fromiter(numbers, dtype=np.uint64))
 
 
 def _answer(
-    job: FileJob, paths: Mapping[str, str], folder: Path, found: Keys, actors: ray_cluster.Actors
+    job: FileJob, paths: Mapping[str, str], folder: Path, answered: Keys, actors: ray_cluster.Actors
 ) -> None:
     """Write an answer of each request that has none, or why it has none."""
     failures = folder / "failed.jsonl"
@@ -130,8 +151,8 @@ def _answer(
         files.append_jsonl(failures) as write_failed,
         progress.bar("generate") as bar,
     ):
-        asked = chunks_of(job, paths, ray.put(found), actors.n)
-        for done in answers(job, asked, actors):
+        chunks = chunks_of(job, paths, ray.put(answered), actors.n)
+        for done in answers(job, chunks, actors):
             bar.advance()
             if done.failed:
                 failed += 1
@@ -143,7 +164,7 @@ def _answer(
                 written.add(done.row["key"])
                 write_answer(done.row)
     twice = f", {repeated} rows are there twice" if repeated else ""
-    progress.say(f"wrote {folder} ({len(written)} new answers, {len(found)} were there{twice})")
+    progress.say(f"wrote {folder} ({len(written)} new answers, {len(answered)} were there{twice})")
     if failed:
         raise ValueError(
             f"{failed} rows have no answer: {failures} says why; the same command tries them again"
@@ -151,49 +172,49 @@ def _answer(
     failures.unlink()
 
 
-def chunks_of(job: FileJob, paths: Mapping[str, str], found: Any, n: int) -> Any:
+def chunks_of(job: FileJob, paths: Mapping[str, str], answered: Any, n: int) -> Any:
     """The data set of the files' chunks, which are read as they are asked for."""
     entries = [{"path": path, "name": name} for path, name in paths.items()]
-    read = functools.partial(chunks, job=job, found=found)
+    read = functools.partial(chunks_of_file, job=job, answered=answered)
     # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
     readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
     source = ray.data.from_items(entries, override_num_blocks=len(entries))
     return source.flat_map(read, compute=readers, num_cpus=0)
 
 
-def answers(job: Job, asked: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
+def answers(job: Job, chunks: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
     """Rows that the actors make of a data set of chunks, in the order in which these are answered."""
     # While the last rows of a chunk end, those of the next one fill the engine's batch; a third one waits.
     pool = ray.data.ActorPoolStrategy(
         size=actors.n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3
     )
-    answered = asked.map(Answerer, fn_constructor_args=(job,), compute=pool, **actors.reserved)
-    for chunk in answered.iter_rows():
+    done_chunks = chunks.map(Answerer, fn_constructor_args=(job,), compute=pool, **actors.reserved)
+    for chunk in done_chunks.iter_rows():
         yield from pickle.loads(chunk["done"])
 
 
-def chunks(entry: Mapping[str, str], job: FileJob, found: Any) -> Iterator[dict[str, bytes]]:
+def chunks_of_file(entry: Mapping[str, str], job: FileJob, answered: Any) -> Iterator[dict[str, bytes]]:
     """The requests of a file that have no answer yet, in chunks of an engine's batch."""
-    requests = _requests(entry["path"], entry["name"], job, ray.get(found))
-    while chunk := list(itertools.islice(requests, job.engine["max_batch"])):
-        yield {"asked": pickle.dumps(chunk)}
+    tasks = _tasks(entry["path"], entry["name"], job, ray.get(answered))
+    while chunk := list(itertools.islice(tasks, job.engine.batch_size)):
+        yield {"tasks": pickle.dumps(chunk)}
 
 
-def _requests(path: str, name: str, job: FileJob, found: Keys) -> Iterator[Asked]:
+def _tasks(path: str, name: str, job: FileJob, answered: Keys) -> Iterator[Task]:
     try:
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
                 row = answer_files.question_row(place, given, f"{name}{number}")
             except ValueError as error:
-                yield Asked(place, fault=str(error))
+                yield Task(place, fault=str(error))
                 continue
             for request in job.make_requests([row]):
                 key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
-                if key not in found[np.searchsorted(found, key) :][:1]:
-                    yield Asked(place, request, row.get("answer"))
+                if key not in answered[np.searchsorted(answered, key) :][:1]:
+                    yield Task(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
         # What stands behind a fault in a file's form cannot be read.
-        yield Asked(path, fault=f"{error}; the rest of this file was not read")
+        yield Task(path, fault=f"{error}; the rest of this file was not read")
 
 
 class Answerer:
@@ -201,24 +222,23 @@ class Answerer:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        load = functools.partial(pretrained.load_for_inference, job.checkpoint, **job.loading)
-        lm, method = run_in_temporary_thread(load)
-        self.engine = AsyncEngine(Engine(lm, method, **job.engine))
+        lm, method = run_in_temporary_thread(job.engine.load)
+        self.engine = job.engine.engine(lm, method)
 
     async def __call__(self, chunk: Mapping[str, bytes]) -> dict[str, bytes]:
-        done = await asyncio.gather(*(self._answer(asked) for asked in pickle.loads(chunk["asked"])))
+        done = await asyncio.gather(*(self._answer(task) for task in pickle.loads(chunk["tasks"])))
         return {"done": pickle.dumps(done)}
 
-    async def _answer(self, asked: Asked) -> Done:
+    async def _answer(self, task: Task) -> Done:
         """Answer one request; one that cannot be answered does not stop the others."""
-        if asked.request is None:
-            return Done({"place": asked.place, "reason": asked.fault}, failed=True)
+        if task.request is None:
+            return Done({"place": task.place, "reason": task.fault}, failed=True)
         try:
-            completion = await self.engine.generate(asked.request)
+            completion = await self.engine.generate(task.request)
             completion.require_answer()
-            make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, asked.own)
+            make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, task.extra)
             # By the engine's thread: thoughts are compared with the model's embeddings.
             return Done(await self.engine.run(make), failed=False)
         except Exception as error:
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            return Done({"place": asked.place, "id": asked.request.id, "reason": reason}, failed=True)
+            return Done({"place": task.place, "id": task.request.id, "reason": reason}, failed=True)

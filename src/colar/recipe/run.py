@@ -136,7 +136,8 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
     lm = load_model(recipe, method)
     if not held_out:
         return lm, examples, held_out
-    params, decoding = recipe.validation.method_params(method), recipe.validation.engine_decoding
+    settings = recipe.validation
+    params, decoding = settings.method_params(method), settings.limits.decoding(settings.decoding)
     remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
     held_out = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
     return lm, examples, held_out
@@ -214,7 +215,7 @@ def _write_page(
     examples = list(held_out[: settings.page_size])
     if not examples:
         return
-    decoding = settings.engine_decoding
+    decoding = settings.limits.decoding(settings.decoding)
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():

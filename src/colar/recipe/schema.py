@@ -10,7 +10,7 @@ from typing import Any
 
 from colar.checks import check_choice, check_holds, check_number
 from colar.data.renumber import renumber
-from colar.engine.request import DECODINGS, Decoding
+from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
 from colar.methods.base import Method
@@ -164,15 +164,6 @@ class ValidationConfig:
         check_choice("validation.decoding", self.decoding, list(DECODINGS))
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
-
-    @property
-    def engine_decoding(self) -> Decoding:
-        """The values of `decoding`, cut at the limits."""
-        limits = {
-            "max_latents": self.limits.max_latents,
-            "max_completion_length": self.limits.max_completion_length,
-        }
-        return dataclasses.replace(DECODINGS[self.decoding], **limits)
 
     def method_params(self, method: Method) -> list[Any]:
         """`params` as the method has them. ValueError for a value that it lacks."""

@@ -286,6 +286,11 @@ class Template:
             "eos_id": self.eos_id,
         }
 
+    @staticmethod
+    def is_chat(saved: dict[str, Any]) -> bool:
+        """True if the saved template has a place for a system message and earlier turns."""
+        return bool(saved.get("version") == TemplateKind.CHAT)
+
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
         """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
