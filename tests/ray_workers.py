@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ DEATHS = {
 """Ray notices that a machine is dead after a second, not after 15; one that is only slow still has 10."""
 MOST_BYTES = 2**17
 """Of a request: the arguments and the environment of a worker."""
+LEFT_BYTES = 2**31
+"""Memory of a machine that `limit_memory` leaves, at first."""
 
 
 @contextlib.contextmanager
@@ -81,6 +83,31 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
             del os.environ[SOCKET]
         else:
             os.environ[SOCKET] = outer
+
+
+@contextlib.contextmanager
+def limit_memory() -> Iterator[None]:
+    """Machines that are added in this block have 2 GiB left: once it is used, Ray kills the largest of their workers."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    used = memory.total - memory.available
+    name = "RAY_memory_usage_threshold"
+    os.environ[name] = str((used + LEFT_BYTES) / memory.total)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def use_memory(until: Callable[[], Any]) -> None:
+    """Take memory until something is so, at most as much as `limit_memory` left twice over; then give it back."""
+    taken = []
+    while not until():
+        if len(taken) < 16:
+            # Not zeros: a page of them costs nothing until it is written.
+            taken.append(b"." * (LEFT_BYTES // 8))
+        time.sleep(0.1)
 
 
 def serve(address: str) -> None:

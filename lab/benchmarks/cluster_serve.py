@@ -22,7 +22,7 @@ LIMITS = ["--max_latents", "900", "--max_completion_length", "40", "--decoding",
 CLIENTS = 4
 CLIENT_SECONDS = 120
 """Time without a byte after which a request hangs."""
-KINDS = ("replica", "both replicas", "machine", "command")
+KINDS = ("replica", "both replicas", "machine", "memory", "command")
 ENDS = ("answered", "failed")
 """The two ends that a request may have: its answer, or exactly one error."""
 
@@ -129,6 +129,11 @@ def serve_kill_runs(
     server = Driver(work / "serve", serve_words(checkpoint, cluster.address, "2"))
     with httpx.Client(base_url=server.first_line(), timeout=CLIENT_SECONDS) as client:
         for kind in KINDS[:-1]:
+            if kind == "memory" and kind in args.kinds:
+                second.kill_raylet()
+                cluster.remove_node(second)
+                with ray_workers.limit_memory():
+                    second = machine()
             for _ in range(args.kills if kind in args.kinds else 0):
                 wait_for(lambda: len(replicas(client)) == 2, "two replicas")
                 before, moment = replicas(client), rng.uniform(0.5, 4)
@@ -140,6 +145,11 @@ def serve_kill_runs(
                         second.kill_raylet()
                         cluster.remove_node(second)
                         second = machine()
+                    elif kind == "memory":
+                        there = {each.pid for each in workers("ServeReplica")}
+                        ray_workers.use_memory(
+                            lambda there=there: there - {each.pid for each in workers("ServeReplica")}
+                        )
                     else:
                         for replica in rng.sample(workers("ServeReplica"), n):
                             replica.kill()
