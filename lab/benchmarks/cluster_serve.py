@@ -125,15 +125,17 @@ def serve_kill_runs(
     def machine() -> Any:
         return cluster.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
 
+    def replace(old: Any) -> Any:
+        cluster.remove_node(old)
+        return machine()
+
     second = machine()
     server = Driver(work / "serve", serve_words(checkpoint, cluster.address, "2"))
     with httpx.Client(base_url=server.first_line(), timeout=CLIENT_SECONDS) as client:
         for kind in KINDS[:-1]:
             if kind == "memory" and kind in args.kinds:
-                second.kill_raylet()
-                cluster.remove_node(second)
                 with ray_workers.limit_memory():
-                    second = machine()
+                    second = replace(second)
             for _ in range(args.kills if kind in args.kinds else 0):
                 wait_for(lambda: len(replicas(client)) == 2, "two replicas")
                 before, moment = replicas(client), rng.uniform(0.5, 4)
@@ -143,8 +145,7 @@ def serve_kill_runs(
                     killed = time.monotonic()
                     if kind == "machine":
                         second.kill_raylet()
-                        cluster.remove_node(second)
-                        second = machine()
+                        second = replace(second)
                     elif kind == "memory":
                         there = {each.pid for each in workers("ServeReplica")}
                         ray_workers.use_memory(
@@ -173,6 +174,7 @@ def serve_kill_runs(
                     "seconds_until_replaced": round(replaced, 2),
                     "longest_request_seconds": round(longest, 2),
                 }
+    second = replace(second)
     for i in range(args.kills if KINDS[-1] in args.kinds else 0):
         if i > 0:
             server = Driver(work / f"serve-{i}", serve_words(checkpoint, cluster.address, "2"))

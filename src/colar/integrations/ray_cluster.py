@@ -93,16 +93,19 @@ def connect(address: str | None, option: str = "--ray") -> None:
         ) from error
 
 
+def machines() -> list[dict[str, Any]]:
+    """Ray's descriptions of the machines that are alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
 def check_nodes(path: str, inputs: list[str], option: str = "--ray") -> None:
     """Compare what every machine of the cluster has with what is here. ValueError names a machine that differs."""
     here = installed(path, inputs)
     answers = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            task = ray.remote(installed).options(
-                num_cpus=0, scheduling_strategy=only_on(node["NodeID"]), max_retries=0
-            )
-            answers.append((node["NodeManagerAddress"], task.remote(path, inputs)))
+    for node in machines():
+        options = {"num_cpus": 0, "scheduling_strategy": only_on(node["NodeID"]), "max_retries": 0}
+        task = ray.remote(installed).options(**options)
+        answers.append((node["NodeManagerAddress"], task.remote(path, inputs)))
     for name, answer in answers:
         try:
             check_same(name, here, ray.get(answer), option)
@@ -140,12 +143,12 @@ def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str], opt
 
 def reserve(pool: Pool, device: str | None, option: str = "--ray") -> Actors:
     """The actors of a pool. ValueError where they do not fit into the cluster."""
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus = sum(int(machine.get("CPU", 0)) for machine in machines)
-    gpus = sum(int(machine.get("GPU", 0)) for machine in machines)
+    resources = [node["Resources"] for node in machines()]
+    cpus = sum(int(machine.get("CPU", 0)) for machine in resources)
+    gpus = sum(int(machine.get("GPU", 0)) for machine in resources)
     on_gpu = gpus > 0 if device is None else device.startswith("cuda")
     fit = 0
-    for machine in machines:
+    for machine in resources:
         by_cpu = int(machine.get("CPU", 0)) // pool.cpus
         fit += min(by_cpu, int(machine.get("GPU", 0))) if on_gpu else by_cpu
     n = fit if pool.actors is None else pool.actors

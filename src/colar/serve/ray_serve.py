@@ -103,7 +103,7 @@ def running(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     paths = list(models.values())
     with ray_cluster.joined(replicas.pool, device, paths, [], "--ray_address") as actors:
-        progress.say(f"starting {actors.n} replicas on {len(ray.nodes())} machines")
+        progress.say(f"starting {actors.n} replicas on {len(ray_cluster.machines())} machines")
         # Of each command its own: an application of the same name would replace another's replicas.
         name = "-".join(["colar", *models, ray.get_runtime_context().get_job_id()])
         command = _actor_of_this_command()
