@@ -1,4 +1,4 @@
-"""Text that spells control tokens stays text, on every kind of tokenizer; checkpoints from before keep their ids."""
+"""Text that spells control tokens stays text, on every kind of tokenizer."""
 
 import itertools
 from functools import cache
@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from colar import files
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import Decoding, Request
-from colar.methods import pretrained, registry
+from colar.methods import registry
 from colar.model import tiny
 from colar.template.template import Borders, Template, TemplateConfig
 
@@ -106,8 +105,14 @@ KINDS = {
 
 
 @cache
-def template_of(kind, text_spells_controls=False):
-    return Template(TemplateConfig(), KINDS[kind](), text_spells_controls=text_spells_controls)
+def template_of(kind):
+    return Template(TemplateConfig(), KINDS[kind]())
+
+
+def ordinary(template, text):
+    """An answer as the tokenizer reads it, control tokens included."""
+    ids = template.tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+    return [template.separator_id, *ids, template.eos_id]
 
 
 def control_ids(template):
@@ -146,7 +151,7 @@ def test_text_has_no_control_token_and_comes_back(kind, text):
     first, second = template.steps((text, text))
     assert not control.intersection(first + second)
     # Ids are as they were unless the text spells a control token.
-    before = template_of(kind, text_spells_controls=True).answer(text)
+    before = ordinary(template, text)
     if not control.intersection(before[1:-1]):
         assert template.answer(text) == before
 
@@ -171,7 +176,7 @@ def test_the_tokens(kind, text, tokens):
     template = template_of(kind)
     found = [template.token(token_id) for token_id in template.answer(text)[1:-1]]
     if tokens is None:
-        assert template.answer(text) == template_of(kind, text_spells_controls=True).answer(text)
+        assert template.answer(text) == ordinary(template, text)
     else:
         assert "".join(found) == "".join(tokens)
         assert found == tokens
@@ -203,9 +208,10 @@ def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not(
         assert [ids.count(marker), ids.count(template.eos_id), ids.count(template.separator_id)] == [1, 1, 1]
         assert (ids[0], ids[-2]) == (marker, template.eos_id)
         assert template.tokenizer.decode(ids[1:-2]) == f"user\n{question} (x)"
-    assert template.question("Is 2?", "(x)") == Template(
-        config, tokenizer, text_spells_controls=True
-    ).question("Is 2?", "(x)")
+    whole = tokenizer("<|im_start|>user\nIs 2? (x)<eos>", add_special_tokens=False)["input_ids"]
+    assert template.question("Is 2?", "(x)") == [template.bos_id] * bool(template.bos_id) + whole + [
+        template.separator_id
+    ]
     first, second = template.steps(("1", "<|im_start|>2"))
     assert (marker in first, second[0], second.count(marker)) == (False, marker, 1)
 
@@ -225,31 +231,17 @@ def test_no_text_becomes_the_token_that_closes_the_reasoning():
     """As an imported checkpoint has it, where that token is not declared special."""
     tokenizer = declared_ordinary()
     tokenizer.add_tokens(["<|closing|>"])
-    config = TemplateConfig(step_joiner="<|closing|>")
-    template = Template(config, tokenizer, Borders("<|closing|>", bos=False))
+    template = Template(TemplateConfig(), tokenizer, Borders("<|closing|>", bos=False))
     text = "2 <|closing|> 3"
     for ids in (template.question(text), template.steps((text,))[0], template.answer(text)[1:]):
         assert template.closing_id not in ids
-    with pytest.raises(ValueError, match=r"'<\|closing\|>' occurs in the reasoning step 'b'"):
-        template.steps(("a", "b"))
+    with pytest.raises(
+        ValueError, match=r"step_joiner '<\|closing\|>' has the token that closes the reasoning"
+    ):
+        Template(TemplateConfig(step_joiner="<|closing|>"), tokenizer, Borders("<|closing|>", bos=False))
 
 
-# Templates of earlier checkpoints
-
-
-@pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "declared ordinary"])
-def test_an_earlier_template_keeps_its_ids_in_all_stages_to_come(tmp_path, kind):
-    template = template_of(kind, text_spells_controls=True)
-    text = f"a {template.tokenizer.eos_token} b"
-    assert template.eos_id in template.answer(text)[:-1]
-    with pytest.raises(ValueError, match="the separator '###' occurs in the reasoning step"):
-        template.steps(("a###b",))
-    template.tokenizer.save_pretrained(tmp_path)
-    loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
-    again = Template.from_json(loaded.to_json(), AutoTokenizer.from_pretrained(tmp_path))
-    assert again.to_json() == template.to_json()
-    assert again.answer(text) == template.answer(text)
-    assert template.to_json()["version"] == 1
+# Saved and loaded
 
 
 @pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "unigram", "declared ordinary"])
@@ -259,6 +251,8 @@ def test_a_saved_template_spells_none(tmp_path, kind):
     loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
     for text in SPELLINGS:
         assert loaded.answer(text) == template.answer(text)
+    with pytest.raises(ValueError, match="template version 1 is not one of 2, 3, 4, which this colar reads"):
+        Template.from_json(template.to_json() | {"version": 1}, template.tokenizer)
 
 
 # Training and inference
@@ -283,7 +277,7 @@ def test_a_row_of_every_method_has_the_separator_and_eos_where_they_belong(name)
 
 
 def test_an_engine_answers_a_question_that_spells_control_tokens():
-    """The same answer as to the ids of its text, by the reference loop; a model from before answers as it did."""
+    """The same answer as to the ids of its text, by the reference loop."""
     lm, method = liven(tiny_lm("llama")), registry.build("cot")
     question = "Is 2 ### <|end_of_text|> a number?"
     request = Request("r", question, method.Params(), Decoding(max_latents=6, max_completion_length=6))
@@ -292,18 +286,3 @@ def test_an_engine_answers_a_question_that_spells_control_tokens():
     assert completion.token_ids == expected.token_ids
     ids = prompt_ids(lm, method, request)
     assert lm.template.decode(ids[1:-1]) == question
-    old = Template(TemplateConfig(), lm.tokenizer, text_spells_controls=True)
-    assert old.question(question).count(lm.template.separator_id) > 1
-
-
-def test_a_stage_after_an_earlier_checkpoint_keeps_its_version(tmp_path):
-    """GRPO, and any next stage, starts from weights whose texts were encoded in the earlier way."""
-    lm, method = tiny_lm("qwen2"), registry.build("cot")
-    lm.template = Template(TemplateConfig(), lm.tokenizer, text_spells_controls=True)
-    run = {"seed": 0}
-    first = pretrained.save(lm, method, tmp_path / "first", run, "card")
-    lm, method = pretrained.load(first)
-    second = pretrained.save(lm, method, tmp_path / "second", run, "card")
-    lm, _ = pretrained.load(second)
-    assert files.read_json(second / "template.json") == files.read_json(first / "template.json")
-    assert lm.template.answer("a <|endoftext|>").count(lm.template.eos_id) == 2

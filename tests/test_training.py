@@ -1017,9 +1017,6 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=words):
         train(lm, method, [*EXAMPLES, *long], settings, tmp_path)
-    lm.template = Template(lm.template.config, lm.tokenizer, text_spells_controls=True)
-    with pytest.raises(ValueError, match="far/8: the separator"):
-        train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
 
 
 def test_rows_beyond_the_context_are_left_out_and_counted(

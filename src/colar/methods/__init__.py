@@ -18,5 +18,5 @@ cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
 soft_tokens    embeddings mixed by probabilities;  efforts: a client's words for how much to think
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement
-pretrained     a model and its method: saved, loaded;  converted reads earlier versions
+pretrained     a model and its method: saved, loaded
 """

@@ -138,7 +138,9 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
     lm, method = load(folder)
     lm.merge()
     text = model_card.merged((folder / "README.md").read_text("utf-8", "replace"))
-    return save(lm.to(backbones.DTYPES[dtype]), method, target, info["run"], text)
+    # The method's modules stay in float32, as they are trained.
+    lm.causal_lm.to(backbones.DTYPES[dtype])
+    return save(lm, method, target, info["run"], text)
 
 
 def load_for_training(

@@ -9,7 +9,6 @@ from typing import Any
 
 from colar import yaml_settings
 from colar.checks import did_you_mean
-from colar.methods import converted
 from colar.methods.base import Method
 from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
@@ -35,17 +34,15 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
         raise ValueError(
             f"method.name: unknown method {name!r}{did_you_mean(name, METHODS)}; one of {', '.join(METHODS)}"
         )
-    converted.check_recipe(name, config or {})
     cls = METHODS[name]
     return cls(yaml_settings.built(cls.Config, config or {}, "method."))
 
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
-    """The method of a checkpoint's `method` entry ({"name", "config"}, perhaps "params" and "limits"), an earlier
-    version's included; errors name `where` it stands."""
-    entry = converted.current(saved, where)
+    """The method of a checkpoint's `method` entry ({"name", "config"}, perhaps "params" and "limits"); errors name
+    `where` it stands."""
     try:
-        method = build(entry["name"], entry["config"])
+        method = build(saved["name"], saved["config"])
         method.default_params = dict(saved.get("params", {}))
         method.default_limits = dict(saved.get("limits", {}))
         make_params(method, method.default_params)

@@ -40,6 +40,7 @@ INFO_KEYS = {
     "fingerprint": str,
     "weights": str,
     "modules": list,
+    "tokenizer": list,
     "run": dict,
 }
 TEMPLATE_KEYS = (
@@ -117,14 +118,16 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
-    """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is."""
+    """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is, the
+    method's modules included."""
     folder = resolve(folder)
     target = Path(target)
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
     with _replacing(target) as partial:
         for path in sorted(folder.iterdir()):
-            if path.suffix == ".safetensors":
+            # The method's modules are small, and float32 in every dtype of the backbone.
+            if path.suffix == ".safetensors" and path.name != weights.MODULES:
                 state = {key: _cast(value, dtype) for key, value in weights.read(path).items()}
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
@@ -161,11 +164,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         )
     check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
 
-    # Checkpoints of earlier versions do not name their tokenizer's files: those that could be read had these.
-    tokenizer = info.get("tokenizer", [TOKENIZER, "tokenizer_config.json"])
-    named = isinstance(tokenizer, list) and all(isinstance(name, str) for name in tokenizer)
-    check_holds(f"{folder / 'colar.json'}: tokenizer", named, tokenizer, "a list of file names")
-    wanted = ["template.json", *tokenizer]
+    wanted = ["template.json", *map(str, info["tokenizer"])]
     if info["weights"] == "adapter":
         wanted += ["adapter_config.json", weights.ADAPTER]
     else:

@@ -4,7 +4,8 @@
                         `- text        markers are control tokens                generation prompt  `- opening
 
 The template is rendered once for each sequence of roles, with marks in place of the contents, which are text: what
-spells a marker stays text. For all other contents the ids are those of `apply_chat_template`, token for token.
+spells a marker stays text. For all other contents, stripped of outer white space, the ids are those of
+`apply_chat_template`, token for token.
 
 A system message that the template rejects, or leaves out, stands in front of the next user's turn, a blank line
 between. Earlier turns of an assistant lose their reasoning where the template has `</think>`, as reasoning models'
@@ -70,9 +71,6 @@ class ChatFormat:
         template = str(tokenizer.get_chat_template())
         self.digest = files.digest([template])
         """Of the template's text, by which a checkpoint knows it again."""
-        names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in control.ids}
-        self._marker_ids = names
-        self._markers = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         self._template = _with_fixed_day(template)
         self._skeletons: dict[tuple[str, ...], Skeleton] = {}
         self._drops_reasoning = CLOSE in template
@@ -89,35 +87,19 @@ class ChatFormat:
         if skeleton.folded:
             turns = _folded(turns)
         contents = [self._content(role, text) for role, text in turns]
-        parts = [contents[piece] if isinstance(piece, int) else piece for piece in skeleton.pieces]
-        ids = self._raw_ids("".join(parts))
-        if self._controls(ids) != skeleton.controls:
-            ids = self._as_text(skeleton, contents)
+        # Of the template's texts the control tokens count, of the contents none.
+        pieces = [
+            (contents[piece], False) if isinstance(piece, int) else (piece, True) for piece in skeleton.pieces
+        ]
+        ids = self._raw_ids("".join(text for text, _ in pieces))
+        if self._control.of(ids) != skeleton.controls:
+            ids = self._control.encode_within(pieces, self._text_ids)
         return [*ids, *self.opening_ids]
 
     def _content(self, role: str, text: str) -> str:
         if role == "assistant" and self._drops_reasoning:
             text = text.rpartition(CLOSE)[2]
         return text.strip()
-
-    def _as_text(self, skeleton: Skeleton, contents: Sequence[str]) -> list[int]:
-        """Ids where a content spells control tokens: all between two markers of the template is text."""
-        ids: list[int] = []
-        text = ""
-        for piece in skeleton.pieces:
-            if isinstance(piece, int):
-                text += contents[piece]
-                continue
-            for part in self._markers.split(piece):
-                if part in self._marker_ids:
-                    ids += [*self._text_ids(text), self._marker_ids[part]]
-                    text = ""
-                else:
-                    text += part
-        return [*ids, *self._text_ids(text)]
-
-    def _controls(self, ids: list[int]) -> list[int]:
-        return [token_id for token_id in ids if token_id in self._control.ids]
 
     def _skeleton(self, roles: tuple[str, ...]) -> Skeleton:
         """The rendered chat of these roles, cached. ValueError where the template rejects them."""
@@ -132,7 +114,7 @@ class ChatFormat:
                     "bring them into its order, or use template.format: plain"
                 )
             filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
-            self._skeletons[roles] = Skeleton(pieces, self._controls(self._raw_ids(filled)), folded)
+            self._skeletons[roles] = Skeleton(pieces, self._control.of(self._raw_ids(filled)), folded)
         return self._skeletons[roles]
 
     def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
@@ -156,7 +138,7 @@ class ChatFormat:
     def _end(self) -> int | None:
         """The control token behind an assistant's answer; None where the template writes none."""
         pieces, refusal = self._render(("user", "assistant"), prompt=False)
-        ends = [] if refusal else self._controls(self._raw_ids(str(pieces[-1])))
+        ends = [] if refusal else self._control.of(self._raw_ids(str(pieces[-1])))
         return ends[0] if ends else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -47,13 +47,16 @@ class ControlTokens:
             if marker or (token.special and len(token.content) > 1):
                 named.add(token_id)
         self.ids = frozenset(named | self._needed)
+        names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in self.ids}
+        self._ids_of_names = names
+        self._names = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         self._unknown_id: int | None = tokenizer.unk_token_id
         self._unknown = str(tokenizer.unk_token)
         self._backend: Any = None
 
-    def count(self, ids: list[int]) -> int:
-        """The number of control tokens among some ids."""
-        return sum(token_id in self.ids for token_id in ids)
+    def of(self, ids: list[int]) -> list[int]:
+        """The control tokens among some ids, in their order."""
+        return [token_id for token_id in ids if token_id in self.ids]
 
     def among(self, ids: list[int], text: str) -> bool:
         """True if control tokens are among the ids of `text`."""
@@ -71,6 +74,22 @@ class ControlTokens:
             is_text = token_id not in self.ids or (token_id == self._unknown_id and not spells_unknown)
             ids += [token_id] if is_text else self.others(token_id)
         return ids
+
+    def encode_within(
+        self, pieces: Iterable[tuple[str, bool]], text_ids: Callable[[str], list[int]]
+    ) -> list[int]:
+        """Ids of texts end to end, each with True where the names of control tokens in it are these tokens, as a
+        layout's are: all between two of them is encoded by `text_ids`."""
+        ids: list[int] = []
+        text = ""
+        for piece, is_layout in pieces:
+            for part in self._names.split(piece) if is_layout else [piece]:
+                if is_layout and part in self._ids_of_names:
+                    ids += [*text_ids(text), self._ids_of_names[part]]
+                    text = ""
+                else:
+                    text += part
+        return [*ids, *text_ids(text)]
 
     def others(self, token_id: int) -> list[int]:
         """The fewest tokens that make the text of a control token. ValueError where there are none."""

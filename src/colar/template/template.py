@@ -17,18 +17,16 @@ A checkpoint that others trained (`colar import`) may have no BOS, white space a
 its own that closes the reasoning: `Borders`.
 
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
-that name (`control_tokens.py`). Templates of the first releases encode it as the control token, as their models were
-trained.
+that name (`control_tokens.py`).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from string import Formatter
 from typing import Any, Literal, get_args
 
 from transformers import AddedToken, PreTrainedTokenizerBase
@@ -42,6 +40,8 @@ CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
 """Characters of a cached text."""
+MARK = "\ue000"
+"""Of the place of a question in its layout: a private-use character."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,6 @@ class Borders:
 class TemplateKind(IntEnum):
     """The kinds of template. Their number is "version" in template.json: a release of colar refuses those it lacks."""
 
-    TEXT_SPELLS_CONTROLS = 1
-    """Plain, of the first releases: a text that spells a control token becomes that token."""
     PLAIN = 2
     CHAT = 3
     BORDERS = 4
@@ -105,27 +103,22 @@ class Template:
     """Text to ids and back for one tokenizer.
 
     `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
-    may add that token to the tokenizer. `text_spells_controls` is for checkpoints that were trained so: `TemplateKind`.
-    ValueError where the tokenizer has no EOS, or no chat template for the format `chat`.
+    may add that token to the tokenizer. ValueError where the tokenizer has no EOS, no chat template for the format
+    `chat`, or no way to write the tokens that open and close the reasoning as text.
     """
 
     def __init__(
-        self,
-        config: TemplateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        borders: Borders | None = None,
-        text_spells_controls: bool = False,
+        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, borders: Borders | None = None
     ) -> None:
         self.config = config
         self.borders = borders
         self.tokenizer = tokenizer
         self.n_known: int | None = None
         """Tokens that the model has weights for, added ones left out; None until the model is known."""
-        self._cached: dict[str, array[int]] = {}
+        self._cached: dict[Hashable, array[int]] = {}
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._ids_matching: dict[str, tuple[int, ...]] = {}
         _whole_texts(tokenizer)
-        self._control: ControlTokens | None = None
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._raw_ids(config.separator)
@@ -146,13 +139,24 @@ class Template:
             (self.closing_id,) = self.token_ids((borders.closing,), "template.closing")
             self.bos_id = self.bos_id if borders.bos else None
         self.eos_id: int = tokenizer.eos_token_id
-        self._question_controls = self._joiner_controls = 0
-        if not text_spells_controls:
-            self._spell_no_control()
+
+        border_ids = {self.separator_id, self.closing_id}
+        self._control = ControlTokens(tokenizer, border_ids)
+        # One that cannot be written in other tokens would make the first text that contains it fail.
+        for token_id in border_ids - tokenizer.added_tokens_decoder.keys():
+            self._control.others(token_id)
+        # A layout may have chat markers: these are the only control tokens.
+        layout = config.question.format(question="", speed="")
+        self._layout_controls = self._control.of(self._raw_ids(layout))
+        joiner_controls = self._control.of(self._raw_ids(config.step_joiner))
+        if self.closing_id in joiner_controls:
+            raise ValueError(
+                f"template.step_joiner {config.step_joiner!r} has the token that closes the reasoning"
+            )
+        self._joiner_has_controls = bool(joiner_controls)
         self.chat: ChatFormat | None = None
         if config.format == "chat":
-            assert self._control is not None
-            if self._question_controls:
+            if self._layout_controls:
                 raise ValueError(
                     f"template.question {config.question!r} has control tokens, which the chat template writes: leave "
                     "them out, or set template.format: plain"
@@ -161,67 +165,56 @@ class Template:
             if self.chat.end_id is not None:
                 self.eos_id = self.chat.end_id
 
-    def _spell_no_control(self) -> None:
-        """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the tokens
-        that open and close the reasoning in others: the first text that contains one would fail."""
-        border_ids = {self.separator_id, self.closing_id}
-        control = ControlTokens(self.tokenizer, border_ids)
-        for token_id in border_ids - self.tokenizer.added_tokens_decoder.keys():
-            control.others(token_id)
-        # A layout may have chat markers: these are the only control tokens.
-        self._question_controls = control.count(
-            self._raw_ids(self.config.question.format(question="", speed=""))
-        )
-        self._joiner_controls = control.count(self._raw_ids(self.config.step_joiner))
-        self._control = control
-
     @property
     def kind(self) -> TemplateKind:
         """The kind that template.json names."""
         if self.borders is not None:
             return TemplateKind.BORDERS
-        if self.chat is not None:
-            return TemplateKind.CHAT
-        return TemplateKind.TEXT_SPELLS_CONTROLS if self._control is None else TemplateKind.PLAIN
+        return TemplateKind.PLAIN if self.chat is None else TemplateKind.CHAT
 
     def question(
         self, question: str, speed: str = "", cached: bool = True, context: Sequence[Turn] = ()
     ) -> list[int]:
         """Ids up to and including the opening separator.
 
-        With `cached` a text that comes again is tokenised once, as a training row's is in every epoch. `context` are
-        the turns before the question. In the plain format their texts stand before it, without the roles, a blank line
-        behind each.
+        With `cached` a question that comes again is tokenised once, as a training row's is in every epoch. `context`
+        are the turns before the question. In the plain format their texts stand before it, without the roles, a blank
+        line behind each.
         """
-        if self.chat is None and context:
-            question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question.strip()])
-        text = self.config.question.format(question=question.strip(), speed=speed)
-        text = text if self.borders else text.strip()
+        question = question.strip()
+        if self.chat is None:
+            question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question])
+            context = ()
+        if cached:
+            # A tuple: a text is a key of its own.
+            key = (*context, question, speed)
+            n_characters = len(question) + sum(len(turn) for _, turn in context)
+            return self._from_cache(key, n_characters, lambda: self._question_ids(question, speed, context))
+        return self._question_ids(question, speed, context)
+
+    def _question_ids(self, question: str, speed: str, context: Sequence[Turn]) -> list[int]:
+        text = self._laid_out(question, speed)
         if self.chat is not None:
             ids = self.chat.encode([*context, ("user", text)])
             self.require_known(ids)
             return [*ids, self.separator_id]
+        ids = self._layout_ids(text, question, speed) if self._layout_controls else self._text_ids(text)
         bos = [] if self.bos_id is None else [self.bos_id]
-        if self._question_controls:
-            ids = self._layout_ids(text, question.strip(), speed)
-        else:
-            ids = self._cached_text_ids(text) if cached else self._text_ids(text)
         return [*bos, *ids, self.separator_id]
 
+    def _laid_out(self, question: str, speed: str) -> str:
+        text = self.config.question.format(question=question, speed=speed)
+        return text if self.borders else text.strip()
+
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
-        """Ids of each reasoning step. ValueError where a step has the token that closes the reasoning: the joiner
-        contains it, or the step does where texts spell control tokens."""
+        """Ids of each reasoning step."""
         segments = []
         for i, step in enumerate(steps):
             # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
-            if i and self._joiner_controls:
-                ids = self._raw_ids(self.config.step_joiner) + self._cached_text_ids(step)
+            if i and self._joiner_has_controls:
+                segments.append(self._raw_ids(self.config.step_joiner) + self._cached_text_ids(step))
             else:
-                ids = self._cached_text_ids(self.config.step_joiner + step if i else step)
-            if self.closing_id in ids:
-                closing = self.borders.closing if self.borders else self.config.separator
-                raise ValueError(f"the separator {closing!r} occurs in the reasoning step {step!r}")
-            segments.append(ids)
+                segments.append(self._cached_text_ids(self.config.step_joiner + step if i else step))
         return segments
 
     def answer(self, answer: str) -> list[int]:
@@ -270,7 +263,7 @@ class Template:
         texts = asdict(self.config)
         chat = {}
         if self.chat is None:
-            # As earlier versions wrote it, which read it still.
+            # The version says it.
             del texts["format"]
         else:
             chat = {"chat_digest": self.chat.digest}
@@ -308,16 +301,11 @@ class Template:
             is_complete = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
             check_holds("template.borders", is_complete, held, "closing, bos and answer")
             borders = Borders(**held)
-        template = cls(config, tokenizer, borders, kind is TemplateKind.TEXT_SPELLS_CONTROLS)
+        template = cls(config, tokenizer, borders)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
                 f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
-            )
-        if saved.get("number_tokens") is not None:
-            raise ValueError(
-                f"trained with model.number_tokens {saved['number_tokens']!r}, an option that this version no longer "
-                "has; load it with the version that trained it, or train again without"
             )
         # Ids that moved would be read without an error and mean other tokens.
         for key in ("separator_id", "bos_id", "eos_id"):
@@ -350,49 +338,38 @@ class Template:
     def _text_ids(self, text: str) -> list[int]:
         """Ids of a text without control tokens, even if it spells one. ValueError for a token that the model lacks."""
         ids = self._raw_ids(text)
-        if self._control is not None and self._control.among(ids, text):
+        if self._control.among(ids, text):
             ids = self._control.encode(text)
         self.require_known(ids)
         return ids
 
     def _cached_text_ids(self, text: str) -> list[int]:
         """`_text_ids` of a text that may come again."""
-        cached = self._cached.get(text)
+        return self._from_cache(text, len(text), lambda: self._text_ids(text))
+
+    def _from_cache(self, key: Hashable, n_characters: int, encode: Callable[[], list[int]]) -> list[int]:
+        cached = self._cached.get(key)
         if cached is not None:
             return cached.tolist()
-        ids = self._text_ids(text)
-        if len(text) <= LONGEST_CACHED:
+        ids = encode()
+        if n_characters <= LONGEST_CACHED:
             if len(self._cached) >= CACHED:
                 self._cached.clear()
-            self._cached[text] = array("i", ids)
+            self._cached[key] = array("i", ids)
         return ids
 
     def _layout_ids(self, text: str, question: str, speed: str) -> list[int]:
         """Ids of a question `text` (layout, question and speed) whose layout has control tokens of its own."""
-        assert self._control is not None
         ids = self._raw_ids(text)
-        if self._control.count(ids) == self._question_controls:
+        if self._control.of(ids) == self._layout_controls:
             self.require_known(ids)
             return ids
-        # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
-        # By turns: text, a literal with markers, text, ...
-        pieces = [""]
-        for literal, field, _, _ in Formatter().parse(self.config.question):
-            if self._control.among(self._raw_ids(literal), literal):
-                pieces += [literal, ""]
-            else:
-                pieces[-1] += literal
-            pieces[-1] += {"question": question, "speed": speed}.get(field or "", "")
-        if self.borders is None:
-            # As `question` strips the text. A literal with markers is never empty.
-            first, last = (0 if pieces[0].strip() else 1), (-1 if pieces[-1].strip() else -2)
-            if len(pieces) > 1:
-                pieces[0], pieces[-1] = pieces[0].lstrip(), pieces[-1].rstrip()
-                pieces[first], pieces[last] = pieces[first].lstrip(), pieces[last].rstrip()
-        ids = []
-        for place, piece in enumerate(pieces):
-            ids += self._raw_ids(piece) if place % 2 else self._cached_text_ids(piece)
-        return ids
+        # The question spells some too.
+        pieces = [(piece, True) for piece in self._laid_out(MARK, speed).split(MARK)]
+        spelt = [pieces[0]]
+        for piece in pieces[1:]:
+            spelt += [(question, False), piece]
+        return self._control.encode_within(spelt, self._text_ids)
 
     def require_known(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""
