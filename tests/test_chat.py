@@ -1,5 +1,6 @@
 """The chat format: ids equal `apply_chat_template`'s, texts stay texts, and training, engine and files agree."""
 
+import dataclasses
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -143,7 +144,7 @@ def test_control_tokens_spelled_by_a_user_are_text(kind):
     template = chat_template(kind)
     control = template.chat._control.ids
     # Longer than the vocabulary's own: "####" holds the separator, and this text all of the markers.
-    spelled = " ".join(sorted(template.chat._marker_ids)) + " \ue0000\ue001 {{ bos_token }} ####"
+    spelled = " ".join(sorted(template._control._ids_of_names)) + " \ue0000\ue001 {{ bos_token }} ####"
     context = (("user", f"a {spelled}"), ("assistant", f"b {spelled} c"))
     if kind in ("qwen3", "r1"):
         # Its reasoning is left out: a closing tag in an earlier answer is read as one.
@@ -163,12 +164,27 @@ def test_control_tokens_spelled_by_a_user_are_text(kind):
 @pytest.mark.parametrize("kind", ["qwen2.5", "qwen3", "llama3", "gemma3", "smollm2"])
 def test_ordinary_texts_have_the_same_ids_on_both_ways(kind):
     """The way for texts that spell control tokens, taken by one that does not, makes the ids of the short one."""
-    template = chat_template(kind)
-    skeleton = template.chat._skeleton(("system", "user"))
-    contents = ["Be brief.", f"{QUESTION} {SPEED}"]
-    slow = template.chat._as_text(skeleton, contents)
-    fast = template.chat.encode([("system", contents[0]), ("user", contents[1])])
-    assert fast == [*slow, *template.chat.opening_ids]
+    chat = chat_template(kind).chat
+    turns = [("system", "Be brief."), ("user", f"{QUESTION} {SPEED}")]
+    fast = chat.encode(turns)
+    skeleton = chat._skeletons["system", "user"]
+    # Other control tokens than those of the template are found: the contents seem to spell some.
+    chat._skeletons["system", "user"] = dataclasses.replace(skeleton, controls=[-1])
+    slow = chat.encode(turns)
+    chat._skeletons["system", "user"] = skeleton
+    assert fast == slow
+
+
+def test_a_question_that_comes_again_is_tokenised_once():
+    """Also in a chat, where the turns before it count."""
+    template = chat_template("qwen2.5")
+    template._cached.clear()
+    context = (("system", "Be brief."),)
+    for n_cached, before in ((1, ()), (2, context)):
+        first = template.question(QUESTION, SPEED, context=before)
+        assert first == template.question(QUESTION, SPEED, context=before)
+        assert first == template.question(QUESTION, SPEED, cached=False, context=before)
+        assert len(template._cached) == n_cached
 
 
 # Errors
