@@ -18,7 +18,7 @@ from colar.data import program_rows, programs, sources
 from colar.data.catalogue import SOURCES
 from colar.data.fields import Fields
 from colar.data.judge import answers
-from colar.data.renumber import renumber
+from colar.data.renumber import new_rows
 
 FUNCTION = 'def f() -> int:\n    """Seven bags of six."""\n    bags, each = 7, 6\n'
 SOLVED = "import math\n\ndef f():\n    pens = 7 * 6\n    lost = 2\n    return pens - lost\n\nprint(f())"
@@ -337,7 +337,7 @@ def test_published_rows(real_data: Path, name: str) -> None:
     for row in rows:
         assert answers.judge(row.answer, row.answer, "number").correct
         assert row.steps[-1].endswith(f"={row.answer}>>")
-    new = renumber.renumbered(rows[:40], 1, 0)
+    new = new_rows.renumbered(rows[:40], 1, 0)
     assert len(new.examples) > 12
 
 

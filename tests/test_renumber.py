@@ -20,7 +20,7 @@ from colar import recipe
 from colar.cli import main
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.renumber import equations, mentions, operands, renumber
+from colar.data.renumber import equations, mentions, new_rows, operands
 from colar.data.renumber.equations import CannotRenumber
 from colar.data.renumber.problem import problem_of
 
@@ -126,7 +126,7 @@ def test_a_number_has_its_unit_and_its_scale():
         ("$12.50", lambda value: value % Fraction(1, 4) == 0),
         ("$19.99", lambda value: value % 1 == Fraction(99, 100)),
         ("$12.00", lambda value: value.denominator == 1),
-        ("2.5 m", lambda value: equations.decimals_of(value) == 1),
+        ("2.5 m", lambda value: equations.finite_decimals(value) == 1),
         ("80%", lambda value: 40 <= value <= 95),
         ("2/5 of it", lambda value: 0 < value < 1 and value.numerator > 1),
         ("1/8th of it", lambda value: value.numerator == 1 and value.denominator >= 4),
@@ -268,7 +268,7 @@ def test_a_step_keeps_its_spelling():
      ("92", "999", True), ("7.5", "8", True), ("7.5", "8.25", False), ("7.5", "2.5", True)],
 )  # fmt: skip
 def test_a_result_stays_what_it_is_in_kind(before, now, same):
-    assert equations.same_kind(Fraction(before), Fraction(now)) is same
+    assert equations.may_become(Fraction(before), Fraction(now)) is same
 
 
 # --- where operands come from ----------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_what_may_change(example, values):
 )
 def test_rows_that_stay_alone_have_a_reason(example, reason):
     with pytest.raises(CannotRenumber, match=reason):
-        renumber.new_rows_of(example, 1, 0)
+        new_rows.new_rows_of(example, 1, 0)
 
 
 DIGITS = "7" * 5000
@@ -370,7 +370,7 @@ def test_a_row_with_a_number_of_thousands_of_digits_stays_as_it_is(number):
         dataclasses.replace(PENS, steps=(f"<<20*5={number}>>", PENS.steps[1])),
         dataclasses.replace(PENS, answer=number),
     ]
-    found = renumber.renumbered([*long, PENS], 2, 0)
+    found = new_rows.renumbered([*long, PENS], 2, 0)
     assert found.alone == {"a number is too long": 5}
     assert [example.id for example in found.examples] == ["own/0~1", "own/0~2"]
 
@@ -382,11 +382,11 @@ def test_a_result_of_thousands_of_digits_is_no_other_result_of_a_row():
         f"Of 20 bags 12 are red, 8 blue, and {factor} and 50 more.",
         f"<<(20-12-8)*{factor}*{factor}*{factor}*{factor}*{factor}+50=50>>",
     )
-    found = renumber.renumbered([example], 2, 0)
+    found = new_rows.renumbered([example], 2, 0)
     assert found.alone.total() <= 1
     for new in found.examples:
         assert new.answer == new.steps[0].strip("<>").rpartition("=")[2]
-    assert not equations.same_kind(Fraction(50), Fraction(10**5000))
+    assert not equations.may_become(Fraction(50), Fraction(10**5000))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_a_question_with_hundreds_of_numbers_stays_as_it_is():
 
 def test_numbers_of_one_value_stay_equal():
     example = row("Ann has 9 red and Bob 9 blue pens. How many?", "<<9+9=18>>")
-    for new in renumber.new_rows_of(example, 5, 0):
+    for new in new_rows.new_rows_of(example, 5, 0):
         first, second = mentions.find(new.question)
         assert first.value == second.value != 9
 
@@ -509,7 +509,7 @@ def check_new_row(example: Example, new: Example) -> None:
     for old_step, new_step in zip(example.steps, new.steps, strict=True):
         (old_left, old_result), (new_left, new_result) = expression_of(old_step), expression_of(new_step)
         assert by_python(new_left) == new_result > 0
-        assert equations.decimals_of(new_result) <= equations.decimals_of(old_result)
+        assert equations.finite_decimals(new_result) <= equations.finite_decimals(old_result)
         # All but the numbers is as it was.
         assert re.sub(r"[0-9.]+", "#", old_step) == re.sub(r"[0-9.]+", "#", new_step)
         olds, news = re.findall(r"[0-9]*\.?[0-9]+", old_left), re.findall(r"[0-9]*\.?[0-9]+", new_left)
@@ -537,7 +537,7 @@ def check_new_row(example: Example, new: Example) -> None:
 @pytest.mark.parametrize("example", ROWS, ids=IDS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_new_rows_hold(example, seed):
-    made = renumber.new_rows_of(example, 4, seed)
+    made = new_rows.new_rows_of(example, 4, seed)
     assert len(made) >= 2
     assert len({new.question for new in made}) == len(made)
     for new in made:
@@ -555,7 +555,7 @@ def test_new_rows_hold_whatever_the_numbers_are(bags, pens, lost, seed):
     example = row(question, f"<<{bags}*{pens}={total}>> <<{total}-{lost}={total - lost}>>")
     problem = problem_of(example)
     assert problem.with_numbers(problem.numbers) == example
-    for new in renumber.new_rows_of(example, 2, seed):
+    for new in new_rows.new_rows_of(example, 2, seed):
         check_new_row(example, new)
         a, b, c = (mention.value for mention in mentions.find(new.question))
         assert Fraction(new.answer) == a * b - c
@@ -563,23 +563,23 @@ def test_new_rows_hold_whatever_the_numbers_are(bags, pens, lost, seed):
 
 def test_draws_depend_on_the_row_and_the_seed_alone():
     rows = [dataclasses.replace(example, id=f"own/{index}") for index, example in enumerate(ROWS)]
-    found = renumber.renumbered(rows, 3, seed=0).examples
+    found = new_rows.renumbered(rows, 3, seed=0).examples
     shuffled = rows.copy()
     random.Random(0).shuffle(shuffled)
     by_id = {example.id: example for example in found}
-    assert {example.id: example for example in renumber.renumbered(shuffled, 3, seed=0).examples} == by_id
+    assert {example.id: example for example in new_rows.renumbered(shuffled, 3, seed=0).examples} == by_id
     # The first of three is the only one of one, and a row alone gets what it gets among others.
-    assert renumber.new_rows_of(rows[0], 1, 0) == renumber.new_rows_of(rows[0], 3, 0)[:1]
-    assert renumber.new_rows_of(rows[0], 3, 0) == [
+    assert new_rows.new_rows_of(rows[0], 1, 0) == new_rows.new_rows_of(rows[0], 3, 0)[:1]
+    assert new_rows.new_rows_of(rows[0], 3, 0) == [
         example for example in found if example.id.startswith("own/0~")
     ]
-    other = renumber.renumbered(rows, 3, seed=1).examples
+    other = new_rows.renumbered(rows, 3, seed=1).examples
     assert {example.question for example in other} != {example.question for example in found}
 
 
 def test_the_draws_of_today_are_those_of_tomorrow():
     """Fixed for good: another machine or Python version must draw the same."""
-    assert [new.steps for new in renumber.new_rows_of(PENS, 2, 0)] == [
+    assert [new.steps for new in new_rows.new_rows_of(PENS, 2, 0)] == [
         ("<<36*7=252>>", "<<252-9=243>>"),
         ("<<22*3=66>>", "<<66-6=60>>"),
     ]
@@ -587,9 +587,9 @@ def test_the_draws_of_today_are_those_of_tomorrow():
 
 def test_no_question_of_a_test_set_comes_out(capsys):
     rows = [PENS, dataclasses.replace(ROWS[1], id="own/1")]
-    all_of_them = renumber.renumbered(rows, 3, 0).examples
+    all_of_them = new_rows.renumbered(rows, 3, 0).examples
     held_out = {"  " + all_of_them[0].question.replace(" ", "  ")}  # white space makes no other question
-    found = renumber.renumbered(rows, 3, 0, held_out)
+    found = new_rows.renumbered(rows, 3, 0, held_out)
     assert found.examples == all_of_them[1:]
     assert found.held_out == 1
     found.say(len(rows))
@@ -599,18 +599,18 @@ def test_no_question_of_a_test_set_comes_out(capsys):
 def test_a_question_that_was_asked_comes_once():
     """Two rows of one text make the same new rows: the one whose id sorts first keeps them, in any order."""
     twin = dataclasses.replace(PENS, id="own/1")
-    found = renumber.renumbered([twin, PENS], 2, 0)
+    found = new_rows.renumbered([twin, PENS], 2, 0)
     assert {example.id for example in found.examples} == {"own/0~1", "own/0~2"}
     assert found.repeated == 2
     # A training row asks it already.
     row = dataclasses.replace(found.examples[0], id="own/2")
-    again = renumber.renumbered([PENS, row], 2, 0)
+    again = new_rows.renumbered([PENS, row], 2, 0)
     assert row.question not in {example.question for example in again.examples}
 
 
 def test_rows_that_stay_alone_are_counted(capsys):
     lone = row("How many?", "", name="own/9")
-    found = renumber.renumbered([PENS, lone], 1, 0)
+    found = new_rows.renumbered([PENS, lone], 1, 0)
     assert dict(found.alone) == {"no chain": 1}
     found.say(2)
     assert "renumber: 1 new rows from 1 of 2" in (told := capsys.readouterr().err)
@@ -719,7 +719,7 @@ def test_show_prints_rows_before_and_after(folder, capsys):
     shown = capsys.readouterr().out
     flat = " ".join(shown.split())
     assert PENS.question in flat
-    for new in renumber.new_rows_of(dataclasses.replace(PENS, id="train/0"), 2, 0):
+    for new in new_rows.new_rows_of(dataclasses.replace(PENS, id="train/0"), 2, 0):
         assert f"~{new.id[-1]} {new.question} {' '.join(new.steps)} #### {new.answer}" in flat
     assert "stays alone: no chain" in flat
 

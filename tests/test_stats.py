@@ -117,37 +117,6 @@ def test_paired_difference_of_several_samples_is_that_of_the_questions_means(
     assert estimate.se == pytest.approx(statistics.stdev(differences) / math.sqrt(len(differences)), abs=1e-9)
 
 
-def test_wilson_is_the_textbook_interval_with_one_sample_per_question() -> None:
-    # Wilson for 8 of 10 without continuity correction: 0.4902, 0.9433; for 0 of 10: 0, z^2 / (10 + z^2)
-    eight = stats.wilson(stats.mean([1] * 8 + [0] * 2, range(10)))
-    assert eight == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert stats.wilson(stats.mean([0] * 10, range(10))) == pytest.approx((0, 3.84146 / 13.84146), abs=1e-5)
-
-
-@given(proportions, st.integers(1, 4))
-def test_wilson_ignores_repeated_samples_and_stays_in_range(values: list[bool], times: int) -> None:
-    once = stats.wilson(stats.mean(values, range(len(values))))
-    repeated = stats.wilson(stats.mean(values * times, list(range(len(values))) * times))
-    assert repeated == pytest.approx(once)
-    assert 0 <= once[0] <= statistics.fmean(values) <= once[1] <= 1
-    assert once[1] - once[0] > 0.05
-
-
-def test_wilson_treats_no_spread_between_questions_as_independent_samples_at_best() -> None:
-    even = stats.mean([1, 0] * 10, [index // 2 for index in range(20)])  # each question half right: se 0
-    assert even.se == 0
-    assert stats.wilson(even) == stats.wilson(stats.Estimate(0.5, math.sqrt(0.25 / 19), 20, 20))
-
-
-def test_wilson_takes_no_credit_beyond_independent_samples() -> None:
-    # 10 questions half right and one all right: less spread between questions than chance, "132" samples out of 22
-    values = [*[1, 0] * 10, 1, 1]
-    p = 12 / 22
-    independent = stats.Estimate(p, math.sqrt(p * (1 - p) / 21), 22, 22)
-    found = stats.wilson(stats.mean(values, [index // 2 for index in range(22)]))
-    assert found == pytest.approx(stats.wilson(independent))
-
-
 @pytest.mark.parametrize(("df", "expected"), T_TABLE)
 def test_t_quantile_against_the_printed_tables(df: int, expected: float) -> None:
     assert stats.T95[df - 1] == pytest.approx(expected, abs=6e-4)

@@ -5,12 +5,13 @@ Records are those that lab/scripts/grpo_report.py and lab/scripts/grpo_stability
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from colar.evaluation import picture
-from colar.evaluation.stats import Estimate, wilson
+from colar.evaluation.stats import Z95
 from paper_figures.points import new_figure
 
 Run = dict[str, Any]
@@ -89,10 +90,18 @@ def _draw_curve(axes: Any, each: dict[str, Any], number: int, scale: float, rows
     )
     if rows is not None:
         # Runs are validated on the same rows: three of them do not make three times as many.
-        bounds = [wilson(Estimate(value, None, rows, rows)) for value in y]
+        bounds = [wilson(value, rows) for value in y]
         low = [scale * bound[0] for bound in bounds]
         high = [scale * bound[1] for bound in bounds]
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def wilson(p: float, n: int) -> tuple[float, float]:
+    """95% score interval of a proportion of `n` rows (Wilson 1927): with a width where all are right, or none."""
+    z2 = Z95**2 / n
+    centre = (p + z2 / 2) / (1 + z2)
+    half = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n)) / (1 + z2)
+    return centre - half, centre + half
 
 
 def _count(each: dict[str, Any]) -> str:

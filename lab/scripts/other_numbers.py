@@ -23,7 +23,7 @@ from colar import files
 from colar.data import catalogue, program_rows, programs, sources
 from colar.data.example import Example, question_hash
 from colar.data.programs import NotStraight
-from colar.data.renumber import renumber
+from colar.data.renumber import new_rows
 from colar.data.renumber.equations import CannotRenumber
 from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
@@ -72,7 +72,7 @@ def write(output: Path, data_dir: Path) -> None:
             try:
                 if isinstance(example, str):
                     raise CannotRenumber(example)
-                other = renumber.new_rows_of(example, 1, SEED)[0]
+                other = new_rows.new_rows_of(example, 1, SEED)[0]
                 if example.question in pairs:
                     raise CannotRenumber("asked before")
             except CannotRenumber as reason:

@@ -18,7 +18,7 @@ from colar.cli.options import (
 )
 from colar.data import catalogue, sources, user_rows
 from colar.data.example import Example
-from colar.data.renumber import renumber
+from colar.data.renumber import new_rows
 from colar.data.renumber.equations import CannotRenumber
 
 SOURCE_HELP = (
@@ -66,7 +66,7 @@ def data_show(args: argparse.Namespace) -> None:
         _show_user_rows(args)
         return
     split = args.split or sources.splits_of(args.source)[0]
-    renumber.check("--renumber", args.renumber, args.source, split)
+    new_rows.check("--renumber", args.renumber, args.source, split)
     for example in examples_of(args, args.source, split, single_source_options(args.options, args.source)):
         if args.renumber:
             _print_renumbered(example, args.renumber, args.data_seed)
@@ -82,7 +82,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
     check_known("file option", single_source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
-    renumber.check("--renumber", args.renumber, args.source, split)
+    new_rows.check("--renumber", args.renumber, args.source, split)
     rows = user_rows.read(args.source, columns_of(args.columns), split, args.judge)
     if args.renumber:
         for example in rows.examples[: args.limit]:
@@ -125,7 +125,7 @@ def _print_renumbered(example: Example, n_new: int, seed: int) -> None:
     print(example.id)
     shown = [example]
     try:
-        shown += renumber.new_rows_of(example, n_new, seed)
+        shown += new_rows.new_rows_of(example, n_new, seed)
         reason = ""
     except CannotRenumber as error:
         reason = f"   stays alone: {error}\n"

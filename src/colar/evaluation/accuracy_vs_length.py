@@ -22,9 +22,9 @@ from colar.evaluation.report_rows import (
     base_name,
     c_text,
     datasets_of,
-    note,
-    other_values,
+    note_of,
     systems_of,
+    without_speed,
 )
 from colar.evaluation.stats import half_interval
 
@@ -45,7 +45,7 @@ def draw(rows: Iterable[ReportRow]) -> Any:
     all of them; systems that were not asked on all are in the small panels alone. Raises ValueError without rows, and
     for several datasets without rows of their average.
     """
-    rows = sorted(rows, key=lambda row: row.system.order)
+    rows = sorted(rows, key=lambda row: row.system.order())
     if not rows:
         raise ValueError("a picture needs at least one row")
     datasets = datasets_of(rows)
@@ -95,7 +95,7 @@ def _names(rows: Sequence[ReportRow]) -> list[str]:
     several_decodings = len({system.decoding for system in systems}) > 1
     names = {}
     for system in systems:
-        changed = note(system.label, (name for name, _ in system.other_values))
+        changed = note_of(system.label, (name for name, _ in system.other_values))
         name = base_name(system, systems) + (f" ({changed})" if changed else "")
         names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
     return list(names.values())
@@ -180,7 +180,7 @@ def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
             told = tuple(pair for pair in values if pair not in shared) or values
             if not told:
                 continue
-            texts = [c_text(told), *(f"{value:g}" for _, value in other_values(told))]
+            texts = [c_text(told), *(f"{value:g}" for _, value in without_speed(told))]
             text = axes.annotate(
                 ", ".join(text for text in texts if text),
                 (row.length, 100 * row.accuracy),

@@ -176,10 +176,9 @@ def _write_answers(
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in questions:
         by_model[question.point.model].append(question)
-    systems = {question.point.cell.system for question in questions}
+    system, *others = {question.point.cell.system for question in questions}
     # Of several systems the bar names the model that it has come to.
-    notes = [f"evaluate {system_name(system, systems)}" for system in systems]
-    note = notes[0] if len(notes) == 1 else "evaluate"
+    note = "evaluate" if others else f"evaluate {system_name(system, [system])}"
     state = PartialState()
     n = state.num_processes
     # A kill loses the answers of a round.

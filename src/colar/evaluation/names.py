@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from colar.data import data_files, sources
+from colar.data import data_files
+from colar.data.catalogue import SOURCES
 from colar.evaluation.report_rows import AVERAGE
 from colar.methods import registry
 from colar.model import checkpoint
@@ -77,7 +78,7 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
         name, source = split_name(text)
         if name is None:
             # A whole path would be a wide head for a column, and may be written in several ways.
-            if Path(text).is_dir() and sources.user_file(text, "test") is not None:
+            if Path(text).is_dir() and text not in SOURCES:
                 name = Path(text).resolve().name
             else:
                 name = data_files.name_of(Path(text)) if data_files.is_user_file(text) else text

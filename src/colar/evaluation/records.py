@@ -161,7 +161,10 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
         members[cell].append(fields)
     if not members:
         raise ValueError("a report needs at least one record")
-    return {cell: np.array(members[cell], dtype=FIELDS) for cell in sorted(members, key=_cell_order)}
+    return {
+        cell: np.array(members[cell], dtype=FIELDS)
+        for cell in sorted(members, key=lambda cell: cell.system.order(cell.dataset))
+    }
 
 
 def cluster_of(record: Record) -> Any:
@@ -186,12 +189,6 @@ def check_record(record: Any) -> None:
         raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
     if record["dataset"] == AVERAGE:
         raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
-
-
-def _cell_order(cell: Cell) -> tuple[Any, ...]:
-    """Sort key of cells in report.json: by model, method and note, then by dataset."""
-    name, speed = cell.system.order[:3], cell.system.order[3:]
-    return *name, cell.dataset, speed
 
 
 def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:

@@ -39,18 +39,18 @@ def param_values(params: Any) -> ParamValues:
     return tuple(sorted(values.items()))
 
 
-def speed(values: ParamValues) -> float | None:
+def speed_of(values: ParamValues) -> float | None:
     """Tokens of the reference chain to a thought; None for a method without a speed."""
     return dict(values).get(SPEED)
 
 
 def c_text(values: ParamValues) -> str:
     """The speed as tables have it, `c=2`; "" where there is none."""
-    factor = speed(values)
+    factor = speed_of(values)
     return "" if factor is None else f"c={factor:g}"
 
 
-def other_values(values: ParamValues) -> ParamValues:
+def without_speed(values: ParamValues) -> ParamValues:
     """The values other than the speed."""
     return tuple(pair for pair in values if pair[0] != SPEED)
 
@@ -98,22 +98,21 @@ class System(NamedTuple):
     @property
     def note(self) -> str:
         """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
-        return note(self.label, texts(self.other_values))
+        return note_of(self.label, texts(self.other_values))
 
     @property
     def speed(self) -> float | None:
         """Tokens of the reference chain to a thought; None for a method without a speed."""
-        return speed(self.params)
+        return speed_of(self.params)
 
     @property
     def other_values(self) -> ParamValues:
         """The values other than the speed."""
-        return other_values(self.params)
+        return without_speed(self.params)
 
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Sort key among the systems of a report."""
-        values = (self.model, self.method, self.note, self.speed, self.decoding, self.train_seed)
+    def order(self, dataset: str = "") -> tuple[Any, ...]:
+        """Sort key among the systems of a report, or, with the dataset of each, among its rows."""
+        values = (self.model, self.method, self.note, dataset, self.speed, self.decoding, self.train_seed)
         # None cannot be compared with a number or a text: 0 stands for it, and it comes first.
         return tuple((value is not None, 0 if value is None else value) for value in values)
 
@@ -129,7 +128,7 @@ class Cell(NamedTuple):
 # model, one training run and no control.
 
 
-def note(label: str, texts: Iterable[str]) -> str:
+def note_of(label: str, texts: Iterable[str]) -> str:
     """A label and texts behind it, joined by ", "."""
     return ", ".join(part for part in (label, *texts) if part)
 

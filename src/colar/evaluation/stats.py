@@ -135,35 +135,6 @@ def half_interval(se: float | None) -> float | None:
     return None if se is None else Z95 * se
 
 
-def wilson(estimate: Estimate) -> tuple[float, float]:
-    """95% Wilson score interval of a proportion, with the sample size that its clustered error amounts to.
-
-    Unlike mean ± 1.96 se it stays within 0..1 and keeps a width when every answer is right (or wrong). The
-    effective size is p (1 - p) / var (Kish's design effect; var without the small-sample factor, so that one value
-    per question gives the textbook interval), at most the number of values, and the number of questions
-    where that is undefined. Wilson 1927; the effective size as in Korn and Graubard 1998.
-    """
-    p = estimate.mean
-    if not 0 <= p <= 1:
-        raise ValueError(f"wilson needs a proportion in 0..1, got {p}")
-    spread = p * (1 - p)
-
-    # The effective sample size n_eff solves var = p (1 - p) / n_eff.
-    size = float(estimate.n)
-    if estimate.se is not None and spread > 0:
-        variance = estimate.se**2 * (estimate.n - 1) / estimate.n
-        size = min(spread / variance, estimate.samples) if variance > 0 else float(estimate.samples)
-
-    # Wilson's formula, with z^2 / n_eff as a name of its own.
-    z2 = Z95**2 / size
-    centre = (p + z2 / 2) / (1 + z2)
-    half = Z95 * math.sqrt(spread / size + z2 / (4 * size)) / (1 + z2)
-    low = max(0.0, centre - half)
-    high = min(1.0, centre + half)
-    # At p = 0 or 1 rounding could leave p a hair outside.
-    return min(p, low), max(p, high)
-
-
 def t_interval(values: Sequence[float]) -> float | None:
     """Half width of the 95% t interval of the mean of `values`: t(n - 1) * sd(ddof=1) / sqrt(n).
 

@@ -240,7 +240,7 @@ def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[st
 
 def _place(system: System, baseline: str) -> tuple[Any, ...]:
     """Sort key of systems in tables: the baseline's method first, a control after what it was made from."""
-    return system.method != baseline, system.order
+    return system.method != baseline, system.order()
 
 
 def _points(by_dataset: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@
 
 A model that is as often right with another question's thoughts does not read them: `differences` are paired by
 question. Controls that replace latents are for methods that think in some. Intervals are those of
-`evaluation/stats.py`, clustered by question: Wilson's for accuracies, mean ± 1.96 standard errors for the rest.
+`evaluation/stats.py` and of reports: mean ± 1.96 standard errors, clustered by question.
 """
 
 from __future__ import annotations
@@ -91,10 +91,9 @@ def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -
     right = [verdict(completion.text, example).correct for example, completion in pairs]
     # Repeated questions are one cluster.
     clusters = [example.first_id for example in examples]
-    accuracy = stats.mean(right, clusters)
     outcome: dict[str, Any] = {
         "n": len(examples),
-        "accuracy": {"mean": accuracy.mean, "interval": stats.wilson(accuracy)},
+        "accuracy": _mean(stats.mean(right, clusters)),
         "right": right,
     }
     for name in ("length", "forward_passes", "seconds"):

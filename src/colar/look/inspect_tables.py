@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colar.evaluation.report_rows import other_values, speed, texts
+from colar.evaluation.report_rows import speed_of, texts, without_speed
 from colar.evaluation.tables import FEW
 from colar.evaluation.text_table import BLANK, TextTable, number, percent
 
@@ -56,14 +56,14 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
     names = []
     for system in systems:
         params = tuple(system["params"].items())
-        factor = speed(params)
+        factor = speed_of(params)
         parts = []
         if several_models or factor is None:
             parts.append(system["model"])
         if factor is not None:
             parts.append(f"c = {factor:g}")
         name = ", ".join(parts)
-        others = ", ".join(texts(other_values(params)))
+        others = ", ".join(texts(without_speed(params)))
         names.append(f"{name} ({others})" if others else name)
     return names
 
@@ -74,14 +74,14 @@ def with_names(systems: Sequence[Numbers], key: str) -> list[tuple[str, Any]]:
     return [(name, system[key]) for name, system in zip(names_of(measured), measured, strict=True)]
 
 
-def with_interval(mean: Mapping[str, Any] | None) -> str:
-    """A share in % with its interval: `66.5 [61.0, 72.3]`."""
+def with_interval(mean: Mapping[str, Any] | None, least: float = -1.0) -> str:
+    """A share in %, or a difference of shares, with its interval: `66.5 [61.0, 72.3]`; `least` is its lower bound."""
     if mean is None:
         return BLANK
     if mean["interval"] is None:
         return percent(mean["mean"])
-    # The normal interval of a difference may reach beyond what there can be.
-    low, high = (percent(min(1.0, max(-1.0, end))) for end in mean["interval"])
+    # A normal interval may reach beyond what there can be.
+    low, high = (percent(min(1.0, max(least, end))) for end in mean["interval"])
     return f"{percent(mean['mean'])} [{low}, {high}]"
 
 
@@ -91,7 +91,7 @@ def cost_table(systems: Sequence[Numbers]) -> TextTable:
         own = cost["outcomes"]["own"]
         length, passes = (number(own[key]["mean"]) for key in ("length", "forward_passes"))
         milliseconds = number(1000 * own["seconds"]["mean"])
-        rows.append([name, str(own["n"]), with_interval(own["accuracy"]), length, passes, milliseconds])
+        rows.append([name, str(own["n"]), with_interval(own["accuracy"], 0.0), length, passes, milliseconds])
     head = ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     notes = ["In brackets: 95% interval over questions. Means of a question: thoughts, forward passes, time."]
     if any(int(row[1]) < FEW for row in rows):

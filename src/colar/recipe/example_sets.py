@@ -14,7 +14,7 @@ from colar import progress
 from colar.data import sources
 from colar.data.example import Example, collapsed
 from colar.data.judge import custom
-from colar.data.renumber import renumber
+from colar.data.renumber import new_rows
 from colar.recipe.schema import DataConfig, SourceRows
 
 VALIDATION = "validation"
@@ -114,13 +114,13 @@ def _renumbered(
     )
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
-    new_rows = renumber.renumbered(rows, source.renumber, seed, questions)
-    new_rows.say(len(rows))
-    if new_rows.alone.total() == len(rows):
+    found = new_rows.renumbered(rows, source.renumber, seed, questions)
+    found.say(len(rows))
+    if found.alone.total() == len(rows):
         raise ValueError(
             f"{key}.renumber: {source.source} has no row whose chain is equations that can be run again"
         )
-    return new_rows.examples
+    return found.examples
 
 
 def _validation_rows(data: DataConfig) -> list[Example]:

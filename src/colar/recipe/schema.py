@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar.checks import check_choice, check_holds, check_number
-from colar.data.renumber import renumber
+from colar.data.renumber import new_rows
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
@@ -99,7 +99,7 @@ class SourceRows:
         if self.train_size is not None:
             check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
         if self.renumber != 0:
-            renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
+            new_rows.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class DataConfig:
             if getattr(self, name) is not None:
                 check_number(f"data.{name}", getattr(self, name), low, whole=True)
         if self.renumber != 0:
-            renumber.check("data.renumber", self.renumber, self.source, self.train_split)
+            new_rows.check("data.renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,14 @@ def write(step: Step, operands: Sequence[Fraction], result: Fraction) -> str:
     return _NUMBER.sub(lambda number: digits_like(next(values), number[0]), step.text)
 
 
-def same_kind(before: Fraction, now: Fraction) -> bool:
+def may_become(before: Fraction, now: Fraction) -> bool:
     """True if a result may become another: above 0, with no more decimals, and at most one digit longer.
 
     92 may become 7 or 999, but neither 0 nor 7.5 nor 9999; 7.5 may become 8 but not 8.25.
     """
     # By value: Python spells no number of more than 4,300 digits.
     limit: int = 10 ** (len(str(int(before))) + 1)
-    units: int = 10 ** decimals_of(before)
+    units: int = 10 ** finite_decimals(before)
     return 0 < now < limit and units % now.denominator == 0
 
 
@@ -82,7 +82,7 @@ def digits_like(value: Fraction, like: str, keep_decimals: bool = False) -> str:
     shown = len(like.partition(".")[2])
     # A zero at the end shows that decimals are padded.
     padded = keep_decimals or (shown > 0 and like.endswith("0"))
-    places = max(decimals_of(value), shown if padded else 0)
+    places = max(finite_decimals(value), shown if padded else 0)
     whole, _, part = numbers.decimal_text(value, places).partition(".")
     if "," in like:
         whole = f"{int(whole):,}"
@@ -91,7 +91,7 @@ def digits_like(value: Fraction, like: str, keep_decimals: bool = False) -> str:
     return f"{whole}.{part}" if part else whole
 
 
-def decimals_of(value: Fraction) -> int:
+def finite_decimals(value: Fraction) -> int:
     """Number of decimals: 2 of 0.25. `CannotRenumber` if they never end."""
     places = numbers.decimals_of(value)
     if places is None or places > _MOST_DECIMALS:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from colar.data.judge.numbers import folded
-from colar.data.renumber.equations import decimals_of, digits_like
+from colar.data.renumber.equations import digits_like, finite_decimals
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 BELOW_TWENTY = (
@@ -236,11 +236,11 @@ def options(mention: Mention) -> list[Fraction]:
     first = math.ceil((low - mention.value) / step)
     last = math.floor((high - mention.value) / step)
     values = [mention.value + number * step for number in range(first, last + 1)]
-    same_kind = [value for value in values if value > 0 and value not in (1, mention.value)]
+    others = [value for value in values if value > 0 and value not in (1, mention.value)]
     if mention.kind == "decimal":  # 2.5 does not become 3
-        places = decimals_of(mention.value)
-        same_kind = [value for value in same_kind if decimals_of(value) == places]
-    return same_kind
+        places = finite_decimals(mention.value)
+        others = [value for value in others if finite_decimals(value) == places]
+    return others
 
 
 def _range(mention: Mention) -> tuple[Fraction, Fraction]:

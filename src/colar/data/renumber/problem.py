@@ -58,10 +58,10 @@ class Problem:
     @cached_property
     def ranked(self) -> list[list[Fraction]]:
         """The values of each kind of number, in order of size, fixed ones among them."""
-        kinds: dict[str, set[Fraction]] = {}
+        by_quantity: dict[str, set[Fraction]] = {}
         for mention in self.mentions:
-            kinds.setdefault(_kind(mention), set()).add(mention.value)
-        return [sorted(values) for values in kinds.values()]
+            by_quantity.setdefault(_quantity(mention), set()).add(mention.value)
+        return [sorted(values) for values in by_quantity.values()]
 
     @cached_property
     def amounts(self) -> set[Fraction]:
@@ -69,7 +69,7 @@ class Problem:
         return {
             mention.value
             for mention in self.mentions
-            if mention.kind != "fixed" and _kind(mention) in ("count", "money")
+            if mention.kind != "fixed" and _quantity(mention) in ("count", "money")
         }
 
     def with_numbers(self, numbers: Numbers) -> Example | None:
@@ -116,7 +116,7 @@ class Problem:
             results = [result for _, result in chain]
             values = [_value(next(operands), numbers, results) for _ in step.operands]
             result = equations.run(step, values)
-            if result is None or not equations.same_kind(step.result, result):
+            if result is None or not equations.may_become(step.result, result):
                 raise CannotRenumber("a result changes its kind")
             chain.append((values, result))
         return chain
@@ -189,7 +189,7 @@ def _value(operand: Operand, numbers: Numbers, results: Sequence[Fraction]) -> F
     return values.pop()
 
 
-def _kind(mention: Mention) -> str:
+def _quantity(mention: Mention) -> str:
     """Money, percentages, fractions and factors are each compared among themselves, all else as counts."""
     if mention.kind in ("money", "percent", "fraction"):
         return mention.kind

@@ -86,5 +86,4 @@ def _bar(mean: Mapping[str, Any], scale: float) -> list[list[float]] | None:
     if mean["interval"] is None:
         return None
     low, high = mean["interval"]
-    # An accuracy of 0 or 1 may lie a rounding beyond its interval.
-    return [[max(0.0, scale * (mean["mean"] - low))], [max(0.0, scale * (high - mean["mean"]))]]
+    return [[scale * (mean["mean"] - low)], [scale * (high - mean["mean"])]]
