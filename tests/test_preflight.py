@@ -26,7 +26,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, measure, waiting
+from colar.recipe.measure import PROFILED, UPDATES, WARMUP, Updates, measure, waiting
 from colar.training import preflight
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective

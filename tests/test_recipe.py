@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
 from colar.methods import pretrained, registry
-from colar.recipe.check import measure
+from colar.recipe.measure import measure
 from colar.recipe.schema import to_json
 from colar.training.run_folder import RunFolder
 

@@ -143,7 +143,7 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
 def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
     staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("colar.recipe.check.measure", lambda made: Table("x" * 60, title="tiny on 1 x cpu"))
+    monkeypatch.setattr("colar.recipe.measure.measure", lambda made: Table("x" * 60, title="tiny on 1 x cpu"))
     assert main(["train", str(staged), "--check"]) == 0
     shown = capsys.readouterr()
     assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())
@@ -154,7 +154,7 @@ def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
 def test_a_stage_with_a_start_of_its_own_is_checked(
     start: str, staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("colar.recipe.check.measure", lambda made: Table("x" * 60, title="measured"))
+    monkeypatch.setattr("colar.recipe.measure.measure", lambda made: Table("x" * 60, title="measured"))
     words = [str(staged), "--check", "--stages", "cot", "fast", "--stages.fast.model.init_from", start]
     assert main(["train", *words]) == 0
     shown = capsys.readouterr()

@@ -112,12 +112,12 @@ class Unending(base.Method):
     def _whole_group(self, lm: LatentLM, state: ThinkState) -> Thought:
         """A thought of the sequential head, while no token is the separator: that would end its group early."""
         template = lm.template
-        separator_id = template.closing_id
+        closing_id = template.closing_id
         template.closing_id = NO_TOKEN
         try:
             thought: Thought = self.method.think(lm, state)
         finally:
-            template.closing_id = separator_id
+            template.closing_id = closing_id
         return thought
 
     def encode(self, *args: Any) -> Any:

@@ -161,7 +161,7 @@ def _check(stages: Any) -> None:
     """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
-    from colar.recipe.check import measure
+    from colar.recipe.measure import measure
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from

@@ -149,7 +149,7 @@ def thought_object(
 
 
 def chosen_tokens(
-    token_id: int, info: Mapping[str, Tensor], separator_id: int
+    token_id: int, info: Mapping[str, Tensor], closing_id: int
 ) -> tuple[list[int], list[float | None]]:
     """The tokens that a thought was chosen as, and their log-probs where they are known; none for other latents."""
     if token_id >= 0:
@@ -159,8 +159,8 @@ def chosen_tokens(
     if chosen is None:
         return [], []
     pairs = zip(chosen, info["group_logps"].tolist(), strict=False)
-    # The separator that ends a group is no part of it.
-    own = [(token_id, logprob) for token_id, logprob in pairs if token_id != separator_id]
+    # The token that closes the reasoning may end a group, and is no part of it.
+    own = [(token_id, logprob) for token_id, logprob in pairs if token_id != closing_id]
     return [token_id for token_id, _ in own], [logprob for _, logprob in own]
 
 

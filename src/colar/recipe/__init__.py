@@ -8,7 +8,7 @@ An unknown key is an error that names the nearest right one; every value is chec
     schema         the sections and keys;  parsing reads a file of them, with overrides
     run            stages, one after another, each in a folder of its own
     example_sets   the rows of a recipe: to train on, and to validate with
-    check          `colar train --check`: what a recipe takes on this machine
+    measure        `colar train --check`: what a recipe takes on this machine
     auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds and auto_choice at its end
 """
 

@@ -207,17 +207,12 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
 
 def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
     """The tree with one key of the command line set."""
-    *above, name = key.split(".")
-    section: Any = Recipe
-    for part in above:
-        section = section and yaml_settings.section_of(typing.get_type_hints(section).get(part))
-    hint = typing.get_type_hints(section).get(name) if section else None
-
-    def alone(value: Any) -> Any:
-        for part in reversed(above):
-            value = {part: value}
-        return value
-
+    path = key.split(".")
+    hint: Any = Recipe
+    for name in path:
+        # Below a mapping of the user's own (method, data.options) there are no sections.
+        section = yaml_settings.section_of(hint)
+        hint = typing.get_type_hints(section).get(name) if section else None
     where = f"--{key} {text}".rstrip()
     value: Any = text
     if hint == str | None and text == "null":
@@ -225,12 +220,19 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
     # A text has lost its quotes to the shell, and stays one.
     elif hint not in (str, str | None):
         value = yaml_settings.read_yaml(where, text)
-    yaml_settings.check(where, Recipe, alone({name: value}))
-    if not yaml_settings.section_of(hint):
-        # A mapping of the user's own (data.options) is replaced, where sections are merged.
-        tree = yaml_settings.laid_over(tree, alone({name: None}))
-    merged: dict[str, Any] = yaml_settings.laid_over(tree, alone({name: value}))
-    return merged
+    yaml_settings.check(where, Recipe, _with_key({}, path, value))
+    return _with_key(tree, path, value, merge=yaml_settings.section_of(hint) is not None)
+
+
+def _with_key(tree: dict[str, Any], path: Sequence[str], value: Any, merge: bool = False) -> dict[str, Any]:
+    """The tree with a value at a path, or, to `merge` a section, the value's keys laid over those that are there."""
+    first, *rest = path
+    before = tree.get(first)
+    if rest:
+        value = _with_key(before if isinstance(before, dict) else {}, rest, value, merge)
+    elif merge:
+        value = yaml_settings.laid_over(before, value)
+    return {**tree, first: value}
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:

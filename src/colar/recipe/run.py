@@ -175,15 +175,15 @@ def _train(
     resume: bool,
     roll_out: RollOut | None,
 ) -> TrainResult:
-    settings = recipe.validation
+    validation = recipe.validation
     validate = None
     if held_out:
         validate = partial(
             evaluate.validate,
             examples=held_out,
-            params=settings.method_params(method),
-            decoding=settings.decoding,
-            settings=settings.limits,
+            params=validation.method_params(method),
+            decoding=validation.decoding,
+            settings=validation.limits,
         )
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     if recipe.grpo is not None:

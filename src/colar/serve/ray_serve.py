@@ -164,11 +164,11 @@ class Replica:
     async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
-        asked: list[Message] = [{"type": "http.request", "body": body}]
+        received: list[Message] = [{"type": "http.request", "body": body}]
 
         async def receive() -> Message:
             # A client that leaves cancels this call: there is no message of it.
-            return asked.pop() if asked else await asyncio.Future()
+            return received.pop() if received else await asyncio.Future()
 
         answering = asyncio.ensure_future(self.app(scope, receive, sent.put))
         answering.add_done_callback(lambda _: sent.put_nowait(None))
@@ -235,8 +235,8 @@ class Front:
     async def metrics_text(self, request: Request) -> Response:
         """The metrics of all replicas, each with its name as a label."""
         try:
-            asked = self.handle.broadcast("whole", _portable(request.scope))
-            found = await asked.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
+            responses = self.handle.broadcast("whole", _portable(request.scope))
+            found = await responses.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
         except Exception as error:
             raise _failed(error) from error
         answers = [each for each in found if isinstance(each, Whole)]
