@@ -19,13 +19,15 @@ from torch import Tensor
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import grouping, pretrained, registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
+from colar.methods.sequential.chains import Windows
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.methods.sequential.decoder import Ending
-from colar.methods.sequential.equation_groups import LONGEST, Equations, Extents
+from colar.methods.sequential.equation_groups import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.ops.sampling import Ways
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -96,31 +98,17 @@ class Naive:
         return sizes
 
 
+def batch_sizes(chains: list[list[int]], c: float, phase: float) -> list[list[int]]:
+    """The groups of chains, as training makes them in one batch where the largest factor is 5."""
+    ids, lengths = ragged.pad(chains)
+    # float64, as a batch has it: float32 would move groups of 1.54.
+    c_B, phase_B = (torch.full(lengths.shape, value, dtype=torch.float64) for value in (c, phase))
+    found = Windows.of((ids, lengths), 5, BY_HAND, c_B >= 2).sizes(lengths, c_B, phase_B)
+    return [sizes_of(found, row) for row in range(len(chains))]
+
+
 def found_sizes(chain: list[int], c: float, phase: float) -> list[int]:
-    ids = torch.tensor([chain])
-    found = grouping.cut_sizes(
-        torch.tensor([len(chain)]),
-        torch.tensor([c], dtype=torch.float64),  # as a batch has it: float32 would move groups of 1.54
-        torch.tensor([phase], dtype=torch.float64),
-        BY_HAND.most_tokens(ids, torch.tensor([c >= 2])),
-        BY_HAND.unit_sizes(ids, torch.tensor([c >= 2])),
-    )
-    return sizes_of(found, 0)
-
-
-def thought_sizes(chain: list[int], c: float, phase: float) -> list[int]:
-    """The groups of a chain as thinking makes them: each token joins as long as it may."""
-    row, sizes = torch.tensor([0]), []
-    while sum(sizes) < len(chain):
-        first, *others = torch.tensor(chain[sum(sizes) :])[:, None]
-        units = torch.tensor([most_of(len(sizes), c, phase)])
-        extents = Extents(first, units, BY_HAND, torch.tensor([c >= 2]))
-        sizes.append(1)
-        for token in others:
-            if not (extents.open(row) and extents.admits(row, token[:, None])):
-                break
-            extents.add(row, token)
-            sizes[-1] += 1
+    (sizes,) = batch_sizes([chain], c, phase)
     return sizes
 
 
@@ -159,7 +147,6 @@ def test_groups_are_those_of_a_naive_loop(chain: list[int], c: float, phase: flo
     naive = Naive.of(BY_HAND, c)
     sizes = found_sizes(chain, c, phase)
     assert sizes == naive.sizes(chain, c, phase)
-    assert sizes == thought_sizes(chain, c, phase)
     assert max(sizes) <= math.ceil(c) + LONGEST - 1
     ids = torch.tensor([chain])
     # The places that merging goes by.
@@ -184,18 +171,8 @@ def test_groups_are_those_of_a_naive_loop(chain: list[int], c: float, phase: flo
 
 def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
     chains = [[1, 2, 3, 4], [11], [OTHER, 1, 11, 2, 3, OTHER, OTHER], [5, 6]]
-    ids = torch.zeros(len(chains), 7, dtype=torch.long)
-    for row, chain in enumerate(chains):
-        ids[row, : len(chain)] = torch.tensor(chain)
-    found = grouping.cut_sizes(
-        torch.tensor([len(chain) for chain in chains]),
-        torch.tensor([2.0] * 4),
-        torch.zeros(4).double(),
-        BY_HAND.most_tokens(ids, torch.ones(4).bool()),
-        BY_HAND.unit_sizes(ids, torch.ones(4).bool()),
-    )
-    for row, chain in enumerate(chains):
-        assert sizes_of(found, row) == Naive.of(BY_HAND, 2).sizes(chain, 2, 0.0)
+    for chain, sizes in zip(chains, batch_sizes(chains, 2, 0.0), strict=True):
+        assert sizes == Naive.of(BY_HAND, 2).sizes(chain, 2, 0.0)
 
 
 # Learning
@@ -499,7 +476,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
                 has_threshold=threshold > 0,
                 uniform=lambda place, u=uniform: u[place],
                 equations=equations,
-                numbers=columns > 0,
+                unites_digits=columns > 0,
             )
             found = choose_groups(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
@@ -529,7 +506,7 @@ def test_a_threshold_is_asked_behind_numbers_alone() -> None:
             has_threshold=True,
             uniform=lambda place, u=uniform: u[place],
             equations=equations,
-            numbers=ones > 0,
+            unites_digits=ones > 0,
         )
         ids = choose_groups(lm, state_ND, torch.full((n,), first_id), rules).ids
         sizes[first_id] = (ids != -1).sum(1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from colar.methods import grouping
 from colar.methods.colar.method import pick_one
 from colar.methods.grouping import compress, merge_divisor, tokens_of_groups
+from colar.methods.sequential.chains import Windows
 from colar.ops import noise, ragged
 from colar.ops.sampling import sample_tokens
 
@@ -145,7 +146,7 @@ def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
     assert (sizes > 0).all()
     full = set(sizes[:-1].tolist())
     assert full <= {math.floor(c), math.ceil(c)}
-    most = grouping.nominal_size(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
+    most = grouping.nominal_units(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
     assert (sizes[:-1] == most[:-1]).all()
     assert len(sizes) == 0 or 0 < sizes[-1] <= most[-1]
 
@@ -156,12 +157,12 @@ def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing
     assert phase.max() < 1
     c = torch.full((4000,), 2.3, dtype=torch.float64)
     for step in (0, 1, 7):
-        most = grouping.nominal_size(torch.full((4000,), step), c, phase)
+        most = grouping.nominal_units(torch.full((4000,), step), c, phase)
         assert abs(most.double().mean().item() - 2.3) < 0.03
         assert set(most.tolist()) == {2, 3}
     # The phase nearest to 1 that there is, and a long chain: nothing is rounded up to the next token.
     last = torch.tensor([1 - 1 / grouping.PHASES], dtype=torch.float64)
-    assert (grouping.nominal_size(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
+    assert (grouping.nominal_units(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
 
 
 def loop_cut(n, c, phase, bounds):
@@ -185,18 +186,17 @@ def loop_cut(n, c, phase, bounds):
     more=st.integers(0, 2),
 )
 def test_cut_groups_equal_a_loop(rows, factors, seed, more):
-    lengths = torch.tensor([len(row) for row in rows])
-    bounds = torch.ones(len(rows), int(lengths.max()) + more, dtype=torch.long)
-    for b, row in enumerate(rows):
-        bounds[b, : len(row)] = torch.tensor(row, dtype=torch.long)
+    bounds, lengths = ragged.pad(rows)
+    bounds = torch.nn.functional.pad(bounds, (0, more))
     c = torch.tensor(factors[: len(rows)], dtype=torch.float64)
     phase = grouping.draw_phase(torch.arange(len(rows)) + seed)
-    found = grouping.cut_sizes(lengths, c, phase, bounds)
+    # Ids play no part.
+    uncut = Windows.of((bounds, lengths), 6, None, c >= 2)
+    assert uncut.sizes(lengths, c, phase).tolist() == grouping.even_sizes(lengths, c, phase).tolist()
+    found = uncut.cut_before(torch.arange(6) >= bounds[..., None]).sizes(lengths, c, phase)
     for b, row in enumerate(rows):
         expected = loop_cut(len(row), factors[b], phase[b].item(), row)
         assert [size for size in found[b].tolist() if size] == expected
-    uncut = grouping.cut_sizes(lengths, c, phase, torch.full_like(bounds, 99))
-    assert uncut.tolist() == grouping.even_sizes(lengths, c, phase).tolist()
 
 
 # Ragged rows

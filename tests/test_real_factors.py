@@ -280,7 +280,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):
             ids = ids_of(info)
-            most = grouping.nominal_size(
+            most = grouping.nominal_units(
                 torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()
             ).item()
             assert most == most_of(k, c, phase)

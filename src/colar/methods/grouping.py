@@ -43,8 +43,9 @@ def draw_phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
     return torch.floor(drawn_B * PHASES) / PHASES
 
 
-def nominal_size(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
-    """The tokens that group number `step` (from 0) has where nothing ends it before: int64, of the arguments' shape."""
+def nominal_units(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
+    """The units (tokens, unless a method says otherwise) that group number `step` (from 0) has where nothing ends it
+    before: int64, of the arguments' shape."""
     # float64: at float32 a fractional factor would move groups of long chains by a token.
     c = devices.to_widest(c)
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
@@ -67,51 +68,6 @@ def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) ->
     sizes_BK = torch.minimum(starts_BJ, lengths_B[:, None]).diff(dim=1)
     used = int((sizes_BK > 0).any(0).sum())
     return sizes_BK[:, :used]
-
-
-def cut_sizes(
-    lengths_B: Tensor,
-    c_B: Tensor,
-    phase_B: Tensor,
-    most_tokens_BT: Tensor,
-    unit_sizes_BT: Tensor | None = None,
-) -> Tensor:
-    """As `even_sizes`, and a group that starts at token t has no more than `most_tokens_BT[:, t]` tokens, from 1 on.
-
-    The next group starts where it ends, and c lets it take as many tokens as without the cut. c counts units where
-    `unit_sizes_BT` gives the tokens of the unit that starts at each token.
-    """
-    columns: list[Tensor] = []
-    start_B = torch.zeros_like(lengths_B)
-    # A group's start depends on where the one before it was cut: one group of all rows after another.
-    while bool((start_B < lengths_B).any()):
-        step_B = torch.full_like(lengths_B, len(columns))
-        # Rows that have ended look at their last token; nothing is left for them to take.
-        at_B1 = start_B.clamp(max=most_tokens_BT.shape[1] - 1)[:, None]
-        most_tokens_B = most_tokens_BT.gather(1, at_B1)[:, 0]
-        size_B = nominal_size(step_B, c_B, phase_B)
-        if unit_sizes_BT is not None:
-            size_B = tokens_of_units(unit_sizes_BT, at_B1, size_B[:, None])[:, 0]
-        size_B = torch.minimum(size_B, most_tokens_B)
-        size_B = torch.minimum(size_B, lengths_B - start_B)
-        columns.append(size_B)
-        start_B = start_B + size_B
-    return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
-
-
-def tokens_of_units(unit_sizes_BT: Tensor, starts_BK: Tensor, most_BK: Tensor) -> Tensor:
-    """The tokens of `most` units from each start on, (B, K); more units than the row has end beyond it.
-
-    tokens     <<  4  8  /  2  =            unit_sizes_BT: 1 2 1 1 1 1 (48 is one unit)
-    start      ^ 0, most = 3                <<, 48, /: 4 tokens
-    """
-    last = unit_sizes_BT.shape[1] - 1
-    total_BK = torch.zeros_like(starts_BK)
-    for step in range(int(most_BK.max()) if most_BK.numel() else 0):
-        at_BK = starts_BK + total_BK
-        length_BK = unit_sizes_BT.gather(1, at_BK.clamp(max=last))
-        total_BK = total_BK + torch.where(step < most_BK, length_BK, 0)
-    return total_BK
 
 
 def count_groups(sizes_BK: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from colar.methods.losses import go_on_logps
 from colar.methods.sequential.decoder import NOTHING, Ending, without
-from colar.methods.sequential.equation_groups import LONGEST, Equations, Extents
+from colar.methods.sequential.equation_groups import Equations, Extents, most_tokens
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
@@ -49,23 +49,17 @@ class Rules:
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
-    numbers: Tensor | None = None
-    """Bools: in which rows numbers are units. Of equations."""
+    unites_digits: Tensor | None = None
+    """True in rows in which the digits of a number are one unit, (B,) bool; None for no row."""
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that a group may have."""
-        # A number that begins a group is one unit; behind it a unit is one token.
-        return self.most_units if self.equations is None else self.most_units + LONGEST - 1
+        return most_tokens(self.most_units, self.equations)
 
     def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
         """The threshold of each group's next token, (X,)."""
-        threshold_X = self.confidence_threshold[rows_X]
-        if self.equations is None:
-            return threshold_X
-        # Of equations, only what stands behind a number that may go on is compared: a digit of it, or its end. A
-        # result's digits are computed one from another; a sign and the digit behind it cost nothing in one thought.
-        return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
+        return torch.where(extents.compares(rows_X), self.confidence_threshold[rows_X], 0)
 
 
 @dataclass
@@ -161,8 +155,10 @@ def choose_groups(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    numbers_B = torch.zeros_like(first_B, dtype=torch.bool) if rules.numbers is None else rules.numbers
-    extents = Extents(first_B, rules.units, rules.equations, numbers_B)
+    unites_digits_B = rules.unites_digits
+    if unites_digits_B is None:
+        unites_digits_B = torch.zeros_like(first_B, dtype=torch.bool)
+    extents = Extents(first_B, rules.units, rules.equations, unites_digits_B)
     going_X = (token_X != lm.template.closing_id) & extents.open(rows_X)
     for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):

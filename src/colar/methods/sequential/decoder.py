@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,9 @@ NOTHING = -1
 class Ending(IntEnum):
     """Ends of groups by a draw: values of the column `endings`, which `thought_logps` reads to score that draw.
 
-    A number from 0 on is a token id: of all tokens it alone would have continued the group (with a threshold above a
-    half). Below 0 it is one of these; where it is a class of tokens, one of them was drawn, and ended a group of
-    equations.
+    From 0 on it is the id of a token that was not drawn: of all tokens it alone would have continued the group (with a
+    threshold above a half). Below 0 it is one of these; a class is of tokens of which one was drawn, and ended a group
+    of equations.
     """
 
     NO_DRAW = -1
@@ -135,19 +136,21 @@ def thought_logps(
     # Outputs without any thought have no places either.
     if not ids_LG.numel():
         return torch.zeros(len(ids_LG), device=actions.hidden.device)
-    # A draw that ended a group stands behind its last token. Where it is a class of tokens, any token stands for it.
+    # Behind a group's last token stands what ended it, if a draw did: a token, or a class of tokens.
     place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
     is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
-    endings_LG = torch.where(is_behind_LG, actions.endings[:, None], Ending.NO_DRAW)
-    ids_LG = torch.where(endings_LG != Ending.NO_DRAW, endings_LG.clamp(min=0), ids_LG)
-    real_LG = ids_LG != NOTHING
+    is_ending_LG = is_behind_LG & (actions.endings != Ending.NO_DRAW)[:, None]
+    labels_LG = torch.where(is_ending_LG, actions.endings[:, None], ids_LG)
+    real_LG = labels_LG != NOTHING
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
-    scored = _score(lm, actions.hidden, ids_LG, real_LG, scale_L, shortlist)
-    endings_P = ragged.take_masked(endings_LG, real_LG)
-    logps_P = _with_endings(lm, scored, endings_P, shortlist, equations)
-    tokens_LG = ragged.put_masked(logps_P, real_LG)
+    labels = Labels.of(lm, actions.hidden, labels_LG, real_LG, scale_L)
+    logps_P = _logps(lm, labels, shortlist, equations)
+    # Of a token that alone would have continued the group, any other was drawn.
+    is_other_LG = is_ending_LG & (labels_LG >= 0)
+    is_other_P = devices.beside(ragged.take_masked(is_other_LG, real_LG), logps_P)
+    tokens_LG = ragged.put_masked(torch.where(is_other_P, _log1m_exp(logps_P), logps_P), real_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -188,125 +191,103 @@ def label_logps(
     if not ids.numel():
         return torch.zeros(ids.shape, device=hidden.device)
     real_MG = real.flatten(end_dim=-2)
-    scored = _score(lm, hidden.flatten(end_dim=-2), ids.flatten(end_dim=-2), real_MG, None, shortlist)
-    return ragged.put_masked(scored.logps_P, real_MG).view(ids.shape)
+    labels = Labels.of(lm, hidden.flatten(end_dim=-2), ids.flatten(end_dim=-2), real_MG)
+    return ragged.put_masked(_logps(lm, labels, shortlist), real_MG).view(ids.shape)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The real labels of all positions, one after another, with the states before them."""
+class Labels:
+    """The real labels of all positions, one after another, each with the state before it."""
 
     state_PD: Tensor
+    id_P: Tensor
+    """A token; below 0 a class of tokens, as in `Ending`."""
+    is_later_P: Tensor
+    """bool: behind the first place of a group."""
     temperature_P: Tensor | None
-    """Of the labels' positions; None for 1."""
-    logps_P: Tensor
+    """None for 1."""
+
+    @classmethod
+    def of(
+        cls,
+        lm: LatentLM,
+        hidden_MD: Tensor,
+        ids_MG: Tensor,
+        real_MG: Tensor,
+        temperature_M: Tensor | None = None,
+    ) -> Labels:
+        """Those of groups that start at each position. A class has no place but a group's last."""
+        state_PD = states(lm, hidden_MD, ids_MG, real_MG)
+        place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
+        temperature_P = None
+        if temperature_M is not None:
+            temperature_MG = temperature_M[:, None].expand_as(ids_MG).float()
+            temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
+        id_P, is_later_P = (ragged.take_masked(values, real_MG) for values in (ids_MG, place_MG > 0))
+        return cls(state_PD, id_P, is_later_P, temperature_P)
+
+    def at(self, at_X: Tensor) -> Labels:
+        """Some of the labels, by their indices."""
+        state_at_X = devices.beside(at_X, self.state_PD)
+        return Labels(
+            self.state_PD.index_select(0, state_at_X),
+            self.id_P[at_X],
+            self.is_later_P[at_X],
+            None if self.temperature_P is None else self.temperature_P[state_at_X],
+        )
+
+    @property
+    def temperatures(self) -> tuple[Tensor, ...]:
+        """Columns for `lm.reduce_logits`."""
+        return () if self.temperature_P is None else (self.temperature_P,)
 
 
-def _score(
-    lm: LatentLM,
-    hidden_MD: Tensor,
-    ids_MG: Tensor,
-    real_MG: Tensor,
-    temperature_M: Tensor | None,
-    shortlist: PartialHead | None,
-) -> Scored:
-    """Log-prob of each real label given those before it in its group."""
-    state_PD = states(lm, hidden_MD, ids_MG, real_MG)
-    label_P = ragged.take_masked(ids_MG, real_MG)
-    temperature_P = None
-    if temperature_M is not None:
-        temperature_MG = temperature_M[:, None].expand_as(ids_MG).float()
-        temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
-    if shortlist is None:
-        return Scored(state_PD, temperature_P, _logps_at(lm, state_PD, label_P, temperature_P))
-    place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
-    behind_P = ragged.take_masked(place_MG, real_MG) > 0
-    logps_P = _logps_by_shortlist(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
-    return Scored(state_PD, temperature_P, logps_P)
-
-
-def _with_endings(
-    lm: LatentLM,
-    scored: Scored,
-    endings_P: Tensor,
-    shortlist: PartialHead | None,
-    equations: Equations | None,
+def _logps(
+    lm: LatentLM, labels: Labels, shortlist: PartialHead | None, equations: Equations | None = None
 ) -> Tensor:
-    """The labels' log-probs, (P,), with those of draws that ended groups in place of the tokens that stand for them."""
-    logps_P = scored.logps_P
-    is_token_P = devices.beside(endings_P >= 0, logps_P)
-    logps_P = torch.where(is_token_P, _log1m_exp(logps_P), logps_P)
-    if equations is None:
-        return logps_P
-    classes: dict[int, Callable[[Tensor], Tensor]] = {
-        Ending.START: equations.is_start,
-        Ending.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
-    }
-    for ending, is_in_class in classes.items():
-        (at_X,) = (endings_P == ending).nonzero(as_tuple=True)
+    """Log-prob of each label, (P,): behind a group's first by the shortlist where it has the token, else by all."""
+    is_token_P = labels.id_P >= 0
+    is_listed_P = torch.zeros_like(is_token_P)
+    if shortlist is not None:
+        is_listed_P = labels.is_later_P & shortlist.find(labels.id_P)[1]
+    kinds: list[tuple[Tensor, Callable[[Labels], Tensor]]] = [
+        (is_listed_P, partial(_token_logps, lm, shortlist)),
+        (is_token_P & ~is_listed_P, partial(_token_logps, lm, None)),
+    ]
+    if equations is not None:
+        for ending in (Ending.START, Ending.DIGIT_OR_START):
+            kinds.append((labels.id_P == ending, partial(_class_logps, lm, shortlist, equations, ending)))
+    logps_P = labels.state_PD.new_zeros(len(labels.id_P), dtype=torch.float32)
+    for is_kind_P, logps_of in kinds:
+        (at_X,) = is_kind_P.nonzero(as_tuple=True)
         if len(at_X):
-            at_X = devices.beside(at_X, logps_P)
-            temperature_X = None if scored.temperature_P is None else scored.temperature_P[at_X]
-            state_XD = scored.state_PD.index_select(0, at_X)
-            logps_X = _class_logps(lm, state_XD, is_in_class, temperature_X, shortlist)
-            logps_P = logps_P.index_copy(0, at_X, logps_X)
+            logps_P = logps_P.index_copy(0, devices.beside(at_X, logps_P), logps_of(labels.at(at_X)))
     return logps_P
 
 
-def _logps_at(
-    lm: LatentLM,
-    state_XD: Tensor,
-    label_X: Tensor,
-    temperature_X: Tensor | None,
-    part: PartialHead | None = None,
-) -> Tensor:
-    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place in a part of it."""
-    temperatures = () if temperature_X is None else (temperature_X,)
-    label_X = devices.beside(label_X, state_XD)
-    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, part=part)
-    return logps_X
-
-
-def _logps_by_shortlist(
-    lm: LatentLM,
-    state_PD: Tensor,
-    label_P: Tensor,
-    temperature_P: Tensor | None,
-    behind_P: Tensor,
-    shortlist: PartialHead,
-) -> Tensor:
-    """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
-    index_P, listed_P = shortlist.find(label_P)
-    short_P = behind_P & listed_P
-    logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
-    for chosen_P, names_P, part in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
-        (at_X,) = chosen_P.nonzero(as_tuple=True)
-        names_X = names_P[at_X]
-        at_X = devices.beside(at_X, state_PD)
-        temperature_X = None if temperature_P is None else temperature_P[at_X]
-        logps_X = _logps_at(lm, state_PD.index_select(0, at_X), names_X, temperature_X, part)
-        logps_P = logps_P.index_copy(0, at_X, logps_X)
+def _token_logps(lm: LatentLM, part: PartialHead | None, labels: Labels) -> Tensor:
+    """Log-prob of tokens, (P,), among the whole vocabulary or a part of it that has them."""
+    id_P = labels.id_P if part is None else part.find(labels.id_P)[0]
+    id_P = devices.beside(id_P, labels.state_PD)
+    (logps_P,) = lm.reduce_logits(chosen_logps, labels.state_PD, id_P, *labels.temperatures, part=part)
     return logps_P
 
 
 def _class_logps(
-    lm: LatentLM,
-    state_XD: Tensor,
-    is_in_class: Callable[[Tensor], Tensor],
-    temperature_X: Tensor | None,
-    shortlist: PartialHead | None,
+    lm: LatentLM, part: PartialHead | None, equations: Equations, ending: Ending, labels: Labels
 ) -> Tensor:
-    """Log-prob that one of the tokens of a class comes, at each state, (X,)."""
+    """Log-prob that one of the tokens of a class comes, (P,)."""
 
     def reduce(logits_CV: Tensor, *temperature: Tensor) -> tuple[Tensor]:
-        ids_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-        in_class_V = is_in_class(ids_V if shortlist is None else shortlist.ids_S)
+        ids_V = part.ids_S if part else torch.arange(logits_CV.shape[1], device=logits_CV.device)
+        in_class_V = equations.is_start(ids_V)
+        if ending == Ending.DIGIT_OR_START:
+            in_class_V = in_class_V | equations.is_digit(ids_V)
         logps_CV = log_probs(logits_CV, *(temperature or (None,)))
         return (logps_CV.masked_fill(~in_class_V, -torch.inf).logsumexp(-1),)
 
-    columns = () if temperature_X is None else (temperature_X,)
-    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, part=shortlist)
-    return logps_X
+    (logps_P,) = lm.reduce_logits(reduce, labels.state_PD, *labels.temperatures, part=part)
+    return logps_P
 
 
 def loss(

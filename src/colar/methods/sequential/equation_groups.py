@@ -17,15 +17,11 @@ one. (The later digits of a longer operand do: 1234 is fed as 1 and 234.)
 Below c = 2 digits are tokens like all others. So a request at c = 1 thinks token by token, as CoT does, and keeps what
 the model knows of digits.
 
-All of this holds at inference as in training. `Extents` has the rules for one token more, as thinking needs them, and
-`Equations.unit_sizes` and `most_tokens` for all places of given chains at once, as training does; a test holds the two
-equal. A group goes on as long as its next token may join it. So the decoder also computes the token behind a number,
-which says that the number ends; that token is then chosen anew, as the next group's first.
+All of this holds at inference as in training: `Extents` has the rules for one token more, and `chains.py` runs them
+over given chains. A group goes on as long as its next token may join it. So the decoder also computes the token behind
+a number, which says that the number ends; that token is then chosen anew, as the next group's first.
 
-Columns of bools `numbers` (B,) say in which rows numbers are units: those of c = 2 and more.
-
-Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, X rows whose group may go on, S columns of
-logits.
+Shape suffixes: B rows, G places of a group, X rows whose group may go on, S columns of logits.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from colar.ops import devices
 from colar.template.template import Template
@@ -76,8 +71,6 @@ class Equations:
         """Tokens that nothing joins in their group."""
         return ids == self.equals_id
 
-    # Of groups that are given
-
     def units_and_digits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
         and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
@@ -98,87 +91,26 @@ class Equations:
             worth.append(torch.where(units[g] == units[g + 1], worth[-1] + 1, 0))
         return torch.stack(units, dim=-1), torch.stack(worth[::-1], dim=-1)
 
-    # Of chains that are given
 
-    def unit_sizes(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
-        """(B, T): the tokens of the unit that starts at each token. What stands in a row's padding means nothing.
-
-        Of numbers that begin no group a unit is one digit: `most_tokens` says so.
-        """
-        digit_BT = self.is_digit(chain_ids)
-        size_BT = torch.ones_like(chain_ids)
-        run_BT = digit_BT
-        for step in range(1, LONGEST):
-            # Whether `step` more tokens are digits, with none between that is not.
-            later_BT = pad(digit_BT[:, step:], (0, min(step, chain_ids.shape[1])))
-            run_BT = run_BT & later_BT
-            size_BT = size_BT + run_BT.long()
-        return torch.where(numbers_B[:, None], size_BT, 1)
-
-    def most_tokens(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
-        """(B, T): the most tokens of a group that starts at each token, for any c: it ends before a token that may not
-        join it."""
-        T = chain_ids.shape[1]
-        at_T = torch.arange(T, device=chain_ids.device)
-        # Which tokens no group that began before them has.
-        digit_BT = self.is_digit(chain_ids) & numbers_B[:, None]
-        refused_BT = self.is_start(chain_ids) | _shifted(self.is_end(chain_ids))
-        refused_BT = refused_BT | (digit_BT & _shifted(digit_BT))
-        # A group may begin with several digits: what is refused is looked for after them.
-        first_BT = torch.where(digit_BT, self.unit_sizes(chain_ids, numbers_B), 1)
-        place_BT = torch.where(refused_BT, at_T, T)
-        # From each token on, the first that is refused: the least of the places that follow.
-        next_BT = place_BT.flip(1).cummin(1).values.flip(1)
-        next_BT = pad(next_BT, (0, LONGEST), value=T)
-        behind_BT = (at_T + first_BT).clamp(max=next_BT.shape[1] - 1)
-        return next_BT.gather(1, behind_BT) - at_T
-
-    def numbers_open(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        """Groups of tokens (..., G) -> at which places a digit would go on the number before it, (..., G) bool.
-
-        `numbers` (...,) says in which groups numbers are units.
-        """
-        tokens_NG = ids.flatten(end_dim=-2)
-        all_N = torch.arange(len(tokens_NG), device=ids.device)
-        first_N = tokens_NG[:, 0]
-        # As while a group is chosen. The units that c lets in play no part.
-        extents = Extents(first_N, torch.full_like(first_N, NUMBERS_FROM), self, numbers.flatten())
-        open_at = [torch.zeros_like(all_N, dtype=torch.bool)]
-        for token_N in tokens_NG[:, 1:].unbind(1):
-            open_at.append(extents.takes_digit(all_N))
-            extents.add(all_N, token_N)
-        return torch.stack(open_at, dim=-1).view(ids.shape)
-
-    def label_counts(
-        self, chain_ids: Tensor, starts_BK: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor
-    ) -> Tensor:
-        """The tokens that the decoder chooses at each group's position in thinking, (B, K): the group's own and, where
-        another could still have joined it, the one behind. `most_BK` are the units that c lets in.
-        """
-        ends_BK = starts_BK + sizes_BK
-        last_BK = (ends_BK - 1).clamp(min=0, max=chain_ids.shape[1] - 1)
-        closed_BK = self.is_end(chain_ids.gather(1, last_BK))
-        # Running counts: what a group has of something is their difference between its end and its start.
-        digit_BT = self.is_digit(chain_ids) & numbers_B[:, None]
-        inner_BK = _between(digit_BT & _shifted(digit_BT), starts_BK + 1, ends_BK)
-        has_room_BK = sizes_BK - inner_BK < most_BK
-        more_BK = has_room_BK & ~closed_BK
-        return sizes_BK + more_BK.long()
+def most_tokens(units: int, equations: Equations | None) -> int:
+    """The most tokens that a group of so many units may have."""
+    # A number that begins a group is one unit; behind it a unit is one token.
+    return units if equations is None else units + LONGEST - 1
 
 
 class Extents:
     """State of the groups of a batch's rows while they are chosen, and tokens that may join them.
 
     Rows are named by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
-    has `units` tokens, of any kind.
+    has `units` tokens, of any kind. In rows of `unites_digits` (bool), those of c = 2 and more, numbers are units.
     """
 
     def __init__(
-        self, first_B: Tensor, units_B: Tensor, equations: Equations | None, numbers_B: Tensor
+        self, first_B: Tensor, units_B: Tensor, equations: Equations | None, unites_digits_B: Tensor
     ) -> None:
         self.equations = equations
         self.units_B = units_B
-        self.numbers_B = numbers_B
+        self.unites_digits_B = unites_digits_B
         self.last_B = first_B.clone()
         self.used_B = torch.ones_like(first_B)
         """Units so far, the last one included."""
@@ -219,29 +151,24 @@ class Extents:
     def takes_digit(self, rows_X: Tensor) -> Tensor:
         """True if a digit would belong to the last unit, (X,) bool."""
         run_X = self.run_B[rows_X]
-        return (run_X > 0) & (run_X < LONGEST) & self.numbers_B[rows_X]
+        return (run_X > 0) & (run_X < LONGEST) & self.unites_digits_B[rows_X]
+
+    def compares(self, rows_X: Tensor) -> Tensor:
+        """True if a threshold applies to the next token, (X,) bool: of equations, only behind a number that may go on.
+
+        There it is a digit of that number, or its end. A result's digits are computed one from another; a sign and the
+        digit behind it cost nothing in one thought.
+        """
+        return (
+            torch.ones_like(rows_X, dtype=torch.bool) if self.equations is None else self.takes_digit(rows_X)
+        )
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
         """True if no digit may join, be there room or not, (X,) bool."""
-        return (self.run_B[rows_X] >= LONGEST) & self.numbers_B[rows_X]
+        return (self.run_B[rows_X] >= LONGEST) & self.unites_digits_B[rows_X]
 
 
 def _any_of(ids: Tensor, some: tuple[int, ...]) -> Tensor:
     """True where an id is one of some, bool of the shape of `ids`."""
     # Not by `torch.isin`: of a few ids it makes them unique first, which waits for a GPU.
     return (ids[..., None] == devices.constant(some, ids.device)).any(-1)
-
-
-def _shifted(what_BT: Tensor) -> Tensor:
-    """Of each token what holds of the one before it, (B, T) bool."""
-    return pad(what_BT, (1, 0))[:, : what_BT.shape[1]]
-
-
-def _between(what_BT: Tensor, starts_BK: Tensor, ends_BK: Tensor) -> Tensor:
-    """Number of such tokens from each start to before each end, (B, K); 0 where nothing lies between."""
-    counts_BT1 = pad(what_BT.long().cumsum(1), (1, 0))
-    most = counts_BT1.shape[1] - 1
-    n_between_BK = counts_BT1.gather(1, ends_BK.clamp(max=most)) - counts_BT1.gather(
-        1, starts_BK.clamp(max=most)
-    )
-    return n_between_BK.clamp(min=0)

@@ -43,11 +43,17 @@ from colar.methods.base import Batch
 from colar.methods.factors import Deck, GroupMethod
 from colar.methods.grouping import MergedChains
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
-from colar.methods.sequential import choice, decoder, merging, shortlist
+from colar.methods.sequential import choice, decoder, merging
+from colar.methods.sequential.chains import ChainGroups, Windows
 from colar.methods.sequential.choice import Groups, Rules
-from colar.methods.sequential.config import SequentialConfig, SequentialParams
+from colar.methods.sequential.config import (
+    SequentialConfig,
+    SequentialParams,
+    count_shortlist,
+    warn_of_missing,
+)
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
-from colar.methods.sequential.equation_groups import LONGEST, NUMBERS_FROM, Equations
+from colar.methods.sequential.equation_groups import NUMBERS_FROM, Equations, most_tokens
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
@@ -84,10 +90,10 @@ class Sequential(GroupMethod):
             return examples
         rows = list(examples)
         if self.config.shortlist_ids is None:
-            counted = shortlist.count_ids(lm.template, rows)
+            counted = count_shortlist(lm.template, rows)
             self.config = dataclasses.replace(self.config, shortlist_ids=counted)
         else:
-            shortlist.warn_of_missing(lm.template, rows, self.config.shortlist_ids)
+            warn_of_missing(lm.template, rows, self.config.shortlist_ids)
         return rows
 
     def shortlist_head(self, lm: LatentLM, state: ThinkState | None = None) -> PartialHead | None:
@@ -131,147 +137,96 @@ class Sequential(GroupMethod):
     # Learning
 
     def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        sizes_BK = self._sizes(lm, batch)
-        return MergedChains(merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.equations(lm)), sizes_BK)
+        return _merged(lm, batch, self._groups(lm, batch))
 
-    def _sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        """The tokens of each group, (B, K)."""
+    def _groups(self, lm: LatentLM, batch: Batch) -> ChainGroups:
+        """The groups of the rows' chains."""
+        equations = self.equations(lm)
         c_B = batch.params["compression_factor"]
         phase_B = grouping.draw_phase(batch.seeds)
-        equations = self.equations(lm)
         gated = bool((batch.params["confidence_threshold"] > 0).any())
+        windows = None
         if equations is None and not gated:
-            return grouping.even_sizes(batch.chain_lengths, c_B, phase_B)
-        most_tokens_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
-        unit_sizes_BT = None
-        if equations is not None:
-            most_tokens_BT = equations.most_tokens(batch.chain_ids, c_B >= NUMBERS_FROM)
-            unit_sizes_BT = equations.unit_sizes(batch.chain_ids, c_B >= NUMBERS_FROM)
-        if gated:
-            # A first pass says how far the model is confident; the loss feeds groups that end there.
-            most_tokens_BT = torch.minimum(most_tokens_BT, self.confident_tokens(lm, batch))
-        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, most_tokens_BT, unit_sizes_BT)
+            sizes_BK = grouping.even_sizes(batch.chain_lengths, c_B, phase_B)
+        else:
+            windows = Windows.of(batch.chain, self.config.most_units, equations, c_B >= NUMBERS_FROM)
+            if gated:
+                # A first pass says how far the model is confident; the loss feeds groups that end there.
+                windows = windows.cut_before(self._low_confidence(lm, batch, windows, equations))
+            sizes_BK = windows.sizes(batch.chain_lengths, c_B, phase_B)
+        step_K = torch.arange(sizes_BK.shape[1], device=c_B.device)
+        most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
+        return ChainGroups(equations, grouping.group_starts(sizes_BK), sizes_BK, most_units_BK, windows)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
-        merged = self.merge_chains(lm, batch)
-        ids_BNG, weights_BNG = self._labels(lm, batch, merged)
-        hidden_BND = merged.hidden(lm, batch, n=ids_BNG.shape[1])
+        groups = self._groups(lm, batch)
+        ids_BNG, weights_BNG = self._labels(lm, batch, groups)
+        hidden_BND = _merged(lm, batch, groups).hidden(lm, batch, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
-    def _labels(self, lm: LatentLM, batch: Batch, merged: MergedChains) -> tuple[Tensor, Tensor]:
+    def _labels(self, lm: LatentLM, batch: Batch, groups: ChainGroups) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
         A group's labels are its tokens, the one that it was cut before, and behind them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
-        c_B = batch.params["compression_factor"]
-        step_K = torch.arange(merged.sizes_BK.shape[1], device=c_B.device)
-        most_BK = grouping.nominal_size(step_K, c_B[:, None], grouping.draw_phase(batch.seeds)[:, None])
-        starts_BK = grouping.group_starts(merged.sizes_BK)
         # Up to the token that a group ended before: at inference no token behind that is computed.
-        n_labels_BK = self._label_counts(lm, batch, starts_BK, merged.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
+        own_BK = all_BK = groups.label_counts()
         ahead = self.config.lookahead_weight
+        if ahead:
+            all_BK = torch.maximum(own_BK, self._lookahead_counts(batch, groups))
         ids_BKG, real_BKG = decoder.tokens_from(
-            batch.chain_ids,
-            batch.chain_lengths,
-            starts_BK,
-            torch.maximum(n_labels_BK, self._lookahead_counts(lm, batch, starts_BK))
-            if ahead
-            else n_labels_BK,
-            lm.template.closing_id,
+            batch.chain_ids, batch.chain_lengths, groups.starts_BK, all_BK, lm.template.closing_id
         )
-        place_G = torch.arange(ids_BKG.shape[-1], device=n_labels_BK.device)
-        weights_BKG = torch.where(place_G < n_labels_BK[..., None], 1.0, ahead) * real_BKG
-        return grouping.followed_by_answer(ids_BKG, weights_BKG, merged.counts_B, batch)
+        place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
+        weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
+        counts_B = grouping.count_groups(groups.sizes_BK)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, counts_B, batch)
 
-    def _label_counts(
-        self,
-        lm: LatentLM,
-        batch: Batch,
-        starts_BK: Tensor,
-        sizes_BK: Tensor,
-        most_BK: Tensor,
-        numbers_B: Tensor,
-    ) -> Tensor:
-        """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
-        another could still have joined it, the one behind."""
-        equations = self.equations(lm)
-        if equations is None:
-            return torch.minimum(most_BK, sizes_BK + 1)
-        return equations.label_counts(batch.chain_ids, starts_BK, sizes_BK, most_BK, numbers_B)
-
-    def _lookahead_counts(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
-        """The tokens that inference would ask for at each group's position at the largest factor, (B, K)."""
-        equations = self.equations(lm)
-        most_BK = torch.full_like(starts_BK, self.config.most_units)
-        if equations is None or not starts_BK.numel():
-            return most_BK
-        largest = self.config.factors.high
-        numbers_B = torch.full_like(batch.chain_lengths, largest >= NUMBERS_FROM, dtype=torch.bool)
-        sizes_BK = grouping.tokens_of_units(
-            equations.unit_sizes(batch.chain_ids, numbers_B), starts_BK, most_BK
+    def _lookahead_counts(self, batch: Batch, groups: ChainGroups) -> Tensor:
+        """The labels that each group's position would have at the largest factor, (B, K)."""
+        most_units_BK = torch.full_like(groups.starts_BK, self.config.most_units)
+        if groups.equations is None:
+            return most_units_BK
+        unites_digits_B = torch.full_like(
+            batch.seeds, self.config.factors.high >= NUMBERS_FROM, dtype=torch.bool
         )
-        # Behind a row's last group the starts are the chain's length.
-        at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
-        sizes_BK = torch.minimum(sizes_BK, equations.most_tokens(batch.chain_ids, numbers_B).gather(1, at_BK))
-        sizes_BK = torch.minimum(sizes_BK, batch.chain_lengths[:, None] - starts_BK)
-        return self._label_counts(lm, batch, starts_BK, sizes_BK, most_BK, numbers_B)
+        windows = Windows.of(batch.chain, self.config.most_units, groups.equations, unites_digits_B)
+        sizes_BK = windows.sizes_at(groups.starts_BK, most_units_BK)
+        return ChainGroups(
+            groups.equations, groups.starts_BK, sizes_BK, most_units_BK, windows
+        ).label_counts()
 
     @torch.no_grad()
-    def confident_tokens(self, lm: LatentLM, batch: Batch) -> Tensor:
-        """(B, T): how many tokens a group has that starts at a reasoning token, where only the threshold ends it.
+    def _low_confidence(
+        self, lm: LatentLM, batch: Batch, windows: Windows, equations: Equations | None
+    ) -> Tensor:
+        """(B, T, G): tokens that are less likely than the row's threshold, of those that it applies to.
 
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
-        ids_BTG, real_BTG = self._tokens_from_each(lm, batch)
-        if ids_BTG.shape[-1] < 2:
-            return torch.ones_like(batch.chain_ids)
         threshold_B = batch.params["confidence_threshold"]
-        has_threshold_B11 = (threshold_B > 0)[:, None, None]
-        # The first token is never cut.
-        is_later_G = torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0
-        tested_BTG = real_BTG & is_later_G & has_threshold_B11
-        equations = self.equations(lm)
-        if equations is not None:
-            numbers_B1 = (batch.params["compression_factor"] >= NUMBERS_FROM)[:, None]
-            tested_BTG = tested_BTG & equations.numbers_open(ids_BTG, numbers_B1.expand_as(batch.chain_ids))
-
+        tested_BTG = windows.compared_BTG & (threshold_B > 0)[:, None, None]
+        low_BTG = torch.zeros_like(tested_BTG)
         # Most rows of a batch may have nothing to test, and cost nothing then.
-        confident_BTG = torch.ones_like(tested_BTG)
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
-            tested_XTG = tested_BTG[at_X]
-            logps_XTG = self._logps_after_single_tokens(lm, batch.rows(at_X), ids_BTG[at_X], tested_XTG)
-            reached_XTG = logps_XTG.exp().to(threshold_B.device) >= threshold_B[at_X, None, None]
-            confident_BTG[at_X] = reached_XTG | ~tested_XTG
-        # The tokens before the first of low confidence.
-        return 1 + confident_BTG[..., 1:].long().cumprod(-1).sum(-1)
-
-    def _tokens_from_each(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The tokens that c lets into a group from each reasoning token on, (B, T, G), and which of them are real."""
-        B, T = batch.chain_ids.shape
-        c_B = batch.params["compression_factor"]
-        starts_BT = torch.arange(T, device=c_B.device).expand(B, T)
-        most_BT = c_B[:, None].ceil().long().expand(B, T)
-        equations = self.equations(lm)
-        if equations is not None:
-            unit_sizes_BT = equations.unit_sizes(batch.chain_ids, c_B >= NUMBERS_FROM)
-            most_BT = grouping.tokens_of_units(unit_sizes_BT, starts_BT, most_BT)
-        closing_id = lm.template.closing_id
-        return decoder.tokens_from(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
+            rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
+            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG, equations)
+            below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
+            low_BTG[at_X] = below_XTG & tested_XTG
+        return low_BTG
 
     def _logps_after_single_tokens(
-        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
+        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor, equations: Equations | None
     ) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
-        T = batch.chain_ids.shape[1]
-        sizes_BT = grouping.even_sizes(
-            batch.chain_lengths, torch.ones_like(batch.params["compression_factor"])
-        )
-        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.equations(lm))
-        hidden_BTD = MergedChains(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
+        one_B = torch.ones_like(batch.params["compression_factor"])
+        sizes_BT = grouping.even_sizes(batch.chain_lengths, one_B)
+        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, equations)
+        hidden_BTD = MergedChains(latents_BTD, sizes_BT).hidden(lm, batch, n=batch.chain_ids.shape[1])
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
@@ -293,23 +248,19 @@ class Sequential(GroupMethod):
         # Below a half several tokens of a place could have let a group go on, and one is kept.
         if bool(((threshold_B > 0) & (threshold_B <= 0.5)).any()):
             raise ValueError("confidence_threshold must be 0 or above 0.5 in outputs that are scored")
+        equations = self.equations(lm)
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
             latent_temperature_L = rollouts.latent_temperature[thoughts.row]
             logps_L = decoder.thought_logps(
-                lm,
-                thoughts,
-                temperature_L,
-                latent_temperature_L,
-                self.shortlist_head(lm),
-                self.equations(lm),
+                lm, thoughts, temperature_L, latent_temperature_L, self.shortlist_head(lm), equations
             )
             return logps_L, {}
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
-        chosen_BKG = rollouts.group_ids
-        return score_actions(lm, rollouts, thought_logps, self._latents_of_groups(lm, chosen_BKG))
+        latents_BKD = _latents_of_groups(lm, rollouts.group_ids, equations)
+        return score_actions(lm, rollouts, thought_logps, latents_BKD)
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
@@ -322,12 +273,13 @@ class Sequential(GroupMethod):
         """Choose the group's tokens; the separator in the first place is the stop."""
         closing_id = lm.template.closing_id
         first_B = choice.choose_first(state, closing_id)
-        groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
+        rules = self._rules(lm, state)
+        groups = choice.choose_groups(lm, state.hidden, first_B, rules, state.wants_info)
         return Thought(
-            embeds=self._latents_of_groups(lm, groups.ids).to(state.hidden.dtype),
+            embeds=_latents_of_groups(lm, groups.ids, rules.equations).to(state.hidden.dtype),
             done=first_B == closing_id,
             token_ids=torch.full_like(state.step, -1),
-            info=self._info(lm, state, groups) if state.wants_info else {},
+            info=self._info(lm, state, groups, rules.equations) if state.wants_info else {},
         )
 
     def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
@@ -337,7 +289,7 @@ class Sequential(GroupMethod):
             # For a c that is not whole the phase decides, which is drawn on the device.
             most_units=state.branches.largest("compression_factor"),
             equations=self.equations(lm),
-            numbers=state.params["compression_factor"] >= NUMBERS_FROM,
+            unites_digits=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
             ways=state.branches.latent_ways,
@@ -348,7 +300,9 @@ class Sequential(GroupMethod):
             shortlist=self.shortlist_head(lm, state),
         )
 
-    def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
+    def _info(
+        self, lm: LatentLM, state: ThinkState, groups: Groups, equations: Equations | None
+    ) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
         logits_BV, closing_id = state.logits(), lm.template.closing_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
@@ -364,8 +318,7 @@ class Sequential(GroupMethod):
         logps_BG = groups.logps.clone()
         logps_BG[:, 0] = first_logp_B
         # Rows of different c share a batch, and batches are compared: as many columns in all of them.
-        widest = self.config.most_units + (LONGEST - 1 if self.equations(lm) is not None else 0)
-        behind = widest - groups.ids.shape[1]
+        behind = most_tokens(self.config.most_units, equations) - groups.ids.shape[1]
         return {
             "group_ids": nn.functional.pad(groups.ids, (0, behind), value=NOTHING),
             "group_logps": nn.functional.pad(logps_BG, (0, behind)),
@@ -375,16 +328,23 @@ class Sequential(GroupMethod):
             "stop_probability": probability(closing_id, logits_BV),
         }
 
-    def _latents_of_groups(self, lm: LatentLM, ids: Tensor) -> Tensor:
-        """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
-        # The separator that ends a group is no part of it.
-        real = (ids != NOTHING) & (ids != lm.template.closing_id)
-        return merging.merge_groups(lm, ids, real, self.equations(lm))
-
     def _units(self, state: ThinkState) -> Tensor:
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
         if "compression_factor" in state.branches.whole_numbers:
             return c_B.long()
-        return grouping.nominal_size(state.step, c_B, grouping.draw_phase(state.seed, state.sample))
+        return grouping.nominal_units(state.step, c_B, grouping.draw_phase(state.seed, state.sample))
+
+
+def _merged(lm: LatentLM, batch: Batch, groups: ChainGroups) -> MergedChains:
+    """The groups of chains, merged."""
+    latents_BKD = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
+    return MergedChains(latents_BKD, groups.sizes_BK)
+
+
+def _latents_of_groups(lm: LatentLM, ids: Tensor, equations: Equations | None) -> Tensor:
+    """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
+    # The separator that ends a group is no part of it.
+    real = (ids != NOTHING) & (ids != lm.template.closing_id)
+    return merging.merge_groups(lm, ids, real, equations)
