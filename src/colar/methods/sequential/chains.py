@@ -48,7 +48,7 @@ class Windows:
         equations: Equations | None,
         unites_digits_B: Tensor,
     ) -> Windows:
-        """Those of groups of at most so many units; `chain` is ids (B, T) and lengths (B,)."""
+        """Those of groups of at most `most_units`; `chain` is ids (B, T) and lengths (B,)."""
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
@@ -97,7 +97,7 @@ class Windows:
         return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
 
     def sizes_at(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
-        """The tokens of groups that start there and have at most so many units, (B, K)."""
+        """The tokens of groups that start there and have at most `most_units`, (B, K)."""
         return (_from(self.units_BTG, starts_BK) <= most_units_BK[..., None]).sum(-1)
 
     def last(self, values_BTG: Tensor, starts_BK: Tensor, sizes_BK: Tensor) -> Tensor:
