@@ -93,7 +93,7 @@ class Equations:
 
 
 def most_tokens(units: int, equations: Equations | None) -> int:
-    """The most tokens that a group of so many units may have."""
+    """The most tokens that a group of `units` units may have."""
     # A number that begins a group is one unit; behind it a unit is one token.
     return units if equations is None else units + LONGEST - 1
 
