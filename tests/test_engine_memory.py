@@ -98,12 +98,15 @@ def test_thinking_without_memory(colar, quiet, at):
     assert kinds(events) == quiet
 
 
-def allocator(fails):
-    def zeros(*size, **kwargs):
-        fails()
-        return torch.zeros(*size, **kwargs)
+def starve(cache, fails):
+    """Call `fails(size)` before each of the cache's allocations."""
+    for layer in cache.layers:
 
-    return zeros
+        def zeros(like, size, plain=layer._zeros):
+            fails(size)
+            return plain(like, size)
+
+        layer._zeros = zeros
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 11, 15])
@@ -113,7 +116,7 @@ def test_a_cache_that_cannot_grow(colar, at):
     requests = [*colar.requests[:4], *wide, *colar.requests[8:12]]
     engine = Engine(colar.lm, colar.method, 5)
     fails = Runs({at}, OOM[at % 2])
-    engine.cache.zeros = allocator(fails)
+    starve(engine.cache, fails)
     events = []
     for request in requests:  # one by one: slots are doubled, columns grow
         engine.submit(request)
@@ -130,17 +133,16 @@ def test_a_machine_with_little_memory(colar):
     room = 4 * 48
     tries = 0
 
-    def zeros(size, **kwargs):
+    def fails(size):
         nonlocal tries
-        if size[0] * size[2] > room:
+        if size.positions > room:
             tries += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return torch.zeros(size, **kwargs)
 
     small = [r for r in colar.requests if len(ids(colar, r)) + r.decoding.most_positions <= 48]
     assert len(small) > 6
     engine = Engine(colar.lm, colar.method, 16)
-    engine.cache.zeros = zeros
+    starve(engine.cache, fails)
     _, found = run(engine, small)
     check_others(colar, small, found)
     assert tries > 0
@@ -168,7 +170,7 @@ def test_reserve_leaves_a_cache_that_works(colar):
         with torch.no_grad():
             mask = kept.at_prefill(0, 2, 0, length, embeds)
             lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
-            kept.zeros = allocator(Runs({at}, OOM[0]))
+            starve(kept, Runs({at}, OOM[0]))
             with pytest.raises(torch.OutOfMemoryError):
                 kept.reserve(CacheSize(4, 64), rows=2)
             assert kept.size == CacheSize(2, 48)

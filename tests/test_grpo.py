@@ -342,7 +342,7 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
     decoding = completion.request.decoding
     separator = lm.template.separator_id
     latents = [] if completion.latents is None else list(completion.latents)
-    answer = [separator, *each.token_ids]
+    answer = [separator, *each.sampled_ids]
     fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
     states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
     choices = Categorical(logits=lm.logits(states) / decoding.temperature)
@@ -401,7 +401,7 @@ def test_log_probs_are_those_of_torch_distributions(
 def naive_cot(lm: LatentLM, each: Output) -> list[float]:
     """One CoT output's log-probs, token by token: the chain, the separator where it was chosen, the answer."""
     temperature = each.completion.request.decoding.temperature
-    tokens = [*each.completion.thought_ids, lm.template.separator_id, *each.token_ids]
+    tokens = [*each.completion.thought_ids, lm.template.separator_id, *each.sampled_ids]
     fed = lm.embed(torch.tensor([[*each.question_ids, *tokens]]))
     states = lm.hidden(fed)[0, len(each.question_ids) - 1 : -1]
     chosen = Categorical(logits=lm.logits(states) / temperature).log_prob(torch.tensor(tokens))
@@ -667,7 +667,7 @@ def what(each: Output) -> tuple[Any, ...]:
     return (
         completion.request,
         each.question_ids,
-        each.token_ids,
+        each.sampled_ids,
         completion.length,
         completion.truncated,
         each.stop_chosen,
@@ -689,7 +689,7 @@ def test_a_rollout_does_not_depend_on_what_is_sampled_beside_it() -> None:
                 torch.testing.assert_close(
                     mine.completion.latents, found.completion.latents, rtol=1e-3, atol=1e-4
                 )
-    assert len({tuple(each.token_ids) for each in all_}) > 6  # and they differ from each other
+    assert len({tuple(each.sampled_ids) for each in all_}) > 6  # and they differ from each other
 
 
 def test_draws_are_functions_of_seed_generation_example_and_sample() -> None:

@@ -149,8 +149,8 @@ def test_outputs_are_those_of_one_process(
             assert fields(found) == fields(in_shares(lm, method, GRPO, QUESTIONS, 3, generation))
             # In a batch with other rows the last bit of a sum may be another one.
             alone = rollout.roll_out(lm, method, GRPO, QUESTIONS, 3, generation)
-            assert [output.token_ids for output in found] == [output.token_ids for output in alone]
-            lengths |= {(output.completion.length, len(output.token_ids)) for output in found}
+            assert [output.sampled_ids for output in found] == [output.sampled_ids for output in alone]
+            lengths |= {(output.completion.length, len(output.sampled_ids)) for output in found}
             change(lm)
     assert len(lengths) > 3
 

@@ -19,7 +19,7 @@ from colar.engine.cache import check_attention, round_columns
 from colar.engine.completion import completions_of
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
-from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Queued, Scheduler
+from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Entry, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
@@ -204,8 +204,8 @@ def test_admission(data):
     sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
     for i, size in enumerate(sizes):
         request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
-        scheduler.add(Queued(i, request, (0,) * size))
-    running: list[Queued] = []
+        scheduler.add(Entry(i, request, (0,) * size))
+    running: list[Entry] = []
     started = []
     idle = 0
     while scheduler.waiting or running:
@@ -231,7 +231,7 @@ def test_company_is_waited_for_at_a_free_slot():
     slots = 2 * SHARED_PREFILL_SLOTS
     scheduler = Scheduler(slots)
     for i in range(3 * slots):
-        scheduler.add(Queued(i, Request(str(i), "?"), (0,)))
+        scheduler.add(Entry(i, Request(str(i), "?"), (0,)))
     assert len(scheduler.admit(0, 0)) == slots
     assert [scheduler.admit(slots, 1) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
     # One slot becomes free: it is filled when nobody has joined it for some steps.

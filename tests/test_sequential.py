@@ -159,7 +159,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
         for info in each.completion.info[: each.completion.length]
     ]
     latents = [latent(lm, [i for i in ids if i != separator]) for ids in groups]
-    answer = [separator, *each.token_ids]
+    answer = [separator, *each.sampled_ids]
     fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
     states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
     found = []

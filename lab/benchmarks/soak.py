@@ -21,13 +21,14 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import hashlib
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -166,11 +167,11 @@ class Faults:
         self._maybe("forwards without memory", torch.OutOfMemoryError("injected: out of memory"))
         self._maybe("exceptions", ArithmeticError("injected: once"))
 
-    def zeros(self, *size: Any, **kwargs: Any) -> torch.Tensor:
-        """In the place of the cache's allocator."""
+    def allocating(self, zeros: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """In the place of `zeros`, by which a layer of the cache allocates."""
         error = RuntimeError("injected: not enough memory: you tried to allocate 1 byte")
         self._maybe("allocations without memory", error)
-        return torch.zeros(*size, **kwargs)
+        return zeros(*args)
 
     def _maybe(self, name: str, error: Exception) -> None:
         if self.rng.random() < ODDS[name]:
@@ -187,7 +188,8 @@ class Soak:
         self.engine = Engine(
             lm, method, SLOTS, token_budget=BUDGET, max_waiting=2 * SLOTS, prefill_chunk=CHUNK
         )
-        self.engine.cache.zeros = self.faults.zeros
+        for layer in self.engine.cache.layers:
+            layer._zeros = functools.partial(self.faults.allocating, layer._zeros)
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """(fate, outcome) -> requests."""
         self.answered: list[tuple[Request, bytes]] = []

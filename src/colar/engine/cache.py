@@ -20,7 +20,6 @@ Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +97,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Zeros for all slots, with the heads, width, dtype and device of `like` (N, H, T, d)."""
         # Zeros, not uninitialised memory: a masked NaN is still a NaN once it is multiplied by 0.
         shape = (size.slots, like.shape[1], size.columns, like.shape[3])
-        return self.owner.zeros(shape, dtype=like.dtype, device=like.device)
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def resize(self, size: CacheSize, rows: int) -> None:
         """Change the size; the first `rows` slots are preserved. An error leaves old or new keys, and values."""
@@ -140,8 +139,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.config = lm.config.get_text_config()
         self.size = EMPTY
         """The size that every layer has at least."""
-        self.zeros: Callable[..., Tensor] = torch.zeros
-        """Allocates: all of the cache's memory comes from here."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
     # Memory

@@ -32,7 +32,7 @@ from colar.engine.prompt import prompt_ids
 from colar.engine.request import Request, check_runnable
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
-from colar.engine.scheduler import Queued, QueueFull, Scheduler
+from colar.engine.scheduler import Entry, QueueFull, Scheduler
 from colar.engine.step import choose_inputs
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -111,11 +111,11 @@ class Engine:
         self.scheduler.add(entry)
         return entry.number
 
-    def _enter(self, request: Request) -> Queued:
+    def _enter(self, request: Request) -> Entry:
         """Check, tokenise and number a request."""
         check_runnable(self.method, request)
         ids = prompt_ids(self.lm, self.method, request)
-        entry = Queued(self._n_requests, request, tuple(ids))
+        entry = Entry(self._n_requests, request, tuple(ids))
         self.scheduler.check(entry)
         self._n_requests += 1
         return entry
@@ -125,7 +125,7 @@ class Engine:
         was_queued = self.scheduler.cancel(request) | self.prefill.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
-        self._release(rows)
+        self._remove(rows)
         self._release_if_idle()
         return was_queued or bool(rows)
 
@@ -241,10 +241,10 @@ class Engine:
             self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
-        self._release(chosen.ended)
+        self._remove(chosen.ended)
 
     def _finish(
-        self, entry: Queued, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
+        self, entry: Entry, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
     ) -> None:
         """Report that a request has ended."""
         truncated = cut or reason != "stop"
@@ -285,7 +285,7 @@ class Engine:
             by_age = sorted(range(len(rows)), key=lambda i: rows.entries[i].number)
             newest = by_age[len(by_age) // 2 :]
             stopped = [rows.preempted(i) for i in newest]
-            self._release(newest)
+            self._remove(newest)
         if n_started == 1:
             stopped = [dataclasses.replace(stopped[0], failures_alone=stopped[0].failures_alone + 1)]
         self.scheduler.put_back(stopped)
@@ -297,10 +297,10 @@ class Engine:
             self._stop_rows(error)
         devices.empty_cache(self.lm.device)
 
-    def _release(self, done: Collection[int]) -> None:
+    def _remove(self, done: Collection[int]) -> None:
         """Remove these rows."""
         try:
-            self.running.release(done, self.cache)
+            self.running.remove(done, self.cache)
         except Exception as error:
             self._stop_rows(error, done)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from colar.engine.request import Request
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
-from colar.engine.scheduler import Queued
+from colar.engine.scheduler import Entry
 from colar.methods.base import Method
 
 
@@ -29,12 +29,12 @@ class Prefill:
     """The requests of one admission that do not run yet; `chunk` bounds the positions of one forward pass."""
 
     def __init__(
-        self, entries: Sequence[Queued] = (), rows: RunningRows | None = None, chunk: int = 1
+        self, entries: Sequence[Entry] = (), rows: RunningRows | None = None, chunk: int = 1
     ) -> None:
         self.chunk = chunk
-        self.batches: deque[list[Queued]] = deque()
+        self.batches: deque[list[Entry]] = deque()
         """Each distinct question once; the first batch is next."""
-        self.samples: list[Queued] = []
+        self.samples: list[Entry] = []
         """Other samples of these questions, or of those that run."""
         self._restart()
         self._plan(entries, set() if rows is None else {entry.ids for entry in rows.entries})
@@ -48,10 +48,10 @@ class Prefill:
         self.seconds = 0.0
         """The time that took."""
 
-    def _plan(self, entries: Sequence[Queued], cached: Collection[tuple[int, ...]]) -> None:
+    def _plan(self, entries: Sequence[Entry], cached: Collection[tuple[int, ...]]) -> None:
         """Batch these requests; those whose question is in the cache, or is prefilled before them, are copied."""
         known = set(cached)
-        fresh: list[Queued] = []
+        fresh: list[Entry] = []
         self.samples = []
         for entry in entries:
             (self.samples if entry.ids in known else fresh).append(entry)
@@ -64,7 +64,7 @@ class Prefill:
         return len(self.entries)
 
     @property
-    def entries(self) -> list[Queued]:
+    def entries(self) -> list[Entry]:
         """All requests in prefill."""
         return [*self.samples, *(entry for batch in self.batches for entry in batch)]
 
@@ -128,12 +128,12 @@ class Prefill:
         self.samples = [entry for entry in self.samples if entry.ids not in slot_of]
 
 
-def _batches(entries: Sequence[Queued], chunk: int) -> Iterator[list[Queued]]:
+def _batches(entries: Sequence[Entry], chunk: int) -> Iterator[list[Entry]]:
     """Neighbours whose questions share one forward pass, in order; a question that is too long comes by itself.
 
     They are sorted by length, so the newest of a batch is its longest, and all are padded to it.
     """
-    batch: list[Queued] = []
+    batch: list[Entry] = []
     for entry in entries:
         if batch and (len(batch) + 1) * len(entry.ids) > chunk:
             yield batch
@@ -147,7 +147,7 @@ def _join(
     runner: Runner,
     method: Method,
     rows: RunningRows,
-    entries: Sequence[Queued],
+    entries: Sequence[Entry],
     hidden_ND: Tensor,
     started: float,
 ) -> None:

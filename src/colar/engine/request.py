@@ -1,4 +1,17 @@
-"""Requests: a question, its settings, and what is checked of them before they may wait."""
+"""Requests: a question, its settings, and what is checked of them before they may wait.
+
+Both temperatures are 0 for no draw. `top_p` goes with each of them. Of a step of thinking they draw
+
+    method            temperature                               latent_temperature
+    colar             the stop                                  the latent: it multiplies the head's sigma
+    sequential        the stop                                  a group's tokens: it divides their logits
+    cot, tokenskip    the chain's tokens, the stop among them   nothing
+    ruplar            the stop                                  nothing
+    the others        nothing                                   nothing
+
+and `temperature` draws the answer's tokens of all methods. Where both are equal, `sequential` draws the stop and a
+group's first token at once, as `cot` does.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +32,11 @@ class Decoding:
     """Settings of how thoughts and tokens are drawn, and where they are cut."""
 
     temperature: float = 0.0
-    """Divides the logits, for stop decisions and tokens alike; 0 takes the most probable. 0, or in `TEMPERATURES`."""
+    """Divides the LM head's logits; 0 takes the most probable token. 0, or in `TEMPERATURES`."""
     top_p: float = 1.0
     """Nucleus: the smallest set of tokens whose mass reaches this."""
     latent_temperature: float = 0.0
-    """Multiplies the latent head's sigma, or divides the logits of a sequential thought's tokens; 0: no draw."""
+    """That of latents, or of the tokens that they are made of. 0, or in `TEMPERATURES`."""
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too); the answer follows then."""
     max_completion_length: int = 64

@@ -125,7 +125,7 @@ class Runner:
         forward = self.hidden if n > 1 else self.lm.hidden
         hidden_NTD = forward(embeds_NTD, mask, position_NT, self.cache)
 
-        last_N = devices.numbers([min(length, end) - 1 - start for length in lengths], device)
+        last_N = devices.numbers([min(n_tokens, end) - 1 - start for n_tokens in lengths], device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 

@@ -3,7 +3,7 @@
     slot of the cache      0        1        2
     entries                r7       r3       r9         the requests
     thinks                 True     False    True       r3 answers
-    step_N, steps          2        9        0          embeddings fed since the question
+    step_N, n_fed          2        9        0          embeddings fed since the question
     position_N             14       31       11         column of the cache that is fed next
 
 Index i of every column belongs to slot i of the cache: if a row moves to another slot, its columns move with it.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
-from colar.engine.scheduler import Queued
+from colar.engine.scheduler import Entry
 from colar.methods.thinking import Branches, ThinkState, param_columns, sampling_columns
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices
@@ -35,7 +35,7 @@ from colar.ops import devices
 class RunningRows:
     """All running rows. Every field is a column: a tensor, a list, or a dict of tensors."""
 
-    entries: list[Queued]
+    entries: list[Entry]
     hidden_ND: Tensor
     """Last hidden state: the next thought or token comes from it."""
     first_ND: Tensor
@@ -53,7 +53,7 @@ class RunningRows:
     """The method's own columns (N, ...), made by its `begin`."""
     thinks: list[bool]
     """True while the row thinks, False while it answers."""
-    steps: list[int]
+    n_fed: list[int]
     """`step_N`, in Python."""
     n_tokens: list[int]
     """Tokens of the answer that have been chosen."""
@@ -62,7 +62,7 @@ class RunningRows:
     cut: list[bool]
     """True once the thinking has met its limit."""
     reported: list[int]
-    """Events since the row started, those included that were reported before it was preempted (`Queued.reported`)."""
+    """Events since the row started, those included that were reported before it was preempted (`Entry.reported`)."""
     next_ND: Tensor | None = None
     """The embedding that is fed next; None for all rows until it is chosen."""
     _branches: Branches | None = None
@@ -70,7 +70,7 @@ class RunningRows:
 
     @classmethod
     def start(
-        cls, entries: Sequence[Queued], hidden_ND: Tensor, begun: dict[str, Tensor], seconds: float
+        cls, entries: Sequence[Entry], hidden_ND: Tensor, begun: dict[str, Tensor], seconds: float
     ) -> RunningRows:
         """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
@@ -89,7 +89,7 @@ class RunningRows:
             params=param_columns([request.params for request in requests], device),
             begun=begun,
             thinks=[True] * n,
-            steps=[0] * n,
+            n_fed=[0] * n,
             n_tokens=[0] * n,
             seconds=[seconds] * n,
             cut=[False] * n,
@@ -106,7 +106,7 @@ class RunningRows:
 
     def position(self, i: int) -> int:
         """`position_N` of a row, in Python."""
-        return len(self.entries[i].ids) + self.steps[i]
+        return len(self.entries[i].ids) + self.n_fed[i]
 
     # Rows join and leave
 
@@ -138,7 +138,7 @@ class RunningRows:
             elif isinstance(column, list):
                 setattr(self, name, [column[i] for i in rows])
 
-    def release(self, done: Collection[int], cache: SlotCache) -> None:
+    def remove(self, done: Collection[int], cache: SlotCache) -> None:
         """Remove these rows; the last ones move into their slots."""
         # Rows lie in the first slots, without a gap.
         #
@@ -157,7 +157,7 @@ class RunningRows:
             left[hole] = mover
         self.keep(left)
 
-    def preempted(self, i: int) -> Queued:
+    def preempted(self, i: int) -> Entry:
         """The request of a row that has to start anew, later."""
         entry = self.entries[i]
         return dataclasses.replace(entry, reported=max(self.reported[i], entry.reported))
@@ -177,7 +177,7 @@ class RunningRows:
         self.hidden_ND = hidden_ND
         self.position_N = self.position_N + 1
         self.step_N = self.step_N + 1
-        self.steps = [step + 1 for step in self.steps]
+        self.n_fed = [n + 1 for n in self.n_fed]
 
     def charge(self, seconds: float) -> None:
         """Divide the time of a step among the rows."""

@@ -43,8 +43,8 @@ class QueueFull(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A request in the queue, with its question as token ids. The engine numbers its requests from 0."""
+class Entry:
+    """A request that waits or runs, with its question as token ids. The engine numbers its requests from 0."""
 
     number: int
     request: Request
@@ -90,13 +90,13 @@ class Scheduler:
         """The budget while it is halved."""
         self.steps_since_reduced = 0
         """Steps since it was halved."""
-        self.waiting: deque[Queued] = deque()
+        self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
 
     # The queue
 
-    def check(self, entry: Queued) -> None:
+    def check(self, entry: Entry) -> None:
         """ValueError for a request that could never run."""
         needed = self.smallest_size(1, entry.most_positions).positions
         if self.budget is not None and needed > self.budget:
@@ -104,7 +104,7 @@ class Scheduler:
                 f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
             )
 
-    def add(self, entry: Queued) -> None:
+    def add(self, entry: Entry) -> None:
         """Append to the queue. QueueFull if `max_waiting` others wait."""
         if self.max_waiting is not None and len(self.waiting) >= self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, which is max_waiting")
@@ -117,7 +117,7 @@ class Scheduler:
         self.waiting = left
         return was_waiting
 
-    def admit(self, running: int, widest: int) -> list[Queued]:
+    def admit(self, running: int, widest: int) -> list[Entry]:
         """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
         free = self.slots - running
         # Without a free slot no request waits for company: such a step does not count.
@@ -130,7 +130,7 @@ class Scheduler:
             self.waited += 1
             return []
 
-        admitted: list[Queued] = []
+        admitted: list[Entry] = []
         while self.waiting and running + len(admitted) < self.slots:
             rows = running + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
@@ -189,7 +189,7 @@ class Scheduler:
 
     # Preemption
 
-    def put_back(self, entries: Sequence[Queued]) -> None:
+    def put_back(self, entries: Sequence[Entry]) -> None:
         """Let preempted requests wait again, in the order in which all came, also beyond `max_waiting`."""
         self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 

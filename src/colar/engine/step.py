@@ -113,7 +113,7 @@ def _report_thought(
     if done:
         rows.thinks[i] = False
         _report(rows, chosen, i, "stop", info=details.get("info", {}))
-    elif rows.steps[i] >= rows.entries[i].request.decoding.max_latents:
+    elif rows.n_fed[i] >= rows.entries[i].request.decoding.max_latents:
         rows.thinks[i] = False
         rows.cut[i] = True
     else:

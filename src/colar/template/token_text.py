@@ -1,4 +1,4 @@
-"""Tokens as text, as they come: a character may be several tokens."""
+"""Tokens of the engine's events as text, for `serve` and `ask.py`: a character may be several tokens."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def sampling_metrics(groups: Sequence[OutputGroup], reward_names: Sequence[str])
         list(reward_names),
         torch.stack([group.total_G for group in groups]),
     )
-    answer_lengths = [len(output.token_ids) for output in outputs]
+    answer_lengths = [len(output.sampled_ids) for output in outputs]
     answers_cut = [output.completion.reason == "length" for output in outputs]
     metrics.update(length_metrics("completions", answer_lengths, answers_cut))
     thought_counts = [output.completion.length for output in outputs]

@@ -56,7 +56,7 @@ class Output:
         return bool(completion.stop_info) and completion.length < completion.request.decoding.max_latents
 
     @property
-    def token_ids(self) -> list[int]:
+    def sampled_ids(self) -> list[int]:
         """The answer's tokens, EOS included where it came."""
         if self.completion.reason == "stop":
             return [*self.completion.token_ids, self.eos_id]
@@ -196,7 +196,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     """Outputs as tensors on the CPU; `width` is the model's. ValueError for outputs that cannot be scored."""
     question_ids, question_lengths = pad([output.question_ids for output in outputs])
     thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
-    token_ids, token_lengths = pad([output.token_ids for output in outputs])
+    token_ids, token_lengths = pad([output.sampled_ids for output in outputs])
     sent = [output.completion.request for output in outputs]
     # A score is that of the whole softmax: of a draw from a nucleus it would be too low, and of what the present
     # weights' nucleus leaves out there is none.
