@@ -26,6 +26,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
+from colar.recipe import measure as measuring
 from colar.recipe.measure import PROFILED, UPDATES, WARMUP, Updates, measure, waiting
 from colar.training import preflight
 from colar.training.curriculum import MOST_STAGES, Curriculum
@@ -299,7 +300,7 @@ def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) ->
 def test_seconds_in_which_a_device_is_busy_by_hand(
     intervals: list[tuple[float, float]], seconds: float
 ) -> None:
-    assert devices.busy_seconds(intervals) == pytest.approx(seconds)
+    assert measuring.busy_seconds(intervals) == pytest.approx(seconds)
 
 
 def test_the_share_in_which_a_device_is_busy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,9 +318,9 @@ def test_the_share_in_which_a_device_is_busy_by_hand(monkeypatch: pytest.MonkeyP
         found.tokens += 500
         found.on_step_end(None, SimpleNamespace(global_step=n), None)
     assert found.per_update() == (2.0, 500.0)
-    monkeypatch.setattr(devices, "kernels", lambda profiled: [("gemm", 0.0, 1.0), ("copy", 9.0, 9.5)])
+    monkeypatch.setattr(measuring, "kernels", lambda profiled: [("gemm", 0.0, 1.0), ("copy", 9.0, 9.5)])
     assert found.busy() == pytest.approx(0.25)
-    monkeypatch.setattr(devices, "kernels", lambda profiled: [])
+    monkeypatch.setattr(measuring, "kernels", lambda profiled: [])
     assert found.busy() is None
 
 
@@ -334,10 +335,10 @@ def test_kernels_are_those_of_the_device_without_annotations() -> None:
         )
 
     events = [event("aten::mm", "CPU", False), event("gemm", "CUDA", False), event("step", "CUDA", True)]
-    assert devices.kernels(SimpleNamespace(events=lambda: events)) == [("gemm", 1.0, 1.5)]
+    assert measuring.kernels(SimpleNamespace(events=lambda: events)) == [("gemm", 1.0, 1.5)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         torch.ones(3) + 1
-    assert devices.kernels(profiled) == []
+    assert measuring.kernels(profiled) == []
 
 
 def test_a_device_that_waits_has_advice() -> None:
@@ -379,7 +380,7 @@ def test_functions_of_a_device_that_torch_lacks_are_left_out(monkeypatch: pytest
     monkeypatch.setattr(torch, "accelerator", SimpleNamespace(max_memory_allocated=lambda device: 7))
     devices.empty_cache(torch.device("mps"))
     assert called == ["empty_cache"]
-    assert devices.peak_memory(torch.device("mps")) == (7, 9)
+    assert measuring.peak_memory(torch.device("mps")) == (7, 9)
 
 
 def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:

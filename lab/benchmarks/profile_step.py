@@ -39,7 +39,7 @@ from colar import files, progress
 from colar.engine.engine import Engine
 from colar.methods.base import Batch
 from colar.model.latent_lm import LoraSettings
-from colar.ops import devices
+from colar.recipe import measure
 from colar.training import preflight
 from colar.training.objective import Objective
 
@@ -99,13 +99,13 @@ def profiled(step: Callable[[], None], warmup: int, steps: int) -> dict[str, Any
             step()
         shared.synchronize()
     if on_gpu:
-        return found | of_gpu(devices.kernels(profiler), steps, found["ms_per_step"])
+        return found | of_gpu(measure.kernels(profiler), steps, found["ms_per_step"])
     return found | of_cpu(profiler)
 
 
 def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
     """Of one step: its kernels, the share in which the GPU is busy, and the kernels that take longest."""
-    busy = 1e3 * devices.busy_seconds((begin, end) for _, begin, end in kernels) / steps
+    busy = 1e3 * measure.busy_seconds((begin, end) for _, begin, end in kernels) / steps
     times: dict[str, float] = {}
     for name, begin, end in kernels:
         times[name] = times.get(name, 0.0) + 1e3 * (end - begin) / steps

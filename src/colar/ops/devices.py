@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -114,45 +114,3 @@ def forked_rng(device: torch.device) -> AbstractContextManager[None]:
     """Leave random numbers of the CPU and of the device as they were before the block."""
     others = [] if device.type == "cpu" else [device]
     return torch.random.fork_rng(others, device_type=device.type)
-
-
-def peak_memory(device: torch.device) -> tuple[int | None, int]:
-    """Bytes that were allocated at most on the device, or that this process had at most on a CPU; and all there are.
-
-    None where torch, or the operating system, does not count them.
-    """
-    if device.type != "cpu":
-        module: Any = torch.get_device_module(device)
-        if hasattr(module, "max_memory_allocated"):
-            return module.max_memory_allocated(device), int(module.mem_get_info(device)[1])
-        # Apple's: counted by torch.accelerator alone, from torch 2.9 on.
-        peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
-        return peak(device), int(module.recommended_max_memory())
-    try:
-        import resource
-    except ImportError:
-        return None, 0
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if torch.backends.mps.is_available() else 1024
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, total
-
-
-def kernels(profiled: Any) -> list[tuple[str, float, float]]:
-    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
-    spans = []
-    for event in profiled.events():
-        # An annotation spans the kernels below it.
-        if event.device_type.name != "CPU" and not event.is_user_annotation:
-            spans.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
-    return spans
-
-
-def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
-    busy = 0.0
-    latest = float("-inf")
-    for begin, end in sorted(intervals):
-        busy += max(0.0, end - max(begin, latest))
-        latest = max(latest, end)
-    return busy

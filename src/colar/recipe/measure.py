@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
-from colar.ops import devices
 from colar.progress import duration
 from colar.recipe.run import load_method, load_model_and_rows, rollouts
 from colar.recipe.schema import Recipe
@@ -74,11 +75,11 @@ class Updates(TrainerCallback):  # type: ignore[misc]
 
     def busy(self) -> float | None:
         """Share of an update's time during which the device computes or copies; None where torch sees no kernel."""
-        kernels = devices.kernels(self.profiler) if self.profiler is not None else []
+        found = kernels(self.profiler) if self.profiler is not None else []
         seconds, _ = self.per_update()
         # The profiler slows down the CPU, and no kernel: the time is that of an update without it.
-        busy = devices.busy_seconds((begin, end) for _, begin, end in kernels) / PROFILED / seconds
-        return min(1.0, busy) if kernels else None
+        busy = busy_seconds((begin, end) for _, begin, end in found) / PROFILED / seconds
+        return min(1.0, busy) if found else None
 
 
 def measure(recipe: Recipe) -> Table:
@@ -119,7 +120,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:
             longest = preflight.before_training(trainer, curriculum.stage_epochs())
-            peak, _ = devices.peak_memory(lm.device)
+            peak, _ = peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"
             table.add_row("longest batch", duration(longest.seconds), size)
@@ -135,7 +136,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
-    peak, total_memory = devices.peak_memory(lm.device)
+    peak, total_memory = peak_memory(lm.device)
     if peak is not None:
         table.add_row("peak memory", f"{peak / GIB:.1f} GiB", f"of {total_memory / GIB:.1f} GiB")
     return table
@@ -195,3 +196,48 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
     table.add_row("a validation", duration((time.perf_counter() - started) * batches), note)
+
+
+# The device
+
+
+def peak_memory(device: torch.device) -> tuple[int | None, int]:
+    """Bytes that were allocated at most on the device, or that this process had at most on a CPU; and all there are.
+
+    None where torch, or the operating system, does not count them.
+    """
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "max_memory_allocated"):
+            return module.max_memory_allocated(device), int(module.mem_get_info(device)[1])
+        # Apple's: counted by torch.accelerator alone, from torch 2.9 on.
+        peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
+        return peak(device), int(module.recommended_max_memory())
+    try:
+        import resource
+    except ImportError:
+        return None, 0
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if torch.backends.mps.is_available() else 1024
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, total
+
+
+def kernels(profiled: Any) -> list[tuple[str, float, float]]:
+    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
+    spans = []
+    for event in profiled.events():
+        # An annotation spans the kernels below it.
+        if event.device_type.name != "CPU" and not event.is_user_annotation:
+            spans.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return spans
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
+    busy = 0.0
+    latest = float("-inf")
+    for begin, end in sorted(intervals):
+        busy += max(0.0, end - max(begin, latest))
+        latest = max(latest, end)
+    return busy
