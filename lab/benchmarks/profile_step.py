@@ -39,7 +39,7 @@ from colar import files, progress
 from colar.engine.engine import Engine
 from colar.methods.base import Batch
 from colar.model.latent_lm import LoraSettings
-from colar.recipe import measure
+from colar.recipe.measure import busy_seconds, kernels
 from colar.training import preflight
 from colar.training.objective import Objective
 
@@ -99,18 +99,18 @@ def profiled(step: Callable[[], None], warmup: int, steps: int) -> dict[str, Any
             step()
         shared.synchronize()
     if on_gpu:
-        return found | of_gpu(measure.kernels(profiler), steps, found["ms_per_step"])
+        return found | of_gpu(kernels(profiler), steps, found["ms_per_step"])
     return found | of_cpu(profiler)
 
 
-def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
+def of_gpu(spans: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
     """Of one step: its kernels, the share in which the GPU is busy, and the kernels that take longest."""
-    busy = 1e3 * measure.busy_seconds((begin, end) for _, begin, end in kernels) / steps
+    busy = 1e3 * busy_seconds((begin, end) for _, begin, end in spans) / steps
     times: dict[str, float] = {}
-    for name, begin, end in kernels:
+    for name, begin, end in spans:
         times[name] = times.get(name, 0.0) + 1e3 * (end - begin) / steps
     return {
-        "kernels": len(kernels) / steps,
+        "kernels": len(spans) / steps,
         "busy_ms": busy,
         "busy": busy / ms_per_step,
         "longest": dict(sorted(times.items(), key=lambda each: -each[1])[:LONGEST]),
