@@ -22,7 +22,7 @@ from colar.engine.engine import Engine
 from colar.engine.prompt import prompt_ids
 from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, check_runnable
 from colar.evaluation.answer_files import answer_key
-from colar.evaluation.evaluate import make_request
+from colar.evaluation.evaluate import AnswerSettings, make_request
 from colar.look import diagnosis
 from colar.look.reference_chain import reference_rows
 from colar.methods import registry
@@ -407,7 +407,7 @@ def test_every_maker_of_requests_passes_the_turns_on():
     assert [request.context for request in made] == wanted
     model = SimpleNamespace(method=method)
     point = SimpleNamespace(model=model, decoding="greedy", seed=0, params=method.Params())
-    limits = SimpleNamespace(max_latents=4, max_completion_length=4)
+    limits = AnswerSettings(max_latents=4, max_completion_length=4)
     assert [make_request(point, each, limits).context for each in examples] == wanted
     lm = tiny_lm("qwen2")
     for row, example in zip(

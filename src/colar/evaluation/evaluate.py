@@ -59,7 +59,7 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         # A decoding checks its limits: here, and not with the first question.
-        Decoding(max_latents=self.max_latents, max_completion_length=self.max_completion_length)
+        self.decoding("greedy")
         check_number("batch_size", self.batch_size, 1, whole=True)
 
     def decoding(self, name: str) -> Decoding:
