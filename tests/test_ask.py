@@ -46,7 +46,10 @@ def test_a_stream_is_the_answer_in_pieces(name: str, c: int | None) -> None:
     options = LIMITS if c is None else {**LIMITS, "compression_factor": c}
     whole = model.ask(QUESTIONS[0], **options)
     pieces = list(model.stream(QUESTIONS[0], **options))
-    assert tuple(piece.text for piece in pieces if piece.kind == "thought") == whole.thoughts
+    thoughts = [piece.text for piece in pieces if piece.kind == "thought"]
+    # Bytes that have become no character at the end of the chain are a piece of their own.
+    n = len(whole.thoughts) - 1
+    assert (*thoughts[:n], "".join(thoughts[n:])) == whole.thoughts
     assert "".join(piece.text for piece in pieces if piece.kind == "answer") == whole.answer
 
 

@@ -66,7 +66,12 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
         assert len(thoughts) == completion.length == 3
         if name == "cot":
             assert [t["kind"] for t in thoughts] == ["token"] * 3
-            assert [t["text"] for t in thoughts] == [lm.template.token(i) for i in completion.thought_ids]
+            texts = [lm.template.token(i) for i in completion.thought_ids]
+            assert [t["tokens"][0]["text"] for t in thoughts] == texts
+            # Bytes of one character: its text is that of the chain.
+            assert "".join(t["text"] for t in thoughts) == lm.template.tokenizer.decode(
+                completion.thought_ids
+            )
         else:
             assert all(t["kind"] == "latent" and len(t["neighbours"]) == 4 for t in thoughts)
             assert all(t["sigma"] > 0 and 0 <= t["stop_probability"] <= 1 for t in thoughts)

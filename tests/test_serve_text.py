@@ -69,6 +69,20 @@ def test_pieces_of_random_tokens_are_the_text(templates, family):
             assert said == template.decode(ids)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_thoughts_that_are_tokens_are_read_together(templates, family):
+    """A character may be the tokens of several thoughts."""
+    template = templates[family]
+    text = "naïve €3 — 数学 🙂🙂 done"
+    reader = thought.ThoughtReader(template, registry.build("cot").Params())
+    ids = template._cached_text_ids(text)
+    assert not any(reader.wanted(token_id, {}) for token_id in ids)
+    read = [reader.read(token_id, {}, []) for token_id in ids]
+    assert [each["index"] for each in read] == list(range(len(ids)))
+    assert not any("\ufffd" in each["text"] for each in read)
+    assert ("".join(each["text"] for each in read) + reader.end()).strip() == text
+
+
 @pytest.mark.parametrize("stop", [("END",), ("E",), ("ND", "EN"), (" E", "zz"), ("12",), ("nothing",)])
 def test_stops_are_found_wherever_tokens_end(templates, stop):
     template = templates["llama"]

@@ -98,15 +98,18 @@ class Model:
         """Yield the thoughts and the answer of one question as they come. Arguments are those of `ask`."""
         answer = AnswerText(self.lm.template)
         request = self._request(question, 0, **options)
-        size = thought.shown_size(request.params)
+        reader = thought.ThoughtReader(self.lm.template, request.params)
         vocabulary = thought.vocabulary_of(self.lm)
         for event in self.engine.stream([request]):
             if event.kind == "thought":
+                n = reader.wanted(event.token_id, event.info)
                 assert event.embed is not None
-                [near] = vocabulary.nearest(event.embed[None], size)
-                read = thought.thought_object(self.lm.template, 0, event.token_id, event.info, near, size)
-                yield Piece("thought", read["text"])
-            elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
+                near = vocabulary.nearest(event.embed[None], n)[0] if n else []
+                yield Piece("thought", reader.read(event.token_id, event.info, near)["text"])
+                continue
+            if incomplete := reader.end():
+                yield Piece("thought", incomplete)
+            if event.kind == "token" and event.token_id != self.lm.template.eos_id:
                 text = answer.add(event.token_id)
                 if text:
                     yield Piece("answer", text)

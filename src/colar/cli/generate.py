@@ -247,7 +247,7 @@ def _lines(thought: Any, neighbours: int) -> list[str]:
     """The lines of a thought: a token; or those that it was chosen as, with their probabilities; and those near it,
     with their cosines, and its spread where it has one."""
     if thought["kind"] == "token":
-        return [repr(thought["text"])]
+        return [repr(thought["tokens"][0]["text"])]
     near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:neighbours]]
     if thought["ordered"]:
         chosen = [f"{token['text']!r} {math.exp(token['logprob']):.2f}" for token in thought["tokens"]]

@@ -8,9 +8,9 @@ tokens is near the sum of their embeddings, so its c nearest tokens are the ones
     a latent chosen token by token      these tokens, in their order ("ordered": true)
     any other latent                    its ceil(c) nearest, nearest first ("ordered": false)
 
-`thought_object` makes it, of a thought and the tokens nearest to it. These cost a product with all embeddings, so each
-reader computes them for all thoughts that it has at once: `read_thoughts` for a completion's, `colar.ask` for the one
-that has just come, `serve/thought_text.py` for those of all requests in a step.
+`ThoughtReader` makes it, of a thought and the tokens nearest to it. These cost a product with all embeddings, so they
+are computed for all thoughts that are there at once: by `read_thoughts` for a completion's, by `colar.ask` for the one
+that has just come, by `serve/thought_text.py` for those of all requests in a step.
 
 Shape suffixes: K latents, V vocabulary, D width.
 """
@@ -28,6 +28,7 @@ from torch import Tensor
 from colar.engine.completion import Completion
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
+from colar.template.token_text import TokenText
 
 NEIGHBOURS = 10
 """Nearest tokens that a THOUGHT has."""
@@ -101,51 +102,71 @@ def read_thoughts(
     """
     if completion.latents is None:
         return []
-    size = shown_size(completion.request.params)
-    # At a large c a thought stands for more tokens than are shown as neighbours.
-    near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, max(neighbours, size))
-    thoughts = []
-    for k, near in enumerate(near_K):
-        thoughts.append(
-            thought_object(lm.template, k, completion.thought_ids[k], completion.info[k], near, size)
-        )
+    reader = ThoughtReader(lm.template, completion.request.params, neighbours)
+    near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, reader.most)
+    columns = zip(completion.thought_ids, completion.info, near_K, strict=True)
+    thoughts = [reader.read(*of_thought) for of_thought in columns]
+    if rest := reader.end():
+        thoughts[-1]["text"] += rest
     return thoughts
 
 
-def thought_object(
-    template: Template,
-    index: int,
-    token_id: int,
-    info: Mapping[str, Tensor],
-    near: Sequence[Neighbour],
-    size: int,
-) -> dict[str, Any]:
-    """The THOUGHT at place `index` of a chain; `token_id` is -1 for a latent.
+class ThoughtReader:
+    """Reads the thoughts of one answer in their order; chosen tokens together, as a character may be several of them.
 
-    `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens. A chosen
-    token that is none of them has no cosine.
+    `neighbours` are those of each THOUGHT; 0 where its text alone is wanted.
     """
-    ids, logprobs = chosen_tokens(token_id, info, template.closing_id)
-    ordered = bool(ids)
-    if not ordered:
-        ids = [each.token_id for each in near[:size]]
-        logprobs = [None] * len(ids)
-    cosines = dict(near)
-    tokens = []
-    for each, logprob in zip(ids, logprobs, strict=True):
-        tokens.append({**_token(template, each, cosines.get(each)), "logprob": _rounded(logprob)})
-    return {
-        "index": index,
-        "text": "".join(token["text"] for token in tokens),
-        "kind": "token" if token_id >= 0 else "latent",
-        "tokens": tokens,
-        "ordered": ordered,
-        # The next token of the group had low confidence (`confidence_threshold`), and ended it.
-        "low_confidence": bool(info.get("group_low_confidence", False)),
-        "neighbours": [_token(template, *each) for each in near],
-        "sigma": _mean(info.get("sigma")),
-        "stop_probability": _mean(info.get("stop_probability")),
-    }
+
+    def __init__(self, template: Template, params: Any, neighbours: int = 0) -> None:
+        self.template = template
+        self.neighbours = neighbours
+        self.size = shown_size(params)
+        self.most = max(neighbours, self.size)
+        """The most nearest tokens of a thought: at a large c it stands for more than are shown as neighbours."""
+        self._count = 0
+        self._text = TokenText(template)
+
+    def wanted(self, token_id: int, info: Mapping[str, Tensor]) -> int:
+        """The number of nearest tokens by which `read` reads a thought: tokens that were chosen are their own text."""
+        ids, _ = chosen_tokens(token_id, info, self.template.closing_id)
+        return self.most if self.neighbours or not ids else 0
+
+    def read(self, token_id: int, info: Mapping[str, Tensor], near: Sequence[Neighbour]) -> dict[str, Any]:
+        """The next THOUGHT; `token_id` is -1 for a latent.
+
+        `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens. A
+        chosen token that is none of them has no cosine.
+        """
+        ids, logprobs = chosen_tokens(token_id, info, self.template.closing_id)
+        ordered = bool(ids)
+        if ordered:
+            text = self._text.add(ids)
+        else:
+            ids = [each.token_id for each in near[: self.size]]
+            logprobs = [None] * len(ids)
+            # One by one: nearest tokens have no order in which they could be decoded as a text.
+            text = "".join(map(self.template.token, ids))
+        cosines = dict(near)
+        tokens = []
+        for each, logprob in zip(ids, logprobs, strict=True):
+            tokens.append({**_token(self.template, each, cosines.get(each)), "logprob": _rounded(logprob)})
+        self._count += 1
+        return {
+            "index": self._count - 1,
+            "text": text,
+            "kind": "token" if token_id >= 0 else "latent",
+            "tokens": tokens,
+            "ordered": ordered,
+            # The next token of the group had low confidence (`confidence_threshold`), and ended it.
+            "low_confidence": bool(info.get("group_low_confidence", False)),
+            "neighbours": [_token(self.template, *each) for each in near],
+            "sigma": _mean(info.get("sigma")),
+            "stop_probability": _mean(info.get("stop_probability")),
+        }
+
+    def end(self) -> str:
+        """The rest of the last tokens: bytes that have become no character."""
+        return self._text.end()
 
 
 def chosen_tokens(

@@ -18,9 +18,9 @@ from typing import Any
 
 from colar.engine.completion import Event
 from colar.engine.engine import QueueFull
+from colar.look.thought import NEIGHBOURS, ThoughtReader
 from colar.serve.errors import ApiError
 from colar.serve.served_model import ApiRequest
-from colar.serve.thought_text import ThoughtReader
 from colar.template.token_text import AnswerText
 
 log = logging.getLogger("uvicorn.error")
@@ -118,7 +118,7 @@ async def _run(
 async def _answer(api_request: ApiRequest, sample: Sample, put: Callable[[SamplePiece], None]) -> None:
     served, body = api_request.served, api_request.body
     request = api_request.requests[sample.index]
-    reader = ThoughtReader(served.lm, served.nearest, request.params, body.return_thoughts)
+    reader = ThoughtReader(served.lm.template, request.params, NEIGHBOURS * body.return_thoughts)
     answer = AnswerText(served.lm.template, body.stop)
     stopped = False
     async with contextlib.aclosing(served.engine.stream(request)) as events:
@@ -157,11 +157,12 @@ async def _thought(
     sample.forward_passes += 1
     if not api_request.body.include_reasoning and not api_request.body.return_thoughts:
         return SamplePiece(sample)
-    text, thought = await reader.read(event)
-    sample.reasoning += text
-    if thought is not None:
-        sample.thoughts.append(thought)
-    return SamplePiece(sample, reasoning=text, thought=thought)
+    thought = await api_request.served.nearest.read(reader, event)
+    sample.reasoning += thought["text"]
+    if not api_request.body.return_thoughts:
+        return SamplePiece(sample, reasoning=thought["text"])
+    sample.thoughts.append(thought)
+    return SamplePiece(sample, reasoning=thought["text"], thought=thought)
 
 
 def _token(api_request: ApiRequest, sample: Sample, answer: AnswerText, event: Event) -> SamplePiece:
