@@ -626,6 +626,20 @@ def test_a_row_with_its_latents_fits_the_context():
     assert base.Batch.collate([row]).n_latents.tolist() == [CONTEXT]
 
 
+def test_positions_are_those_of_all_forwards():
+    """Distill feeds a teacher and a student; the decoder of SIM-CoT reads latents and texts again."""
+    lm, method = build("distill", n_latents=5)
+    rows = encode(lm, method)
+    found = method.positions(base.Batch.collate(rows)).tolist()
+    assert found == [len(row) + len(row.question) + len(row.answer) for row in rows]
+    lm, method = build("sim_cot", epochs_per_stage=1, n_latents_per_step=2)
+    rows = encode(lm, method, epoch=2.0)
+    texts = [sum(map(len, row.latent_texts)) for row in rows]
+    assert all(row.n_latents and text for row, text in zip(rows, texts, strict=True))
+    found = method.positions(base.Batch.collate(rows)).tolist()
+    assert found == [len(row) + row.n_latents + text for row, text in zip(rows, texts, strict=True)]
+
+
 # Through training
 
 

@@ -48,6 +48,7 @@ from colar.training.grpo.rollout import Output
 from colar.training.grpo.train import EarlyStopping
 from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
 from colar.training.resumable_run import TrainResult, arguments
+from colar.training.rows import take
 from colar.training.run_folder import RunFolder
 
 SMALL = {
@@ -731,6 +732,35 @@ def test_outputs_survive_the_way_through_a_flat_dict() -> None:
 
 
 # --- rewards -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("cot", {}),
+        ("colar", {}),
+        ("sequential", {"lookahead_weight": 0.2}),
+        ("sequential", {"grouping": "equations", "merge": "ordered"}),
+    ],
+)
+def test_outputs_are_taken_with_their_own_padding_and_scored_alike(name: str, config: dict[str, Any]) -> None:
+    """Some of them have no thought at all."""
+    torch.manual_seed(0)
+    lm, method = tiny_lm("llama", digits=True), registry.build(name, config)
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    outputs = sample(liven(lm), method, grpo(compression_factors=None, num_generations=8))
+    rollouts = rollout.collate(outputs, lm.width)
+    longest = rollouts.thought_counts.max()
+    whole = method.logps(lm, rollouts, "mean").logps
+    for n_thoughts in (0, 1, int(longest)):
+        (places,) = torch.where(rollouts.thought_counts == n_thoughts)
+        assert len(places)
+        taken = Rollouts.from_tensors(take(rollouts.tensors(), places))
+        assert taken.latents.shape[1] == taken.thought_ids.shape[1] == taken.endings.shape[1] == n_thoughts
+        scores = method.logps(lm, taken, "mean").logps
+        torch.testing.assert_close(scores, whole[places, : scores.shape[1]], atol=1e-4, rtol=1e-4)
+    assert longest > 1
 
 
 def rewarded(func: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from colar import processes
+from colar.checks import NonFiniteError
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import AnswerSettings
@@ -222,6 +224,28 @@ def test_validation_folds_the_adapter_in_and_leaves_the_weights(tmp_path: Path) 
     assert seen == [True, True]
     for name, value in supervised.weights(lm).items():
         assert torch.equal(value, before[name]), name
+
+
+def breaks_alone(folder: Path) -> tuple[str, dict[str, Tensor]]:
+    """The error and the weights of a process; in the second one a term is infinite once, and no gradient is."""
+    processes.join(120)
+    infinite = PartialState().process_index == 1
+    # The third batch, the one that is measured before the first update included.
+    method = supervised.BreaksOnce(ColarConfig(), math.inf if infinite else 0.0)
+    lm = supervised.build(method)
+    with pytest.raises(NonFiniteError) as error:
+        supervised.run(folder, method, lm=lm, max_steps=4, logging_steps=4, per_device_train_batch_size=5)
+    return str(error.value), supervised.weights(lm)
+
+
+def test_a_term_that_is_infinite_in_one_process_stops_both(tmp_path: Path) -> None:
+    (error, weights), (other_error, other_weights) = together(
+        2, tmp_path / "group", breaks_alone, tmp_path / "run"
+    )
+    assert error == other_error
+    assert "step 2: " in error
+    for name, value in weights.items():
+        assert torch.equal(value, other_weights[name]), name
 
 
 def name_of(weight: Tensor, lm: Any) -> str:

@@ -66,6 +66,9 @@ class Row:
 class Columns:
     """A dataclass of tensors with a row each, and a dict of them, `params`."""
 
+    padded: ClassVar[Mapping[str, str]]
+    """Columns that are as wide as their longest row, each with the column of its rows' lengths."""
+
     params: dict[str, Tensor]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -99,6 +102,12 @@ class Batch(Columns):
     text_ids: Tensor
     text_sizes: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
+
+    padded: ClassVar[Mapping[str, str]] = {
+        "question_ids": "question_lengths",
+        "chain_ids": "chain_lengths",
+        "answer_ids": "answer_lengths",
+    }
 
     @classmethod
     def collate(cls, rows: Sequence[Row]) -> Batch:
@@ -237,6 +246,10 @@ class Method(ABC):
 
         A name that starts with "_" is a quantity to log and no part of the loss.
         """
+
+    def positions(self, batch: Batch) -> Tensor:
+        """Positions that the loss feeds for each row, (B,), of all its forwards together: what memory is needed for."""
+        return batch.positions()
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The embeddings that training feeds between the separators, (B, K, D), and each row's number of them, (B,)."""

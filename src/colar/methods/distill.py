@@ -93,6 +93,10 @@ class Distill(base.Method):
         align_B = self.config.align_weight * alignment(aligned_LBD, target_LBD)
         return {"student": student_B, "teacher": teacher_B, "align": align_B}
 
+    def positions(self, batch: Batch) -> Tensor:
+        # The teacher's row has the chain, and the student's the latents; both have question and answer.
+        return batch.positions() + batch.question_lengths + batch.answer_lengths
+
     def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
         ids_BT = ragged.pack(batch.question, batch.chain, batch.answer, multiple=ragged.PAD_TO)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -63,6 +63,15 @@ class Rollouts(Columns):
     temperature: Tensor
     latent_temperature: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
+
+    padded: ClassVar[Mapping[str, str]] = {
+        "question_ids": "question_lengths",
+        "thought_ids": "thought_counts",
+        "latents": "thought_counts",
+        "group_ids": "thought_counts",
+        "endings": "thought_counts",
+        "token_ids": "token_lengths",
+    }
 
     def action_positions(self) -> Tensor:
         """(B,) positions that an action may stand at: thoughts, one stop, tokens."""

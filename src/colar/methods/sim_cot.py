@@ -81,6 +81,10 @@ class SimCot(Coconut):
         ce_B, fed_BKD = self.ce_and_latents(lm, batch)
         return {"ce": ce_B, "decoder": self.config.decoder_weight * self._decoder_loss(lm, batch, fed_BKD)}
 
+    def positions(self, batch: Batch) -> Tensor:
+        # The decoder reads the latents once more, and the texts behind them.
+        return batch.positions() + batch.n_latents + batch.text_sizes.sum(1)
+
     def _decoder_loss(self, lm: LatentLM, batch: Batch, fed_BKD: Tensor) -> Tensor:
         """Mean over a row's groups, (B,); 0 where it has no latents."""
         C = self.config.n_latents_per_step

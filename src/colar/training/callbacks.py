@@ -109,12 +109,16 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """
 
     def __init__(
-        self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0, rows: str = ""
+        self,
+        seconds: float = 0.0,
+        max_hours: float | None = None,
+        rows_per_update: int = 0,
+        rows_digest: str = "",
     ) -> None:
         self.earlier_seconds = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
         self.rows_per_update = rows_per_update
-        self.rows = rows
+        self.rows_digest = rows_digest
         self.started: float | None = None
 
     @property
@@ -131,7 +135,11 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """The part of `trainer_state.json` that a resumed run reads."""
-        attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update, "rows": self.rows}
+        attributes = {
+            "seconds": self.seconds,
+            "rows_per_update": self.rows_per_update,
+            "rows": self.rows_digest,
+        }
         return {"args": {}, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -41,13 +41,13 @@ class Curriculum:
         return self.method.stage(max(step - 1, 0) / self.steps_per_epoch)
 
     @property
-    def at_end(self) -> int:
+    def end_stage(self) -> int:
         """The stage that the run ends with."""
         return self.stage(self.max_steps)
 
     def ends_with(self, step: int) -> bool:
         """True where the last of `step` updates was made in the stage that the run ends with."""
-        return self.stage(step) == self.at_end
+        return self.stage(step) == self.end_stage
 
     def stage_epochs(self) -> list[float]:
         """The epochs at which stages begin: all of them, or `MOST_STAGES`, the first and the last among them."""
@@ -66,21 +66,21 @@ class Curriculum:
     def warn(self) -> None:
         """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
         final = self.method.last_stage()
-        if self.at_end < final:
+        if self.end_stage < final:
             progress.say(
-                f"warning: training ends in stage {self.at_end} of {self.method.name}'s curriculum, "
+                f"warning: training ends in stage {self.end_stage} of {self.method.name}'s curriculum, "
                 f"which thinks as in stage {final}: "
                 "train for more epochs, or shorten its stages"
             )
 
     def require_end(self, step: int, hours: float | None) -> None:
         """UnfinishedCurriculumError where `step` updates have not come to the stage that the run was to end with."""
-        if self.stage(step) >= self.at_end:
+        if self.stage(step) >= self.end_stage:
             return
         limit = "" if hours is None else f" by training.max_hours {hours:g}"
         raise UnfinishedCurriculumError(
             f"training was stopped{limit} at epoch {step / self.steps_per_epoch:.2f}, in stage {self.stage(step)} of "
-            f"{self.method.name}'s curriculum. It ends with stage {self.at_end}: a checkpoint from before would think "
-            "in a way that it was not trained to, so nothing is published. Resume with a larger training.max_hours, or "
-            "start again with shorter stages"
+            f"{self.method.name}'s curriculum. It ends with stage {self.end_stage}: a checkpoint from before would "
+            "think in a way that it was not trained to, so nothing is published. Resume with a larger "
+            "training.max_hours, or start again with shorter stages"
         )

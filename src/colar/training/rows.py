@@ -42,6 +42,7 @@ from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.left_out import leave_out
 from colar.methods.base import Batch, Method, Row
+from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.ops.ragged import round_up
@@ -57,6 +58,8 @@ ENCODERS = 16
 LONGER = (
     "choose a model.backbone (--model) with a longer context, or limit chains by data.max_reasoning_steps"
 )
+
+PADDED = {**Batch.padded, **Rollouts.padded}
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
@@ -84,13 +87,13 @@ class TrainingRows(Dataset[Row]):
 
     def __getitem__(self, key: RowKey) -> Row:
         epoch, index, draw = key
-        return self.draws(epoch, index, draws_of=int(epoch))[draw]
+        return self.encoded(epoch, index, draws_of=int(epoch))[draw]
 
     def at(self, epoch: float, index: int) -> Row:
         """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
-        return self.draws(epoch, index, draws_of=0)[0]
+        return self.encoded(epoch, index, draws_of=0)[0]
 
-    def draws(self, epoch: float, index: int, draws_of: int) -> list[Row]:
+    def encoded(self, epoch: float, index: int, draws_of: int) -> list[Row]:
         """The rows of an example in the stage at `epoch`, with the draws of epoch `draws_of`."""
         key = (epoch, index, draws_of)
         if self._last is not None and self._last[0] == key:
@@ -152,7 +155,7 @@ class _Lengths(Dataset[Any]):
     def __getitem__(self, index: int) -> list[int] | ValueError:
         try:
             # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
-            return [max(map(len, self.rows.draws(epoch, index, draws_of=0))) for epoch in self.epochs]
+            return [max(map(len, self.rows.encoded(epoch, index, draws_of=0))) for epoch in self.epochs]
         except ValueError as error:
             # Raised in a worker it would come back with the worker's traceback in its message.
             return error
@@ -331,10 +334,9 @@ def divide(
 
 
 def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Some rows of a batch, their ids cut to the longest of these rows; what was sampled stays as wide as it was."""
+    """Some rows of a batch of SFT, or of outputs; their segments are cut to the longest of these rows."""
     rows = {name: column[index] for name, column in batch.items()}
-    for name, ids in rows.items():
-        lengths = rows.get(name.removesuffix("_ids") + "_lengths")
-        if name.endswith("_ids") and lengths is not None:
-            rows[name] = ids[:, : int(lengths.max())]
+    for name, lengths in PADDED.items():
+        if name in rows:
+            rows[name] = rows[name][:, : int(rows[lengths].max())]
     return rows

@@ -91,7 +91,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
         self.last_update: Tensor | None = None
-        """Step, norm of the gradient and terms of the last update, or of the first with one that is not finite."""
+        """Step, norm of the gradient and terms of the last update, or of the first with one that is not finite: a row
+        for each process."""
 
     # Data
 
@@ -143,9 +144,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of each row of a batch, (B,)."""
-        # Which rows are copies (`mark_copies`) is no part of the batch.
-        columns = {name: column for name, column in inputs.items() if name != "counted"}
-        return Batch.from_tensors(columns).positions()
+        return self.objective.method.positions(Batch.from_tensors(inputs))
 
     def longest_sampled(self) -> dict[str, Tensor] | None:
         """The longest batch of outputs that the run begins with; None without sampling."""
@@ -211,7 +210,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
         norm_too = torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device)
         step = torch.full_like(norm_too, self.state.global_step + 1)
-        update, before = torch.stack([step, norm_too, *terms]), self.last_update
+        # A term may be infinite in one process alone: all skip the update, and end with the same error.
+        update = self.accelerator.gather(torch.stack([step, norm_too, *terms])[None])
+        before = self.last_update
         # The first one that is not finite stays.
         self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
         skips = self.args.optim == "adamw_torch_fused" and norm_too.device.type in ("cpu", "cuda")
@@ -227,8 +228,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """NonFiniteError where an update since the last log had a loss or a gradient that is not finite."""
         if self.last_update is None:
             return
-        step, norm, *terms = self.last_update.tolist()
-        if not all(map(math.isfinite, (norm, *terms))):
+        for step, norm, *terms in self.last_update.tolist():
+            if all(map(math.isfinite, (norm, *terms))):
+                continue
             values = ", ".join(
                 f"{name} {value:g}" for name, value in zip(self.last_terms, terms, strict=True)
             )

@@ -153,4 +153,4 @@ def _from_table(
         mode="sum",
         per_sample_weights=devices.beside(weights, table),
     )
-    return sums.view(*ids.shape[:-1], -1)
+    return sums.view(*ids.shape[:-1], table.shape[-1])

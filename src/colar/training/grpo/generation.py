@@ -39,7 +39,7 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output, RollOut
-from colar.training.rows import Schedule, digest_of, epoch_order
+from colar.training.rows import Schedule, digest_of, epoch_order, take
 
 NEAREST = 3
 """Tokens that a latent is read as in completions.jsonl."""
@@ -138,7 +138,7 @@ class Generation:
 
     def take(self, slots: Tensor) -> dict[str, Tensor]:
         """The rows of a batch."""
-        return {name: column[slots] for name, column in self.tensors.items()}
+        return take(self.tensors, slots)
 
 
 class RolloutSampler:

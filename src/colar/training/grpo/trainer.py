@@ -34,6 +34,7 @@ from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo.generation import Generation, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.rows import part_indices, take
 from colar.training.trainer import LatentTrainer, Validate
 
 STATE = "grpo.json"
@@ -132,15 +133,13 @@ class GrpoTrainer(LatentTrainer):
         state = self.accelerator.state
         scored = []
         for start in range(size * state.process_index, R, size * state.num_processes):
-            rows = slice(start, start + size)
-            batch = {name: column[rows] for name, column in tensors.items()}
-            batch["places"] = torch.arange(R)[rows]
-            for part in self.parts(batch):
-                places = part.pop("places")
+            places = torch.arange(start, min(start + size, R))
+            positions_B = self.positions(take(tensors, places))
+            for index in part_indices(positions_B, self.tokens_per_batch):
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
-                    logps_BN = self.objective.score_actions(part).logps
-                scored.append((places, logps_BN.float()))
+                    logps_BN = self.objective.score_actions(take(tensors, places[index])).logps
+                scored.append((places[index], logps_BN.float()))
         # A GPU is waited for once, not at every part.
         for index, logps_BN in gather_object([(places, logps_BN.cpu()) for places, logps_BN in scored]):
             # A part may be shorter than the generation: its longest output decides.
