@@ -36,12 +36,7 @@ class Objective(nn.Module):
         self.lm = lm
         self.method = method
 
-    def forward(
-        self,
-        num_items_in_batch: Tensor | int | None = None,
-        counted: Tensor | None = None,
-        **tensors: Tensor,
-    ) -> dict[str, Any]:
+    def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
         The tensors are on the CPU, so that all that Python decides by them waits for no GPU. Without
@@ -54,9 +49,10 @@ class Objective(nn.Module):
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
         # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
-        if counted is None:
-            counted = torch.ones(losses_B.shape, dtype=torch.bool)
-        counted_B = devices.beside(counted, losses_B)
+        counted_B = tensors.get("counted")
+        if counted_B is None:
+            counted_B = torch.ones(losses_B.shape, dtype=torch.bool)
+        counted_B = devices.beside(counted_B, losses_B)
         rows = counted_B.sum().clamp(min=1)
         count = rows if num_items_in_batch is None else num_items_in_batch
         outputs: dict[str, Any] = {}
