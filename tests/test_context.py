@@ -13,7 +13,7 @@ from colar.engine.engine import Engine
 from colar.engine.prompt import TooLong
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
-from colar.methods.cot import CotParams
+from colar.methods.base import NoParams
 from colar.model import backbones
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
@@ -67,7 +67,7 @@ def asked(lm: LatentLM, question: str, positions: int) -> Request:
     """A request that needs that many positions in all."""
     n_latents = positions - len(lm.template.question(question)) - 1 - 4
     decoding = Decoding(max_latents=n_latents, max_completion_length=4)
-    return Request(question, question, CotParams(), decoding)
+    return Request(question, question, NoParams(), decoding)
 
 
 def tokens(completion):
@@ -125,7 +125,7 @@ def test_padding_stays_within_the_context():
 def test_a_row_that_fills_the_context_is_the_same_alone_beside_others_and_in_chunks(name, sizes, length):
     lm = model_of(name, **sizes)
     method = registry.build("cot", {})
-    assert lm.context_length == length
+    assert lm.context.length == length
     # A short one that starts beside a long one, and two that go on to the last position.
     requests = [
         asked(lm, SHORT, 34),
@@ -146,7 +146,7 @@ def test_a_row_that_fills_the_context_is_the_same_alone_beside_others_and_in_chu
 def test_a_training_row_that_fills_the_context_does_not_depend_on_its_batch(name):
     lm = model_of(name)
     embeds = lm.embed(
-        torch.randint(5, 60, (2, lm.context_length), generator=torch.Generator().manual_seed(0))
+        torch.randint(5, 60, (2, lm.context.length), generator=torch.Generator().manual_seed(0))
     )
     torch.testing.assert_close(lm.hidden(embeds)[:1, :24], lm.hidden(embeds[:1, :24]))
 

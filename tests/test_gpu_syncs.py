@@ -56,7 +56,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "coconut": ("coconut", {}, {}),
     "pause": ("pause", {}, {}),
     "ruplar": ("ruplar", {}, {}),
-    "soft": ("cot", {}, {"soft_temperature": 0.6}),
 }
 
 

@@ -101,7 +101,6 @@ THINKERS = {
     "coconut": ("coconut", {}, {}),
     "pause": ("pause", {}, {}),
     "ruplar": ("ruplar", {}, {}),
-    "soft": ("cot", {}, {"soft_temperature": 0.6}),
 }  # fmt: skip
 
 
@@ -143,7 +142,7 @@ def thinker(name: str) -> tuple[LatentLM, Method, Any]:
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     # A rounding error grows where hidden states or probabilities of random weights are fed back.
-    lm = lm.double() if name in ("coconut", "ruplar", "soft") else lm
+    lm = lm.double() if name in ("coconut", "ruplar") else lm
     return lm, method, registry.make_params(method, params)
 
 

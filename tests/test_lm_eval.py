@@ -317,7 +317,7 @@ def test_lm_eval_itself_applies_the_chat_template(tmp_path):
 
 
 def test_mistakes_are_named(checkpoints, capsys):
-    with pytest.raises(ValueError, match="method cot has no compression_factor; it takes soft_temperature"):
+    with pytest.raises(ValueError, match="method cot has no compression_factor; it takes none"):
         lm_eval.ColarLM(str(checkpoints / "cot"), compression_factor=2)
     with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got 0.5"):
         lm_eval.ColarLM(str(checkpoints / "colar"), compression_factor=0.5)

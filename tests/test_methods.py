@@ -621,7 +621,7 @@ def test_unknown_names_are_told_the_nearest():
         ValueError, match=r"unknown method 'colr', did you mean 'colar'\?; one of cot, no_cot, colar"
     ):
         registry.build("colr")
-    with pytest.raises(ValueError, match="method cot has no compression_factor; it takes soft_temperature"):
+    with pytest.raises(ValueError, match="method cot has no compression_factor; it takes none"):
         registry.make_params(registry.build("cot"), {"compression_factor": 2})
     with pytest.raises(ValueError, match="method colar has no ratio; it takes compression_factor"):
         registry.make_params(registry.build("colar"), {"ratio": 2})

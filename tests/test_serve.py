@@ -343,8 +343,6 @@ def test_models_are_described(client):
     assert "confidence_threshold" not in cards["colar"]["params"]
     assert cards["sequential"]["params"]["confidence_threshold"]["allowed"] == [0, 0.5]
     assert cards["sequential"]["params"]["compression_factor"]["about"].startswith("c: the reasoning tokens")
-    soft = cards["cot"]["params"].pop("soft_temperature")
-    assert (soft["default"], soft["allowed"]) == (0, None), "none is trained: any may be asked for"
     assert cards["cot"]["params"] == {}
     assert cards["cot"]["efforts"] == {"none": {"thinking_token_budget": 0}}
     assert (cards["cot"]["max_latents"], cards["cot"]["max_completion_length"]) == (8, 8)

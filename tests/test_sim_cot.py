@@ -18,8 +18,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
+from colar.methods.sim_cot import BackboneCopy
 from colar.model import backbones, weights
-from colar.model.copied import BackboneCopy
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.config import TrainingConfig
 from colar.training.run_folder import RunFolder

@@ -1077,10 +1077,10 @@ def test_rows_that_outgrow_the_context_in_a_later_stage_are_found_before_trainin
         return len(method.encode(lm.template, example(question), Random(0), epoch))
 
     question = "x"
-    while length(question + " 3", 0.0) <= lm.context_length - 12:
+    while length(question + " 3", 0.0) <= lm.context.length - 12:
         question += " 3"
     # At epochs 0 to 3 it has 4 to 16 latents: it fits up to there.
-    assert [length(question, epoch) - lm.context_length for epoch in (3.0, 4.0, 9.0)] == [0, 4, 4]
+    assert [length(question, epoch) - lm.context.length for epoch in (3.0, 4.0, 9.0)] == [0, 4, 4]
 
     def made(epochs: float, rows: Sequence[Example], held_out: Sequence[Example] = ()) -> LatentTrainer:
         config = TrainingConfig(**{**QUICK, "num_train_epochs": epochs})

@@ -29,7 +29,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.most_positions
-    if needed > lm.context_length:
+    if needed > lm.context.length:
         raise TooLong(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "
             f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length} it needs {needed} "

@@ -1,6 +1,7 @@
 """Ways of learning to think and of thinking: one file or folder a method, one line in `registry`.
 
 A row is one sequence of a batch: an example in training, a request while it thinks, a sampled output in reinforcement.
+A thought is what is fed at one step between the separators: the embedding of a token, or a latent, which is any other.
 A group is the reasoning tokens that one latent stands for.
 
     Row, Batch     an example as token ids with its params; rows padded segment by segment
@@ -15,7 +16,7 @@ A group is the reasoning tokens that one latent stands for.
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, over `grouping` and `factors`
 cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
-soft_tokens    embeddings mixed by probabilities;  efforts: a client's words for how much to think
+efforts        a client's words for how much to think
 losses, unroll      cross-entropy of rows; training through hidden states that are fed
 rollouts       log-probabilities of sampled outputs, for reinforcement
 pretrained     a model and its method: saved, loaded

@@ -82,7 +82,7 @@ class Factors:
 
     def __contains__(self, c: object) -> bool:
         if self.real:
-            return is_number(c) and self.low <= float(str(c)) <= self.high
+            return is_number(c) and self.low <= c <= self.high
         return c in self.values
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ from typing import ClassVar, Literal, get_args
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base, thinking
-from colar.methods.base import NoParams, Row
+from colar.methods.base import Row
 from colar.methods.cot import Cot
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -66,7 +66,6 @@ class IcotConfig:
 class Icot(Cot):
     name: ClassVar[str] = "icot"
     Config: ClassVar[type] = IcotConfig
-    Params: ClassVar[type] = NoParams
 
     def stage(self, epoch: float) -> int:
         """Units to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""

@@ -26,7 +26,7 @@ prior of 0.01 or less out of L_kl ("KL-Focus"): here all count, because a step o
 the `LIKELIEST` tokens are mixed, not the whole vocabulary. Where a request is sampled the stop is drawn; there it is
 always argmax. Embeddings take gradient where they are fed (there detached). Each loss is averaged within its row.
 
-Shape suffixes: B rows, T reasoning tokens, K steps, A answer, D width.
+Shape suffixes: B rows, T reasoning tokens, K steps, A answer, N likeliest tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row
-from colar.methods.soft_tokens import soft_token
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
@@ -157,6 +156,20 @@ class Ruplar(base.Method):
             info["stop_probability"] = probability(lm.template.closing_id, logits_BV)
         soft_BD = soft_token(lm, logits_BV, LIKELIEST)
         return Thought(soft_BD, chosen_B == lm.template.closing_id, torch.full_like(chosen_B, -1), info)
+
+
+def soft_token(lm: LatentLM, logits_BV: Tensor, n: int) -> Tensor:
+    """The embeddings of each row's n likeliest tokens, mixed by their probabilities: (B, D).
+
+    These tokens carry nearly all of a trained model's probability; to mix the whole vocabulary would read its table of
+    embeddings at every step.
+    """
+    likeliest = logits_BV.topk(min(n, logits_BV.shape[1]))
+    weight_BN = likeliest.values.softmax(-1)
+    embeds_BND = lm.embed(likeliest.indices)
+    # The weights are float32: half-precision embeddings are added up in it too.
+    soft_BD: Tensor = (weight_BN[..., None] * embeds_BND).sum(1)
+    return soft_BD.to(embeds_BND.dtype)
 
 
 def prior_loss(lm: LatentLM, hidden_BKD: Tensor, chain_ids: Tensor, prior_BKT: Tensor) -> Tensor:

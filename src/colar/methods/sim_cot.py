@@ -10,10 +10,10 @@ embeddings, and writes the step. Coconut learns from the answer and the remainin
 step have to hold that step, so that many latents do not become alike.
 
     L = L_Coconut + decoder_weight * L_decoder
-    L_decoder = mean over groups g of  mean over (tokens of text g, EOS) of -log q(token | latents of g, tokens before)
+    L_decoder = mean over texts g of  mean over (tokens of text g, EOS) of -log q(token | its latents, tokens before)
 
-q is the decoder. The gradient reaches it and, through the latents, the model. Text g is step g; in the last stage the
-last group's is all remaining steps, and where a row has no step for a group it is the answer. Thinking is Coconut's and
+q is the decoder. The gradient reaches it and, through the latents, the model. Each n_latents_per_step latents
+have a text: step g; the last ones of the last stage all remaining steps; and the answer where a row has no step g. Thinking is Coconut's and
 needs no decoder: a published checkpoint does not hold it.
 
 Departures. Those of `coconut.py`. A step's cross-entropy is a mean over its tokens, as in the code for CODI; the one
@@ -23,18 +23,20 @@ the code's has one of its own: under LoRA the head is frozen, and the decoder's 
 goes through the curriculum twice, at first without the decoder; here one run has it from the start. SIM-CoT on CODI,
 which the paper has for Llama, is not here.
 
-Shape suffixes: B rows, G groups of latents, P groups of all rows, C latents of a group, K latents, N tokens of a text,
-X tokens of all texts, D width.
+Shape suffixes: B rows, G texts of a row, P texts of all rows, C latents of a text, K latents, N tokens of a text, T
+positions of the decoder, X tokens of all texts, D width.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from colar import checks
@@ -42,7 +44,6 @@ from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch, Row
 from colar.methods.coconut import Coconut, CoconutConfig
-from colar.model.copied import BackboneCopy
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template
@@ -73,11 +74,11 @@ class SimCot(Coconut):
         row = super().encode(template, example, rng, epoch)
         steps = template.steps(example.steps)
         replaced = steps[: len(steps) - len(row.steps)]
-        n_groups = row.n_latents // self.config.n_latents_per_step
-        return replace(row, latent_texts=texts_of(replaced, n_groups, row.answer[1:], template.eos_id))
+        n_texts = row.n_latents // self.config.n_latents_per_step
+        return replace(row, latent_texts=texts_of(replaced, n_texts, row.answer[1:], template.eos_id))
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
-        """ce: Coconut's; decoder: the cross-entropy of each group's text, given its latents."""
+        """ce: Coconut's; decoder: the cross-entropy of each text, given its latents."""
         ce_B, fed_BKD = self.ce_and_latents(lm, batch)
         return {"ce": ce_B, "decoder": self.config.decoder_weight * self._decoder_loss(lm, batch, fed_BKD)}
 
@@ -86,7 +87,7 @@ class SimCot(Coconut):
         return batch.positions() + batch.n_latents + batch.text_sizes.sum(1)
 
     def _decoder_loss(self, lm: LatentLM, batch: Batch, fed_BKD: Tensor) -> Tensor:
-        """Mean over a row's groups, (B,); 0 where it has no latents."""
+        """Mean over a row's texts, (B,); 0 where it has no latents."""
         C = self.config.n_latents_per_step
         # Some rows of a batch are as wide as the batch, and may have fewer latents.
         G = fed_BKD.shape[1] // C
@@ -97,12 +98,12 @@ class SimCot(Coconut):
             return nothing.expand(len(batch.seeds))
         sizes_BG = batch.text_sizes[:, :G]
         ids_BGN, real_BGN = grouping.tokens_of_groups(batch.text_ids, sizes_BG)
-        # Behind a row's last group come no latents.
+        # Behind a row's last text come no latents.
         there_BG = sizes_BG > 0
         latents_PCD = ragged.take_masked(fed_BKD.reshape(-1, G, C, lm.width), there_BG)
         ids_PN, real_PN = (ragged.take_masked(values, there_BG) for values in (ids_BGN, real_BGN))
 
-        # All groups have as many latents: they stand before the texts, and only behind these is padding.
+        # All texts have as many latents, which stand before them, and only behind a text is padding.
         N = ids_PN.shape[1]
         padded_PN = nn.functional.pad(ids_PN, (0, ragged.round_up(C + N) - C - N))
         hidden_PTD = decoder(torch.cat([latents_PCD, lm.embed(padded_PN)], dim=1))
@@ -112,15 +113,40 @@ class SimCot(Coconut):
         return ragged.row_mean(ragged.put_masked(loss_P, there_BG), there_BG)
 
 
-def texts_of(replaced: list[list[int]], n_groups: int, answer: list[int], eos_id: int) -> list[list[int]]:
-    """The text that each group of latents stands for, with EOS; `answer` ends with it.
+class BackboneCopy(nn.Module):
+    """All of a backbone but its embedding and its LM head, in float32: embeddings (P, T, D) -> last hidden states.
 
-    A step each, and for the last group all that are left; the answer where no step is left.
+    It starts from the weights that the backbone has now, those of an adapter added to them, and all of its weights are
+    trained, also where the backbone itself is frozen. ValueError for weights of 4 bits.
+    """
+
+    def __init__(self, lm: LatentLM) -> None:
+        super().__init__()
+        if getattr(lm.causal_lm, "is_loaded_in_4bit", False):
+            raise ValueError("model.load_in_4bit must be false: a copy of the backbone is trained in float32")
+        # Both ends of the vocabulary are left out of the copy: they are most of a small model's weights.
+        ends = (lm.causal_lm.get_input_embeddings(), lm.causal_lm.get_output_embeddings())
+        twin: Any = copy.deepcopy(lm.lm, {id(end): nn.Identity() for end in ends})
+        if isinstance(twin, PeftModel):
+            twin = twin.merge_and_unload()
+        self.body = twin.base_model.float().requires_grad_(True)
+
+    def forward(self, embeds_PTD: Tensor) -> Tensor:
+        """Rows start at position 0 and are padded on the right, where causal attention does not see it."""
+        dtype = next(self.body.parameters()).dtype
+        output = self.body(inputs_embeds=embeds_PTD.to(dtype), use_cache=False)
+        hidden_PTD: Tensor = output.last_hidden_state
+        return hidden_PTD.to(embeds_PTD.dtype)
+
+
+def texts_of(replaced: list[list[int]], n_texts: int, answer: list[int], eos_id: int) -> list[list[int]]:
+    """The texts that the latents stand for, with EOS; `answer` ends with it.
+
+    A step each, and the last all that are left; the answer where no step is left.
     """
     texts = []
-    for group in range(n_groups):
-        last = group == n_groups - 1
-        steps = replaced[group:] if last else replaced[group : group + 1]
+    for i in range(n_texts):
+        steps = replaced[i:] if i == n_texts - 1 else replaced[i : i + 1]
         text = [*itertools.chain.from_iterable(steps)]
         texts.append([*text, eos_id] if text else answer)
     return texts

@@ -6,7 +6,6 @@ latent_lm      `LatentLM`: a causal LM that reads and writes embeddings
 backbones      a name -> model and tokenizer;  tiny has the toy ones
 lora, sharded  adapters; weights split between processes
 checkpoint     the files of a checkpoint;  weights writes and reads tensors, card the model card
-copied         a copy of the backbone that is trained beside it
 masks, probes  attention masks; does a backbone compute with them, and from embeddings, what it computes by itself
 vocabulary, chunks   embeddings and LM head; logits some positions at a time
 fused          norms and gated MLPs of fewer operations, for training;  quantized: linears of 8 and 4 bits

@@ -121,11 +121,6 @@ class LatentLM(nn.Module):
         """Positions that a row may have, with the reason where they are fewer than the config says."""
         return context_of(self.config)
 
-    @property
-    def context_length(self) -> int:
-        """Positions that a row may have (effectively unlimited where the config names none)."""
-        return self.context.length
-
     # What it computes
 
     def embed(self, ids: Tensor) -> Tensor:
