@@ -165,7 +165,8 @@ def soft_token(lm: LatentLM, logits_BV: Tensor, n: int) -> Tensor:
     embeddings at every step.
     """
     likeliest = logits_BV.topk(min(n, logits_BV.shape[1]))
-    weight_BN = likeliest.values.softmax(-1)
+    probability_BN = (likeliest.values - logits_BV.logsumexp(-1, keepdim=True)).exp()
+    weight_BN = probability_BN / probability_BN.sum(-1, keepdim=True)
     embeds_BND = lm.embed(likeliest.indices)
     # The weights are float32: half-precision embeddings are added up in it too.
     soft_BD: Tensor = (weight_BN[..., None] * embeds_BND).sum(1)

@@ -12,9 +12,9 @@ step have to hold that step, so that many latents do not become alike.
     L = L_Coconut + decoder_weight * L_decoder
     L_decoder = mean over texts g of  mean over (tokens of text g, EOS) of -log q(token | its latents, tokens before)
 
-q is the decoder. The gradient reaches it and, through the latents, the model. Each n_latents_per_step latents
-have a text: step g; the last ones of the last stage all remaining steps; and the answer where a row has no step g. Thinking is Coconut's and
-needs no decoder: a published checkpoint does not hold it.
+q is the decoder. The gradient reaches it and, through the latents, the model. Each n_latents_per_step latents have a
+text: step g; the last ones of the last stage all remaining steps; and the answer where a row has no step g. Thinking is
+Coconut's and needs no decoder: a published checkpoint does not hold it.
 
 Departures. Those of `coconut.py`. A step's cross-entropy is a mean over its tokens, as in the code for CODI; the one
 for Coconut has their sum. The decoder starts from the weights that training starts from, CoT-SFT's in the recipes, the
