@@ -61,6 +61,8 @@ def test_the_recipe_is_one_that_can_be_read(facts: auto_recipe.Facts, method: st
     assert [stage.recipe.method["name"] for stage in (cot, own, reinforced)] == ["cot", method, method]
     assert own.recipe.model.init_from == f"{tmp_path}/run/cot/best"
     assert reinforced.recipe.grpo is not None
+    # It has the config of its start: `--stages.sequential.method.KEY` would be contradicted here, after all of SFT.
+    assert list(reinforced.recipe.method) == ["name"]
     assert {stage.recipe.data.source for stage in (cot, own, reinforced)} == {f"{tmp_path}/run/data"}
 
 

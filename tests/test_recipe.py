@@ -874,6 +874,9 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     assert (tmp_path / "grpo" / "completions.jsonl").exists()
     with pytest.raises(ValueError, match=r"method.alpha is 0.02, but .* was trained with 0.05: leave it out"):
         recipe.run(recipe.load(tiny, [*first, "--output", f"{tmp_path}/other"]))
+    speeds = ["--validation.params", "[{compression_factor: 2.5}]"]
+    with pytest.raises(ValueError, match=r"^validation.params: .* 2.5 is not whole and was not trained"):
+        recipe.load_method(recipe.load(tiny, [*again, *speeds]))
     with pytest.raises(ValueError, match=r"method.name is cot, but .* was trained by colar"):
         recipe.run(recipe.load(tiny, [*first, *COT, "--output", f"{tmp_path}/other"]))
 

@@ -196,7 +196,11 @@ def inspect(
     systems = []
     for params in all_params:
         key = key_of(name, params)
-        system = inspect_system(key, lm, method, examples, params, decoding, numbers=numbers)
+        # Of a question without an answer no control is right or wrong.
+        controls = not without_answer
+        system = inspect_system(
+            key, lm, method, examples, params, decoding, numbers=numbers, controls=controls
+        )
         for answer in system["answers"]:
             if answer["id"] in without_answer:
                 answer["right"] = answer["cause"] = None

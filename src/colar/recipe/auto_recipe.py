@@ -234,7 +234,7 @@ def make_recipe(
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
     if grpo:
-        tree["stages"]["grpo"] = _grpo_stage(own, limits, lora)
+        tree["stages"]["grpo"] = _grpo_stage(method, limits, lora)
     return tree, why
 
 
@@ -307,10 +307,11 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
     return {"method": config, "training": training, "validation": {"params": speeds}}, note
 
 
-def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
+def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
     """The stage of reinforcement, from the method's own."""
     return {
-        "method": dict(own["method"]),
+        # The start's own config, which a command line may have changed.
+        "method": {"name": method},
         "grpo": {
             "num_generations": 8,
             "steps_per_generation": 8,
