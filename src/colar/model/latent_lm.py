@@ -209,8 +209,8 @@ class LatentLM(nn.Module):
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
         head = self.causal_lm.get_output_embeddings()
         size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
-        trained_XN = None if narrow else vocabulary.trained_logits(head, hidden_XD)
-        if trained_XN is None or len(hidden_XD) <= size:
+        adapter_XN = None if narrow else vocabulary.adapter_logits(head, hidden_XD)
+        if adapter_XN is None or len(hidden_XD) <= size:
             return chunks.in_chunks(
                 lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
                 hidden_XD,
@@ -218,11 +218,14 @@ class LatentLM(nn.Module):
                 size,
             )
 
-        # Logits of tokens in an adapter are a column of their own: what is left of the head is not trained.
-        def values_of(hidden_CD: Tensor, trained_CN: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
-            return reduce(head_logits(self.causal_lm, hidden_CD, part, trained_CN), *chunk)
+        # A chunk's slopes are made beside its values only if gradients reach nothing but its tensors (`chunks.py`). Of
+        # this head the adapter trains N tokens. Their logits are few, and made here, as a column; the rest is frozen:
+        #
+        #     hidden_XD --adapter's N tokens--> adapter_XN        hidden_CD --frozen head--> (C, V), adapter_CN put in
+        def values_of(hidden_CD: Tensor, adapter_CN: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
+            return reduce(head_logits(self.causal_lm, hidden_CD, part, adapter_CN), *chunk)
 
-        return chunks.in_chunks(values_of, hidden_XD, (trained_XN, *columns), size)
+        return chunks.in_chunks(values_of, hidden_XD, (adapter_XN, *columns), size)
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
@@ -337,4 +340,4 @@ class LatentLM(nn.Module):
         # Under an adapter the base is frozen anyway, and peft trains the separator alone.
         if not self.has_adapter:
             trained_ids = [self.template.separator_id] if self.template.separator_added else []
-            vocabulary.train_only(self.causal_lm.get_input_embeddings().weight, trained_ids)
+            vocabulary.mask_embedding(self.causal_lm.get_input_embeddings().weight, trained_ids)

@@ -82,7 +82,7 @@ def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) ->
     """
     if not template.separator_added:
         return _adapt(lm, lora)
-    config = lora.to_peft(vocabulary.to_train(lm, template.separator_id))
+    config = lora.to_peft(vocabulary.adapter_token_ids(lm, template.separator_id))
     with in_library(_misfit(lm, lora)):
         _check_separator(lm, template, config)
     return _adapt(lm, lora, config)

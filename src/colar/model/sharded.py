@@ -32,7 +32,7 @@ from colar.model.latent_lm import LatentLM
 def check(lm: LatentLM) -> None:
     """ValueError for a model that cannot be trained in shares."""
     # The hook that leaves the other tokens alone is one of the whole weight.
-    if vocabulary.partly_trained(lm.causal_lm):
+    if vocabulary.masked_embeddings(lm.causal_lm):
         raise ValueError(
             "training.fsdp cannot train single tokens of the embedding, as a separator that was added needs it: set "
             "template.separator to one token of the tokenizer"

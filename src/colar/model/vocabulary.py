@@ -1,8 +1,12 @@
 """Both ends of the vocabulary: ids to embeddings, hidden states to logits, and the weights of an added separator.
 
 A token's weights are its line of the embedding's table and its line of the LM head's; where the two are tied, it has
-one. Under LoRA peft trains those of added tokens: they lie in the adapter, in place of the base's. peft's own layer
-copies the whole table to put them in, at each call; `embed` and `head_logits` compute the same without the copy.
+one. An added separator's weights are trained in one of two ways:
+
+    adapter_tokens       under LoRA peft trains them: they lie in the adapter, in place of the base's. peft's own layer
+                         copies the whole table to put them in, at each call; `embed` and `head_logits` compute the
+                         same without the copy
+    masked_embeddings    else, where embeddings are frozen: the gradient of all other tokens is set to 0
 
 Shape suffixes: N added tokens, D width, V vocabulary, S tokens of a partial head.
 """
@@ -52,7 +56,7 @@ def vocabulary_size(lm: PreTrainedModel) -> int:
     return int(base.weight.shape[0])
 
 
-def to_train(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
+def adapter_token_ids(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
     """Module name -> ids: of the embedding, and of the head too where it is not tied (peft follows ties by itself)."""
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
@@ -64,7 +68,7 @@ def to_train(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
     return {name: [separator_id] for name in names}
 
 
-def train_only(weight: Any, ids: list[int]) -> None:
+def mask_embedding(weight: Any, ids: list[int]) -> None:
     """Stop training the weights of all tokens of an embedding but these."""
     if not ids:
         weight.requires_grad_(False)
@@ -82,8 +86,8 @@ def train_only(weight: Any, ids: list[int]) -> None:
     weight.register_hook(masked)
 
 
-def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
-    """The parameters of the embedding of which `train_only` trains some tokens: the others must get no weight decay."""
+def masked_embeddings(lm: PreTrainedModel) -> list[nn.Parameter]:
+    """The parameters of which `mask_embedding` trains some tokens: the others must get no weight decay."""
     weights = []
     for weight in lm.get_input_embeddings().parameters():
         if weight.requires_grad and getattr(weight, "_backward_hooks", None):
@@ -94,7 +98,7 @@ def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
 # From ids to logits
 
 
-class TrainedTokens:
+class AdapterTokens:
     """The weights that peft trains for some tokens, in place of those of the embedding or of the LM head."""
 
     def __init__(self, layer: Any) -> None:
@@ -110,7 +114,7 @@ class TrainedTokens:
         return nn.functional.linear(hidden, self.weight_ND.to(hidden.dtype), own_bias_N)
 
 
-def trained_tokens(module: nn.Module) -> TrainedTokens | None:
+def adapter_tokens(module: nn.Module) -> AdapterTokens | None:
     """The tokens that an adapter trains in an embedding or LM head; None where the module's own weights are all."""
     if not isinstance(module, TrainableTokensWrapper):
         return None
@@ -118,12 +122,12 @@ def trained_tokens(module: nn.Module) -> TrainedTokens | None:
     # Merged, or switched off: what the base computes is the result.
     if layer.merged or layer.disable_adapters:
         return None
-    return TrainedTokens(layer)
+    return AdapterTokens(layer)
 
 
 def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     """The embedding module's output, (...,) -> (..., D)."""
-    added = trained_tokens(embedding)
+    added = adapter_tokens(embedding)
     if added is None:
         result: Tensor = embedding(ids)
         return result
@@ -137,22 +141,22 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     return torch.where(is_added[..., None], own, base)
 
 
-def unscaled_logits(head: nn.Module, hidden: Tensor, trained: Tensor | None = None) -> Tensor:
-    """The LM head's output, (..., D) -> (..., V). `trained`: of `trained_logits`, where that was called already."""
-    added = trained_tokens(head)
+def unscaled_logits(head: nn.Module, hidden: Tensor, adapter: Tensor | None = None) -> Tensor:
+    """The LM head's output, (..., D) -> (..., V). `adapter`: of `adapter_logits`, where that was called already."""
+    added = adapter_tokens(head)
     if added is None:
         result: Tensor = head(hidden)
         return result
     base: Tensor = added.base(hidden)
-    if trained is None:
-        trained = added.logits(hidden)
+    if adapter is None:
+        adapter = added.logits(hidden)
     # In place: the table of logits is the largest tensor of a step.
-    return base.index_copy_(-1, added.ids_N, trained.to(base.dtype))
+    return base.index_copy_(-1, added.ids_N, adapter.to(base.dtype))
 
 
-def trained_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
+def adapter_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
     """The logits of the tokens that an adapter trains in the LM head, (..., N); None where there are none."""
-    added = trained_tokens(head)
+    added = adapter_tokens(head)
     return None if added is None else added.logits(hidden)
 
 
@@ -174,7 +178,7 @@ class PartialHead:
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> PartialHead:
         """The head's weights of these tokens. Gradients go through them to the head."""
         known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
-        added = trained_tokens(head)
+        added = adapter_tokens(head)
         base = head if added is None else added.base
         if not is_linear(base):
             return cls(ids_S, known_S)
@@ -203,18 +207,18 @@ def is_linear(head: nn.Module) -> bool:
 
 
 def head_logits(
-    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, trained: Tensor | None = None
+    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, adapter: Tensor | None = None
 ) -> Tensor:
     """The LM head, or a part of it, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps. `trained`: of `trained_logits`, where that was called already.
+    Cohere and Granite scale, Gemma 2 caps. `adapter`: of `adapter_logits`, where that was called already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
     if part is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, trained).float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, adapter).float()
     elif part.weight_SD is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, trained)[..., part.ids_S].float()
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, adapter)[..., part.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, part.weight_SD, part.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:

@@ -266,7 +266,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
         # Embeddings of which some rows are trained (`LatentLM.freeze_embeddings`).
-        masked = {id(weight) for weight in vocabulary.partly_trained(self.objective.lm.causal_lm)}
+        masked = {id(weight) for weight in vocabulary.masked_embeddings(self.objective.lm.causal_lm)}
         own_rate = self.config.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
