@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from colar import files
-from colar.checks import check_choice, check_text, did_you_mean
-from colar.data.example import ANSWER_TYPES, AnswerType, Example
+from colar.checks import check_choice, check_holds, check_text, did_you_mean
+from colar.data.example import ANSWER_TYPES, ROLES, AnswerType, Example
 from colar.data.judge import answers
 from colar.data.left_out import LeftOut
 
@@ -133,10 +133,12 @@ def context_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     context = row.get("context") or ()
     if isinstance(context, str):
         return ()
-    try:
-        return tuple((role, text) for role, text in context)
-    except (TypeError, ValueError) as error:
-        raise ValueError("context must be a list of [role, text]") from error
+    turns = context if isinstance(context, list | tuple) else [context]
+    for turn in turns:
+        pair = isinstance(turn, list | tuple) and len(turn) == 2 and isinstance(turn[1], str)
+        check_holds("context", pair, turn, "a list of [role, text]")
+        check_choice("context", turn[0], ROLES)
+    return tuple((role, text) for role, text in turns)
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.checks import check_choice, check_holds, check_same_run, check_text
+from colar.checks import check_same_run, check_text
 from colar.data import data_files, layouts
-from colar.data.example import ROLES
-from colar.data.fields import named_fields
+from colar.data.fields import context_of, named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request
@@ -51,6 +50,7 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
     try:
         row = named_fields(raw)
         row = {**row, **_of_chat(row)}
+        context = context_of(row)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
@@ -59,7 +59,7 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
     id = str(name if row.get("id") is None else row["id"])
     for key, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
         check_text(f"{place}: {key}", text)
-    return {**row, "question": question, "id": id, "context": _context(place, row.get("context") or [])}
+    return {**row, "question": question, "id": id, "context": context}
 
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,17 +75,7 @@ def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         fields = layouts.parse_chat(row)
         question, context = fields.question, fields.context
         answer = {"answer": fields.answer}
-    return {"question": question, "context": [list(turn) for turn in context]} | answer
-
-
-def _context(place: str, context: Any) -> tuple[tuple[str, str], ...]:
-    """The turns before a row's question, a list of [role, text]."""
-    turns = context if isinstance(context, list) else [context]
-    for turn in turns:
-        pair = isinstance(turn, list) and len(turn) == 2 and all(isinstance(part, str) for part in turn)
-        check_holds(f"{place}: context", pair, turn, "a list of [role, text]")
-        check_choice(f"{place}: context", turn[0], ROLES)
-    return tuple((role, text) for role, text in turns)
+    return {"question": question, "context": context} | answer
 
 
 def make_requests(
