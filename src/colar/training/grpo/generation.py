@@ -39,7 +39,7 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output, RollOut
-from colar.training.rows import Schedule, digest_of, epoch_order, take
+from colar.training.rows import Schedule, digest_of, epoch_order
 
 NEAREST = 3
 """Tokens that a latent is read as in completions.jsonl."""
@@ -135,10 +135,6 @@ class Generation:
     tensors: dict[str, Tensor]
     metrics: dict[str, float]
     records: list[dict[str, Any]]
-
-    def take(self, slots: Tensor) -> dict[str, Tensor]:
-        """The rows of a batch."""
-        return take(self.tensors, slots)
 
 
 class RolloutSampler:

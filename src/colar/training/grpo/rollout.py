@@ -224,9 +224,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
 def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     """The latents as they were drawn, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
     latents = [output.completion.latents for output in outputs if output.completion.latents is not None]
-    thought_ids: set[int] = set()
-    for output in outputs:
-        thought_ids.update(output.completion.thought_ids)
+    thought_ids = {thought for output in outputs for thought in output.completion.thought_ids}
     # Tokens are embedded again when they are scored, so their embeddings need not be stored.
     if thought_ids and -1 not in thought_ids:
         width = 0
@@ -246,17 +244,16 @@ def _ids_of_thoughts(
 
     `otherwise` is a thought's shape where the method gives none.
     """
-    shape: tuple[int, ...] = otherwise
-    for output in outputs:
-        for info in output.completion.info:
-            if name in info:
-                # All thoughts of a method have the same: a group's places are those of its largest factor.
-                shape = tuple(info[name].shape)
-    ids = torch.full((len(outputs), longest, *shape), -1)
+    found: dict[tuple[int, int], Tensor] = {}
     for row, output in enumerate(outputs):
         for k, info in enumerate(output.completion.info):
             if name in info:
-                ids[row, k] = info[name].cpu()
+                found[row, k] = info[name].cpu()
+    # All thoughts of a method have the same shape: a group's places are those of its largest factor.
+    shape = next((tuple(value.shape) for value in found.values()), otherwise)
+    ids = torch.full((len(outputs), longest, *shape), -1)
+    for place, value in found.items():
+        ids[place] = value
     return ids
 
 

@@ -90,14 +90,14 @@ class GrpoTrainer(LatentTrainer):
         if self.generation is None:
             self.generation = self._generate(0)
         positions_R = self.positions(self.generation.tensors)
-        return self.generation.take(positions_R.argsort(descending=True)[: self.plan.batch])
+        return take(self.generation.tensors, positions_R.argsort(descending=True)[: self.plan.batch])
 
     def _rows(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """The outputs that a batch's keys stand for."""
         number = int(keys["generations"][0])
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        return self.generation.take(keys["slots"].cpu())
+        return take(self.generation.tensors, keys["slots"].cpu())
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
@@ -198,9 +198,6 @@ class GrpoTrainer(LatentTrainer):
         if state["generation"] is not None:
             # Its metrics and records were logged before the save.
             tensors = load_file(folder / ROLLOUTS)
-            # The name of the column in earlier checkpoints.
-            if "declined_ids" in tensors:
-                tensors["endings"] = tensors.pop("declined_ids")
             self.generation = Generation(state["generation"], tensors, metrics={}, records=[])
 
     def _plan(self) -> dict[str, int]:
