@@ -1042,7 +1042,7 @@ def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callabl
 def test_outputs_stay_where_a_run_cannot_resume(tmp_path: Path) -> None:
     """Its only checkpoint was damaged after the save: with a copy of the file it could resume."""
     folder = RunFolder(tmp_path)
-    saved = folder.checkpoint(20)
+    saved = folder.resume_state(20)
     saved.mkdir(parents=True)
     (saved / "model.safetensors").write_text("as saved")
     run_folder.write_digests(saved)
@@ -1102,7 +1102,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
     saved = folder.checkpoints / f"checkpoint-{last}"
-    assert folder.last_whole_checkpoint() == saved
+    assert folder.last_resume_state() == saved
     lm, resumed = run(folder.path, grpo(**LONG_GRPO), **RESUMABLE)
     whole_lm, whole, whole_folder = uninterrupted
     assert curve(resumed) == curve(whole)

@@ -91,7 +91,7 @@ def test_what_only_training_needs_is_resumed_and_not_published(tmp_path: Path) -
     trained = {name: module.state_dict()["weight"].clone() for name, module in lm.extra.items()}
     assert not torch.equal(trained["decoder"], before)
 
-    folder = RunFolder(tmp_path / "run").last_whole_checkpoint()
+    folder = RunFolder(tmp_path / "run").last_resume_state()
     assert folder is not None
     kept = weights.read(folder / weights.MODULES)
     torch.testing.assert_close(kept["decoder.weight"], trained["decoder"], rtol=0, atol=0)

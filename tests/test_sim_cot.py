@@ -288,7 +288,7 @@ def test_a_run_resumes_exactly_between_two_stages(tmp_path):
     """Stopped within its second epoch and resumed, it ends as the run that was never stopped, decoder included."""
     whole, _, _ = run(tmp_path / "whole", max_steps=5)
     run(tmp_path / "halves", max_steps=3)
-    checkpoint = RunFolder(tmp_path / "halves").last_whole_checkpoint()
+    checkpoint = RunFolder(tmp_path / "halves").last_resume_state()
     assert any(name.startswith("step_decoder.") for name in weights.read(checkpoint / weights.MODULES))
     resumed, _, _ = run(tmp_path / "halves", max_steps=5)
     before = copy.deepcopy(whole.state_dict())

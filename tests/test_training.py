@@ -391,7 +391,7 @@ def test_killed_and_resumed_is_uninterrupted(
     child = alone(tmp_path / "child", functools.partial(killed_run, tmp_path / "killed", lora, last, **kill))
     assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
-    assert folder.last_whole_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
+    assert folder.last_resume_state() == folder.checkpoints / f"checkpoint-{last}"
     if "at_save" in kill:
         assert (folder.checkpoints / "checkpoint-6" / "adapter_model.safetensors").exists()
     config = {**LONG, "save_steps": last}
@@ -424,7 +424,7 @@ def run_of_three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     torch.set_num_threads(1)
     run(folder / "run", lora=LORA, max_steps=3, save_steps=1)
     _, whole = run(folder / "whole", lora=LORA, max_steps=4)
-    assert [path.name for path in RunFolder(folder / "run").checkpoints_newest_first()] == [
+    assert [path.name for path in RunFolder(folder / "run").resume_states()] == [
         "checkpoint-3",
         "checkpoint-2",
     ]
@@ -441,7 +441,7 @@ def test_a_torn_checkpoint_is_known_by_its_file(
     assert fault(torn) is None
     harm(torn / name)
     assert fault(torn) == name
-    assert folder.last_whole_checkpoint() == folder.checkpoints / "checkpoint-2"
+    assert folder.last_resume_state() == folder.checkpoints / "checkpoint-2"
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "digests.json"])
@@ -470,7 +470,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(
         match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* another --output",
     ):
         run(folder.path, lora=LORA, max_steps=4)
-    assert len(folder.checkpoints_newest_first()) == 2
+    assert len(folder.resume_states()) == 2
     _, again = run(folder.path, lora=LORA, max_steps=4, resume=False)
     assert losses(again) == whole
 
@@ -520,8 +520,7 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
     with pytest.raises(ValueError, match="no rows"):  # a call that cannot start drops nothing
         train(on, Colar(ColarConfig()), [], TrainingConfig(**QUICK), tmp_path / "run", resume=False)
     assert (
-        RunFolder(tmp_path / "run").last_whole_checkpoint()
-        == tmp_path / "run" / "checkpoints" / "checkpoint-3"
+        RunFolder(tmp_path / "run").last_resume_state() == tmp_path / "run" / "checkpoints" / "checkpoint-3"
     )
     _, fresh = run(tmp_path / "run", resume=False, **short)
     assert losses(fresh) == losses(first)
@@ -533,9 +532,7 @@ def test_hours_are_counted_over_resumes(tmp_path: Path) -> None:
     _, first = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
     assert seconds <= first.seconds < seconds + 5
     assert first.history[-2]["eval_accuracy"] == 0.5  # it validates, saves and ends
-    assert (
-        RunFolder(tmp_path).last_whole_checkpoint() == tmp_path / "checkpoints" / f"checkpoint-{first.steps}"
-    )
+    assert RunFolder(tmp_path).last_resume_state() == tmp_path / "checkpoints" / f"checkpoint-{first.steps}"
     _, second = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
     assert second.steps == first.steps
     longer = {**limit, "max_hours": (first.seconds + 0.3) / 3600}
@@ -772,7 +769,7 @@ def test_a_curriculum_that_is_cut_publishes_nothing(tmp_path: Path, validates: b
         )
         assert "It ends with stage 2" in said
         assert not RunFolder(tmp_path).best.exists()
-        assert RunFolder(tmp_path).last_whole_checkpoint() == tmp_path / "checkpoints" / "checkpoint-1"
+        assert RunFolder(tmp_path).last_resume_state() == tmp_path / "checkpoints" / "checkpoint-1"
         assert RunFolder(tmp_path).history.exists()
     _, result = cut(1)
     assert result.steps == 6

@@ -229,7 +229,7 @@ def explored(history: Sequence[dict[str, Any]], questions: int) -> dict[str, Any
 
 def seconds(folder: Path) -> float:
     """Wall-clock of a run, validations included."""
-    last = RunFolder(folder).last_whole_checkpoint()
+    last = RunFolder(folder).last_resume_state()
     return 0.0 if last is None else float(run_folder.clock_of(run_folder.read_state(last))["seconds"])
 
 

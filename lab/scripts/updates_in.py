@@ -16,7 +16,7 @@ from colar.training.run_folder import RunFolder
 
 def clock(folder: Path) -> tuple[int, float]:
     """Updates that a run made, and its seconds, summed over resumes."""
-    last = RunFolder(folder).last_whole_checkpoint()
+    last = RunFolder(folder).last_resume_state()
     if last is None:
         raise SystemExit(f"{folder} has no checkpoint: nothing was trained there")
     state = run_folder.read_state(last)

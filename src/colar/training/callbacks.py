@@ -4,11 +4,11 @@
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
-    on_step_end         Evaluations, Checkpoints and Clock set flags of `control`: evaluate, save, log, stop
+    on_step_end         Evaluations, ResumeStates and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         PublishBest has the Publisher write `best/` where validation is better than before;
                         History writes history.json, at saves too
-    on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
+    on_save             ResumeStates writes the digests of the files that were saved, and deletes old states
     on_train_end        Clock stops
 
 None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
@@ -76,11 +76,11 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = True
 
 
-class Checkpoints(TrainerCallback):  # type: ignore[misc]
-    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints.
+class ResumeStates(TrainerCallback):  # type: ignore[misc]
+    """Writes a resume state's digests, and only then deletes the oldest of more than `limit` states.
 
-    Requests a log where a checkpoint is due. A row of the log is a mean over the steps since the last row, in the same
-    process. Without a row at the checkpoint, a resumed run's next row would cover fewer steps than an uninterrupted
+    Requests a log where a save is due. A row of the log is a mean over the steps since the last row, in the same
+    process. Without a row at the save, a resumed run's next row would cover fewer steps than an uninterrupted
     run's.
     """
 
@@ -97,7 +97,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
         # Every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            write_digests(self.folder.checkpoint(state.global_step))
+            write_digests(self.folder.resume_state(state.global_step))
             self.folder.keep_newest(self.limit)
 
 

@@ -35,7 +35,6 @@ from colar.model import sharded, weights
 from colar.model.latent_lm import LatentLM
 from colar.training import preflight, run_folder
 from colar.training.callbacks import (
-    Checkpoints,
     Clock,
     Epochs,
     Evaluations,
@@ -43,6 +42,7 @@ from colar.training.callbacks import (
     ProgressBar,
     PublishBest,
     Publisher,
+    ResumeStates,
 )
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
@@ -124,7 +124,7 @@ def run_trainer(
         clock = _clock(trainer, saved)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of ours: what the others do at a save finds a checkpoint that is whole.
-        trainer.add_callback(Checkpoints(folder, config.save_total_limit))
+        trainer.add_callback(ResumeStates(folder, config.save_total_limit))
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum()
@@ -159,7 +159,7 @@ def _resume_point(folder: RunFolder) -> Path | None:
     """
     torn: dict[Path, str] = {}
     newest_whole = None
-    for path in folder.checkpoints_newest_first():
+    for path in folder.resume_states():
         file = fault(path)
         if file is None:
             newest_whole = path
@@ -320,7 +320,7 @@ def _clock(trainer: LatentTrainer, saved: TrainerState) -> Clock:
 def _still_good(folder: RunFolder) -> str:
     """A sentence that names the checkpoints on disk."""
     good = []
-    last_whole = folder.last_whole_checkpoint()
+    last_whole = folder.last_resume_state()
     if last_whole is not None:
         good.append(f"{last_whole} (to resume from)")
     if folder.best.exists():

@@ -2,8 +2,8 @@
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
-checkpoints/          Trainer's resume state, of the last steps that were saved; `digests.json` is written last and has
-                      the SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
+checkpoints/          Trainer's resume states, of the last steps that were saved; `digests.json` is written last and has
+                      the SHA-256 of every other file, so that one that was cut or damaged is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
@@ -81,7 +81,7 @@ class RunFolder:
         """
         values = _with_start(recipe)
         # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
-        if resume and self.recipe.exists() and (self.best.exists() or self.last_whole_checkpoint()):
+        if resume and self.recipe.exists() and (self.best.exists() or self.last_resume_state()):
             before, now = _dotted(files.read_json(self.recipe)), _dotted(values)
             # The same weights may lie in another folder by now.
             free = RESUMABLE | ({"model.init_from"} if START in now else set())
@@ -128,17 +128,17 @@ class RunFolder:
             records = files.resume_jsonl(self.completions)
             files.write_jsonl(self.completions, [record for record in records if record["step"] < step])
 
-    def checkpoint(self, step: int) -> Path:
-        """The folder of the checkpoint after a step."""
+    def resume_state(self, step: int) -> Path:
+        """The folder of the resume state after a step."""
         return self.checkpoints / f"{PREFIX}{step}"
 
-    def last_whole_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; None where there is none. Reads all files of a checkpoint: `fault`."""
-        return next((folder for folder in self.checkpoints_newest_first() if fault(folder) is None), None)
+    def last_resume_state(self) -> Path | None:
+        """The newest resume state that is whole; None where there is none. Reads all of its files: `fault`."""
+        return next((folder for folder in self.resume_states() if fault(folder) is None), None)
 
     def keep_newest(self, number: int) -> None:
-        """Delete all checkpoints but the newest `number` of them."""
-        for folder in self.checkpoints_newest_first()[number:]:
+        """Delete all resume states but the newest `number` of them."""
+        for folder in self.resume_states()[number:]:
             shutil.rmtree(folder)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -152,8 +152,8 @@ class RunFolder:
         with progress.warn_on_error("the history"):
             files.write_json(self.history, clean)
 
-    def checkpoints_newest_first(self) -> list[Path]:
-        """The folders of all checkpoints, whole or not, by their step."""
+    def resume_states(self) -> list[Path]:
+        """The folders of all resume states, whole or not, the newest first."""
         steps: dict[int, Path] = {}
         for path in self.checkpoints.glob(f"{PREFIX}*"):
             number = path.name.removeprefix(PREFIX)
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def write_digests(folder: Path) -> None:
-    """Write the SHA-256 of every file of a checkpoint beside them: the last file of a save."""
+    """Write the SHA-256 of every file of a resume state beside them: the last file of a save."""
     digests = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != DIGESTS and not path.name.startswith("."):
@@ -172,9 +172,9 @@ def write_digests(folder: Path) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """The name of the first file of a checkpoint that is missing, cut or damaged; None where the checkpoint is whole.
+    """The name of the first file of a resume state that is missing, cut or damaged; None where all are whole.
 
-    Every file is read, to compare its digest. Digests are the last file of a save: a checkpoint without them was never
+    Every file is read, to compare its digest. Digests are the last file of a save: a state without them was never
     finished.
     """
     try:
@@ -189,7 +189,7 @@ def fault(folder: Path) -> str | None:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Trainer's state in a checkpoint folder: step, epoch, history, the clock."""
+    """Trainer's own part of a resume state: step, epoch, history, the clock."""
     return TrainerState.load_from_json(str(folder / STATE))
 
 
