@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 
 import colar
 from colar import files
-from colar.cli import main
+from colar.cli import build_parser, main
+from colar.cli.checkpoints import answering
 from colar.engine.request import DECODINGS
 from colar.evaluation import answer_files
 
@@ -191,6 +192,13 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
         asked = ray_generate.chunks_of(job, {str(questions): ""}, found, actors.n)
         assert asked.materialize().num_blocks() == len(QUESTIONS) / 4
+
+
+def test_an_engine_of_all_weights_is_given_no_backbone(checkpoint):
+    """Beside an adapter that --backbone is for."""
+    words = ["evaluate", str(checkpoint), "--output", "out", "--backbone", "tiny", "--batch_size", "4"]
+    settings = answering(str(checkpoint), build_parser("evaluate").parse_args(words))
+    assert (settings.backbone, settings.batch_size, settings.checkpoint) == (None, 4, str(checkpoint))
 
 
 def test_a_large_input_is_answered_as_a_small_one(checkpoint, machines, tmp_path):

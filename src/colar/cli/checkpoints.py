@@ -107,13 +107,19 @@ def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Meth
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
-    # Of several checkpoints some may hold all weights.
-    is_adapter = args.backbone and checkpoint.read_info(checkpoint.resolve(path))["weights"] == "adapter"
-    backbone = args.backbone if is_adapter else None
-    lm, method = pretrained.load_for_inference(path, args.dtype, backbone, device, args.weights)
+    lm, method = pretrained.load_for_inference(
+        path, args.dtype, _backbone_of(path, args), device, args.weights
+    )
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method
+
+
+def _backbone_of(path: str | Path, args: argparse.Namespace) -> str | None:
+    """The value of --backbone for an adapter, as every working directory has it; None where all weights are there."""
+    if not args.backbone or checkpoint.read_info(checkpoint.resolve(path))["weights"] != "adapter":
+        return None
+    return absolute(args.backbone)
 
 
 def answering(path: str, args: argparse.Namespace) -> Any:
@@ -124,7 +130,7 @@ def answering(path: str, args: argparse.Namespace) -> Any:
     return EngineSettings(
         checkpoint=absolute(path),
         dtype=args.dtype,
-        backbone=args.backbone and absolute(args.backbone),
+        backbone=_backbone_of(path, args),
         device=args.device,
         quantization=args.weights,
         batch_size=args.batch_size,
@@ -136,7 +142,7 @@ def answering(path: str, args: argparse.Namespace) -> Any:
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
     """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
     folders = list(folders)
-    if args.backbone and not any(checkpoint.read_info(folder)["weights"] == "adapter" for folder in folders):
+    if args.backbone and not any(_backbone_of(folder, args) for folder in folders):
         names = ", ".join(map(str, folders))
         raise ValueError(f"--backbone is for adapters, and {names} holds all weights: leave it out")
 
