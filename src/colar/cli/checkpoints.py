@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def shared_limits(args: argparse.Namespace, methods: Mapping[str, Method]) -> di
     """The limits of requests to several checkpoints: of one that was not given, the largest of the checkpoints' own."""
     given = {name: getattr(args, name) for name in LIMITS}
     decodings = [decoding_of(method, **given) for method in methods.values()]
-    return {name: max(getattr(decoding, name) for decoding in decodings) for name in LIMITS}
+    return {name: max(map(attrgetter(name), decodings)) for name in LIMITS}
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:

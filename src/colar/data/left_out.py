@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class LeftOut:
             kinds[reason.partition(": ")[0]][reason] = places
         lines = []
         for kind, reasons in sorted(kinds.items(), key=lambda item: -sum(map(len, item[1].values()))):
-            places = [place for some in reasons.values() for place in some]
+            places = list(itertools.chain.from_iterable(reasons.values()))
             named = next(iter(reasons)) if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
             more = ", ..." if len(places) > SHOWN else ""
             lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")

@@ -73,8 +73,9 @@ class Prefill:
         before = len(self)
         if self.batches and all(entry.request is request for entry in self.batches[0]):
             self._restart()
-        batches = ([entry for entry in batch if entry.request is not request] for batch in self.batches)
-        self.batches = deque(batch for batch in batches if batch)
+        for batch in self.batches:
+            batch[:] = [entry for entry in batch if entry.request is not request]
+        self.batches = deque(filter(None, self.batches))
         self.samples = [entry for entry in self.samples if entry.request is not request]
         return len(self) < before
 

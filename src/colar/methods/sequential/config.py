@@ -11,6 +11,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,6 +136,6 @@ def warn_of_missing(template: Template, examples: Sequence[Example], ids: tuple[
 def _chain(template: Template, example: Example) -> list[int]:
     """The tokens of an example's chain. ValueError names the example."""
     try:
-        return [token for step in template.steps(example.steps) for token in step]
+        return list(itertools.chain.from_iterable(template.steps(example.steps)))
     except ValueError as error:
         raise ValueError(f"{example.id}: {error}") from error

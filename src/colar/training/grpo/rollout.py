@@ -224,7 +224,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
 def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     """The latents as they were drawn, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
     latents = [output.completion.latents for output in outputs if output.completion.latents is not None]
-    thought_ids = {thought for output in outputs for thought in output.completion.thought_ids}
+    thought_ids: set[int] = set().union(*(output.completion.thought_ids for output in outputs))
     # Tokens are embedded again when they are scored, so their embeddings need not be stored.
     if thought_ids and -1 not in thought_ids:
         width = 0
