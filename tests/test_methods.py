@@ -163,12 +163,13 @@ def test_padding_and_batch_mates_do_not_matter(name, family):
     """PITFALLS 4, 5: columns of garbage, and longer rows beside it, leave a row's loss as it is.
 
     At the beginning, in the middle and at the end of a curriculum. Gemma has windows; Coconut has a cache beside them,
-    so that it sees every family.
+    so that it sees every family. In float64: a batch of another shape adds up in another order, and each hidden state
+    that is fed again multiplies the rounding error, in some families a thousandfold over six latents. What is left
+    is the rounding of the losses themselves, means in float32 over fewer than a hundred positions.
     """
     lm = tiny_lm(family)
     method = build(lm, name)
-    if name == "sim_cot":
-        lm.double()  # ten latents: a rounding error grows with each
+    lm.double()
     examples = list(method.prepare(lm, EXAMPLES))
     staged = method.stage(0.0) != method.stage(LAST_STAGE)
     rows = [
@@ -195,11 +196,11 @@ def test_padding_and_batch_mates_do_not_matter(name, family):
     with_garbage = method.loss(lm, dataclasses.replace(batch, **padded))
     alone = [method.loss(lm, Batch.collate([row])) for row in rows]
     backwards = method.loss(lm, Batch.collate(rows[::-1]))
+    rounding = 100 * torch.finfo(torch.float32).eps
     for key, values in together.items():
         by_itself = torch.stack([terms[key][0] for terms in alone])
-        torch.testing.assert_close(values, by_itself, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(values, backwards[key].flip(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(with_garbage[key], values, rtol=1e-5, atol=1e-6)
+        for others in (by_itself, backwards[key].flip(0), with_garbage[key]):
+            torch.testing.assert_close(others, values, rtol=rounding, atol=rounding / 10)
 
 
 def test_batch_survives_the_trip_as_tensors():
