@@ -85,11 +85,18 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def ray_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of `pytest -n`."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def machines(ray_folder: Path) -> Iterator[Any]:
     """A Ray cluster of one machine with one CPU; a test may add others, which it removes."""
     import ray_workers
 
-    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 1) as running:
+    with ray_workers.cluster(ray_folder, 1) as running:
         yield running
 
 

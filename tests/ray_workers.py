@@ -1,6 +1,6 @@
 """A Ray cluster of several machines on this one, whose workers do without their ten seconds of imports.
 
-    test ------> `python ray_workers.py serve SOCKET`, which imports colar once
+    test ------> `python ray_workers.py serve SOCKET`, which imports colar once for all tests of a folder
                    -> a fork for each job on each machine, which imports Ray, and colar where its own differs   -> a fork for each worker
     raylet ----> `python ray_workers.py default_worker.py ...` in place of Ray's setup_worker.py, which asks for one
 
@@ -11,6 +11,7 @@ added without `setup_worker_path` starts them as Ray does.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -19,9 +20,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ IMPORTS = (
     "colar.serve.app",
     "pandas",
     "pyarrow.dataset",
+    # Half of the time that Ray's own import takes.
+    "grpc",
+    "jsonschema",
+    "requests",
 )
 RAY_IMPORTS = ("ray.data", "ray.serve")
 READ = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONPATH")
@@ -47,99 +51,105 @@ DEATHS = {
 """Ray notices that a machine is dead after a second, not after 15; one that is only slow still has 10."""
 MOST_BYTES = 2**17
 """Of a request: the arguments and the environment of a worker."""
-LEFT_BYTES = 2**31
-"""Memory of a machine that `limit_memory` leaves, at first."""
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
-    """A `ray.cluster_utils.Cluster` of one machine, with `setup_worker_path=__file__` as those that are added may have."""
+    """A `ray.cluster_utils.Cluster` of one machine, with `setup_worker_path=__file__` as those that are added may have.
+
+    Clusters of several processes at a time share what is imported, if they are given one folder.
+    """
     from ray.cluster_utils import Cluster
 
-    address = folder / "socket"
-    server = subprocess.Popen([sys.executable, __file__, "serve", str(address)], stderr=subprocess.DEVNULL)
+    address = str(folder / "socket")
     # A process may have two clusters, one begun and ended within the other.
     outer = os.environ.get(SOCKET)
-    os.environ[SOCKET] = str(address)
-    running = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "setup_worker_path": __file__,
-            "no_monitor": True,
-            "include_log_monitor": False,
-            "_system_config": DEATHS,
-            **others,
-        },
-    )
-    try:
-        yield running
-    finally:
-        running.shutdown()
-        server.kill()
-        server.wait()
-        if outer is None:
-            del os.environ[SOCKET]
-        else:
-            os.environ[SOCKET] = outer
-
-
-@contextlib.contextmanager
-def limit_memory() -> Iterator[None]:
-    """Machines that are added in this block have 2 GiB left: once it is used, Ray kills the largest of their workers."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    used = memory.total - memory.available
-    name = "RAY_memory_usage_threshold"
-    os.environ[name] = str((used + LEFT_BYTES) / memory.total)
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def use_memory(until: Callable[[], Any]) -> None:
-    """Take memory until something is so, at most as much as `limit_memory` left twice over; then give it back."""
-    taken = []
-    while not until():
-        if len(taken) < 16:
-            # Not zeros: a page of them costs nothing until it is written.
-            taken.append(b"." * (LEFT_BYTES // 8))
-        time.sleep(0.1)
+    os.environ[SOCKET] = address
+    with open(f"{address}.users", "ab") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        subprocess.run([sys.executable, __file__, "serve", address], check=True)
+        running = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": cpus,
+                "include_dashboard": False,
+                "setup_worker_path": __file__,
+                "no_monitor": True,
+                "include_log_monitor": False,
+                "_system_config": DEATHS,
+                **others,
+            },
+        )
+        try:
+            yield running
+        finally:
+            running.shutdown()
+            if outer is None:
+                del os.environ[SOCKET]
+            else:
+                os.environ[SOCKET] = outer
 
 
 def serve(address: str) -> None:
-    """Have a worker forked for each connection."""
-    for name in IMPORTS:
-        importlib.import_module(name)
-    # Those who have ended leave nothing behind.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    parents: dict[tuple[str, ...], socket.socket] = {}
+    """Have a worker forked for each connection, in a process of its own, unless there is one. It ends after its users."""
+    own = f"{address}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{address}.new")
+        server.bind(own)
         server.listen()
-        os.rename(f"{address}.new", address)
+        try:
+            os.link(own, address)
+        except FileExistsError:
+            return
+        finally:
+            os.unlink(own)
+        # Requests wait while that one imports.
+        if os.fork() > 0:
+            return
+        os.setsid()
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silence, stream)
+        for name in IMPORTS:
+            importlib.import_module(name)
+        # Those who have ended leave nothing behind.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        server.settimeout(1)
+        parents: dict[tuple[str, ...], socket.socket] = {}
         while True:
-            asking, _ = server.accept()
+            try:
+                asking, _ = server.accept()
+            except TimeoutError:
+                if has_users(address):
+                    continue
+                return
             request, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 2)
             environment = json.loads(request)["environment"]
             key = tuple(environment.get(name, "") for name in READ)
             if key not in parents:
-                parents[key], own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                parents[key], parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 if os.fork() == 0:
                     for other in (server, asking, *parents.values()):
                         other.close()
                     for stream in streams:
                         os.close(stream)
-                    fork_workers(own, environment)
-                own.close()
+                    fork_workers(parent, environment)
+                parent.close()
             # A worker has the connection, which stays open until it ends.
             socket.send_fds(parents[key], [request], [asking.fileno(), *streams])
             asking.close()
             for stream in streams:
                 os.close(stream)
+
+
+def has_users(address: str) -> bool:
+    """Where a server has none, the next one may take its address."""
+    with open(f"{address}.users", "ab") as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        os.unlink(address)
+        return False
 
 
 def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
@@ -190,11 +200,6 @@ def work(asked: dict[str, Any], streams: list[int]) -> None:
 
 def ask(words: list[str]) -> None:
     """Have the server start a worker, and wait until that has ended."""
-    # The first workers may be asked for while the server imports.
-    deadline = time.monotonic() + 120
-    while not os.path.exists(os.environ[SOCKET]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
     asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ[SOCKET])

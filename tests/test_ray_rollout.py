@@ -44,9 +44,9 @@ GRPO = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=4, com
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def machines(ray_folder: Path) -> Iterator[Any]:
     """A cluster of two CPUs."""
-    with ray_workers.cluster(tmp_path_factory.mktemp("ray"), 2) as running:
+    with ray_workers.cluster(ray_folder, 2) as running:
         yield running
 
 

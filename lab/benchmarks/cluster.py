@@ -183,13 +183,13 @@ def memory_run(cluster: Any, checkpoint: Path, work: Path, megabytes: int, rows:
         mine = psutil.Process()
         while not ended.wait(0.2):
             now: dict[str, float] = {"driver_mib": mine.memory_info().rss / 2**20}
-            for each in mine.children(recursive=True):
+            for each in (*workers("raylet"), *workers("ray::")):
                 with contextlib.suppress(psutil.Error):
-                    used, name = each.memory_info(), each.name()
+                    used = each.memory_info()
                     # The store is the raylet's shared memory.
-                    if name == "raylet":
+                    if each.name() == "raylet":
                         now["store_mib"] = max(now.get("store_mib", 0), used.shared / 2**20)
-                    elif name.startswith("ray::"):
+                    else:
                         own = (used.rss - used.shared) / 2**20
                         now["largest_worker_mib"] = max(now.get("largest_worker_mib", 0), own)
             for name, value in now.items():

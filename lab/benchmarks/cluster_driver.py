@@ -60,12 +60,16 @@ class Driver:
 
 
 def workers(title: str) -> list[psutil.Process]:
-    """Processes of the cluster by a part of their command line."""
+    """Processes of this process's clusters by a part of their title.
+
+    They are no children of it; their output is in Ray's folder for the cluster, whose name ends with this process's id.
+    """
     found = []
-    for each in psutil.Process().children(recursive=True):
+    for each in psutil.process_iter():
         try:
-            if title in " ".join(each.cmdline()):
-                found.append(each)
+            logs = [file.path for file in each.open_files()] if title in " ".join(each.cmdline()) else []
         except psutil.Error:
             continue
+        if any(f"_{os.getpid()}/logs/" in path for path in logs):
+            found.append(each)
     return found

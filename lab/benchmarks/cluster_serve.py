@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import threading
 import time
@@ -14,6 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
+import psutil
 import ray_workers
 from benchmarks.cluster_driver import SECONDS, Driver, workers
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +28,10 @@ CLIENT_SECONDS = 120
 KINDS = ("replica", "both replicas", "machine", "memory", "command")
 ENDS = ("answered", "failed")
 """The two ends that a request may have: its answer, or exactly one error."""
+
+
+LEFT_BYTES = 2**31
+"""Memory of a machine that `limit_memory` leaves, at first."""
 
 
 class Ended(NamedTuple):
@@ -111,6 +118,32 @@ def wait_for(holds: Callable[[], Any], what: str) -> float:
     return time.monotonic() - started
 
 
+@contextlib.contextmanager
+def limit_memory() -> Iterator[None]:
+    """Machines that are added in this block have 2 GiB left: once it is used, Ray kills the largest of their workers.
+
+    Nothing beside it may need memory: Ray measures that of all processes.
+    """
+    memory = psutil.virtual_memory()
+    used = memory.total - memory.available
+    name = "RAY_memory_usage_threshold"
+    os.environ[name] = str((used + LEFT_BYTES) / memory.total)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def use_memory(until: Callable[[], Any]) -> None:
+    """Take memory until something is so, at most as much as `limit_memory` left twice over; then give it back."""
+    taken = []
+    while not until():
+        if len(taken) < 16:
+            # Not zeros: a page of them costs nothing until it is written.
+            taken.append(b"." * (LEFT_BYTES // 8))
+        time.sleep(0.1)
+
+
 def serve_words(checkpoint: Path, address: str, n: str) -> list[str]:
     words = ["serve", f"toy={checkpoint}", *LIMITS, "--port", "0", "--batch_size", "2"]
     return [*words, "--ray", n, "--ray_address", address]
@@ -134,7 +167,7 @@ def serve_kill_runs(
     with httpx.Client(base_url=server.first_line(), timeout=CLIENT_SECONDS) as client:
         for kind in KINDS[:-1]:
             if kind == "memory" and kind in args.kinds:
-                with ray_workers.limit_memory():
+                with limit_memory():
                     second = replace(second)
             for _ in range(args.kills if kind in args.kinds else 0):
                 wait_for(lambda: len(replicas(client)) == 2, "two replicas")
@@ -148,9 +181,7 @@ def serve_kill_runs(
                         second = replace(second)
                     elif kind == "memory":
                         there = {each.pid for each in workers("ServeReplica")}
-                        ray_workers.use_memory(
-                            lambda there=there: there - {each.pid for each in workers("ServeReplica")}
-                        )
+                        use_memory(lambda there=there: there - {each.pid for each in workers("ServeReplica")})
                     else:
                         for replica in rng.sample(workers("ServeReplica"), n):
                             replica.kill()
