@@ -226,15 +226,14 @@ def requests_of_a_killed_machine_have_one_error_each_and_another_one_takes_its_p
         until(lambda: live.running() == [2, 2])
         killed = time.monotonic()
         live.machines.second.kill_raylet()
-        until(lambda: load.answered_since(killed), seconds=60)
+        until(lambda: load.answered_since(killed))
     live.machines.remove()
     live.machines.add()
-    until(lambda: len(cluster_serve.replicas(live.client)) == 2, seconds=60)
+    until(lambda: len(cluster_serve.replicas(live.client)) == 2)
     assert len(cluster_serve.replicas(live.client) - before) == 1
-    ends = [end.name for end in load.ends]
-    assert set(ends) == {"answered", "failed"}
-    # Of four clients the other machine had one at least.
-    assert ends.count("failed") < 4
+    assert {end.name for end in load.ends} == {"answered", "failed"}
+    # The other machine has gone on with its requests.
+    assert any(end.name == "answered" and end.began < killed < end.ended for end in load.ends)
 
 
 def sigterm_drains(live):
@@ -269,7 +268,7 @@ def outcomes(checkpoint, cluster):
     printed, found, ended = io.StringIO(), {}, threading.Event()
 
     def take_steps():
-        until(lambda: ended.is_set() or printed.getvalue(), seconds=120)
+        until(lambda: ended.is_set() or printed.getvalue())
         if ended.is_set():
             return
         with TestClient(command._application(models, build_parser().parse_args(words), ["key"], [])) as alone:
