@@ -19,7 +19,7 @@ from colar.data.example import Example
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
-from colar.recipe import auto_choice, auto_recipe, auto_speeds, parsing
+from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_run import AutoCall, folder_of, prepare_run
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
@@ -144,7 +144,7 @@ def test_facts_are_counted(tmp_path: Path) -> None:
 
 def _row(method: str, label: str, accuracy: float, length: float, **params: float) -> ReportRow:
     return ReportRow(
-        System("m", method, label, tuple(sorted(params.items())), "greedy", None), auto_choice.DATASET, [0], 100,
+        System("m", method, label, tuple(sorted(params.items())), "greedy", None), auto_speeds.DATASET, [0], 100,
         accuracy, 0.03, 0.0, length, length + 2, length / 100, None, None, None, 0.0, 100, None, None, None,
     )  # fmt: skip
 
@@ -193,13 +193,13 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
         _row("sequential", "", accuracy, 20 / c, compression_factor=c)
         for c, accuracy in zip((1, 2, 5), accuracies, strict=True)
     ]
-    bare = _row("cot", auto_choice.NO_CHAIN, 0.1, 0.0)
+    bare = _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)
     differences = [
-        Difference(row.system, auto_choice.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
+        Difference(row.system, auto_speeds.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
         for row in own
     ]
     made = Report({}, "cot", [cot, bare, *own], differences)
-    default, sentence = auto_choice.choose(made)
+    default, sentence = auto_speeds.choose(made)
     assert default == {"compression_factor": chosen}
     assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
@@ -219,9 +219,9 @@ def test_speeds_are_those_that_the_method_was_trained_for() -> None:
 
 
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
-    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_choice.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
-    default, sentence = auto_choice.choose(Report({}, "cot", [cot, bare, *own], []))
+    default, sentence = auto_speeds.choose(Report({}, "cot", [cot, bare, *own], []))
     assert default == {"compression_factor": 1}
     assert (
         sentence
@@ -230,12 +230,12 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
 
 
 def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
-    cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", auto_choice.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.79, 20 / c, compression_factor=c) for c in (3, 2)]
     differences = [
-        Difference(row.system, auto_choice.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
+        Difference(row.system, auto_speeds.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
     ]
-    default, sentence = auto_choice.choose(Report({}, "cot", [cot, bare, *own], differences))
+    default, sentence = auto_speeds.choose(Report({}, "cot", [cot, bare, *own], differences))
     assert default == {"compression_factor": 2}
     assert "so c = 2 is the default" in sentence
 

@@ -20,7 +20,7 @@ from colar.look.inspect_tables import CAUSES
 from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import ColarParams
+from colar.methods.colar import ColarParams
 
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
 LIMITS = Decoding(max_latents=8, max_completion_length=4)

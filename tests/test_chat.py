@@ -19,8 +19,7 @@ from colar.data import sources, user_rows
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, check_runnable
+from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, check_runnable, prompt_ids
 from colar.evaluation.answer_files import answer_key
 from colar.evaluation.evaluate import AnswerSettings, make_request
 from colar.look import diagnosis

@@ -10,8 +10,7 @@ from transformers import AutoConfig
 from colar.data.example import Example
 from colar.engine import cache, reference
 from colar.engine.engine import Engine
-from colar.engine.prompt import TooLong
-from colar.engine.request import Decoding, Request
+from colar.engine.request import Decoding, Request, TooLong
 from colar.methods import registry
 from colar.methods.base import NoParams
 from colar.model import backbones

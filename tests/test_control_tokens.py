@@ -14,10 +14,9 @@ from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTok
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import Decoding, Request
+from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
-from colar.model import tiny
+from colar.model import backbones
 from colar.template.template import Borders, Template, TemplateConfig
 
 WORDS = ["how many pens", "Ann has 3 eggs", "12 plus 7", "Task # <s> [x] a|b"]
@@ -95,7 +94,7 @@ KINDS = {
         f"{family}-{known}": lambda family=family, known=known: build_tokenizer(family, known)
         for family, known in itertools.product(FAMILIES, (True, False))
     },
-    "tiny": tiny.build_tokenizer,
+    "tiny": backbones.tiny_tokenizer,
     "slow": ByT5Tokenizer,
     "unigram": unigram,
     "ignore_merges": whole_pieces,
@@ -192,7 +191,7 @@ def test_a_tokenizer_of_words_writes_unknown():
 
 def test_a_separator_that_texts_cannot_do_without_is_rejected():
     with pytest.raises(ValueError, match=r"can write '=' as a control token only.*template\.separator"):
-        Template(TemplateConfig(separator="="), tiny.build_tokenizer())
+        Template(TemplateConfig(separator="="), backbones.tiny_tokenizer())
 
 
 # Layouts: whoever writes one may use control tokens

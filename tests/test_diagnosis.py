@@ -29,7 +29,7 @@ from colar.look.reference_chain import (
 )
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch
-from colar.methods.colar.method import ColarParams
+from colar.methods.colar import ColarParams
 from colar.methods.sequential import SequentialParams
 
 LIMITS = Decoding(max_latents=30, max_completion_length=6)

@@ -17,7 +17,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 from colar.methods.sequential import SequentialParams
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)

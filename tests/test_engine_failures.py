@@ -19,7 +19,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 from colar.methods.tokenskip import TokenSkipParams
 
 CULPRIT = 666

@@ -16,7 +16,7 @@ from colar.engine.completion import completions_of
 from colar.engine.engine import FAILURES_ALONE, Engine, out_of_memory
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 
 
 @pytest.fixture(scope="module")

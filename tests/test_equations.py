@@ -22,10 +22,9 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
-from colar.methods.sequential.chains import Windows
+from colar.methods.sequential.boundaries import LONGEST, Equations, Windows
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.methods.sequential.decoder import Ending
-from colar.methods.sequential.equation_groups import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.ops.sampling import Ways

@@ -34,7 +34,7 @@ from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation
-from colar.training.grpo.trainer import dropout_rates_zeroed
+from colar.training.grpo.train import dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -27,7 +27,7 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.methods import pretrained, registry, tokenskip
 from colar.methods.base import Method
-from colar.methods.colar.method import Colar, ColarConfig
+from colar.methods.colar import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -45,8 +45,7 @@ from colar.training.grpo.loss import (
     policy_loss,
 )
 from colar.training.grpo.rollout import Output
-from colar.training.grpo.train import EarlyStopping
-from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
+from colar.training.grpo.train import EarlyStopping, GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
 from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import take
 from colar.training.run_folder import RunFolder

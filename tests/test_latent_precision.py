@@ -10,8 +10,7 @@ from families import EXAMPLES, liven, tiny_lm
 from torch import Tensor
 
 from colar.methods import pretrained
-from colar.methods.colar.latent_head import LOG_STD_RANGE, LatentHead
-from colar.methods.colar.method import Colar, ColarConfig
+from colar.methods.colar import LOG_STD_RANGE, Colar, ColarConfig, LatentHead
 from colar.methods.rollouts import ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo import rollout

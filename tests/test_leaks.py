@@ -16,7 +16,7 @@ from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 
 RAISES = 77
 """The seed of requests that raise."""

@@ -15,8 +15,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.colar.latent_head import LOG_STD_RANGE, latent_loss
-from colar.methods.colar.method import ColarParams
+from colar.methods.colar import LOG_STD_RANGE, ColarParams, latent_loss
 from colar.methods.thinking import Branches, ThinkState
 from colar.model.latent_lm import LoraSettings
 from colar.ops import noise, trees

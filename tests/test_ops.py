@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar.methods import grouping
-from colar.methods.colar.method import pick_one
+from colar.methods.colar import pick_one
 from colar.methods.grouping import compress, merge_divisor, tokens_of_groups
-from colar.methods.sequential.chains import Windows
+from colar.methods.sequential.boundaries import Windows
 from colar.ops import noise, ragged
 from colar.ops.sampling import sample_tokens
 

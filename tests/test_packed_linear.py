@@ -6,8 +6,8 @@ from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
 from colar.engine.engine import Engine
-from colar.engine.packed_linear import PackedLinear, can_pack, pack_again, packed_copy
 from colar.engine.request import Decoding, Request
+from colar.engine.runner import PackedLinear, can_pack, pack_again, packed_copy
 from colar.methods import pretrained, registry
 from colar.ops import devices
 

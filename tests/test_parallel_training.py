@@ -24,7 +24,7 @@ from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
-from colar.methods.colar.method import Colar, ColarConfig
+from colar.methods.colar import Colar, ColarConfig
 from colar.training.rows import count_rows, mark_copies
 from colar.training.trainer import LatentTrainer
 

@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from colar import files
 from colar.data.example import Example
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import Decoding, Request
+from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
 from colar.template.template import Borders, Template, TemplateConfig
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from colar.ask import load
 from colar.cli import main
-from colar.engine.packed_linear import PackedLinear, can_pack, packed_copy
+from colar.engine.runner import PackedLinear, can_pack, packed_copy
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.model import backbones, quantized

@@ -24,7 +24,7 @@ from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.factors import Factors
+from colar.methods.grouping import Factors
 from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model import backbones

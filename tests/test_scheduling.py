@@ -21,7 +21,7 @@ from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Entry, Scheduler
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 

@@ -17,7 +17,7 @@ from serving import QUESTION, colar_model, serve_model
 from colar.ask import Model
 from colar.look import thought
 from colar.methods import registry
-from colar.methods.efforts import EFFORTS, efforts_over
+from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.app import read_keys
 from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import first_mistake

@@ -28,8 +28,8 @@ from transformers import (
 from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
-from colar.engine.packed_linear import packed_copy
 from colar.engine.request import Decoding, Request
+from colar.engine.runner import packed_copy
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams

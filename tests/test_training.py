@@ -46,7 +46,7 @@ from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method, Row
-from colar.methods.colar.method import Colar, ColarConfig
+from colar.methods.colar import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from colar.methods import base, pretrained, registry
 from colar.methods.base import Batch
-from colar.methods.colar.method import ColarParams
+from colar.methods.colar import ColarParams
 from colar.ops import ragged, trees
 from colar.training import preflight
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from colar import files
-from colar.model import tiny
+from colar.model import backbones
 
 SIZES = {"0.1m": (48, 3), "0.4m": (96, 3), "1.8m": (192, 4), "6m": (288, 6)}
 """Width and layers."""
@@ -25,13 +25,13 @@ SIZES = {"0.1m": (48, 3), "0.4m": (96, 3), "1.8m": (192, 4), "6m": (288, 6)}
 
 def build(width: int, layers: int, seed: int) -> LlamaForCausalLM:
     """Fresh weights drawn from `seed`."""
-    like, _ = tiny.build()
+    like, _ = backbones.build_tiny()
     config = LlamaConfig(**like.config.to_dict() | {
         "hidden_size": width,
         "intermediate_size": width * 5 // 2,
         "num_hidden_layers": layers,
         "head_dim": width // like.config.num_attention_heads,
-        "initializer_range": tiny.INIT_STD * (like.config.hidden_size / width) ** 0.5,
+        "initializer_range": backbones.TINY_INIT_STD * (like.config.hidden_size / width) ** 0.5,
     })  # fmt: skip
     torch.manual_seed(seed)
     return LlamaForCausalLM(config)
@@ -58,7 +58,7 @@ def main() -> None:
             if not folder.exists():
                 with files.replace_folder(folder) as partial:
                     lm.save_pretrained(partial)
-                    tiny.build_tokenizer().save_pretrained(partial)
+                    backbones.tiny_tokenizer().save_pretrained(partial)
     files.write_json(args.parameters or output / "parameters.json", parameters)
     print(f"wrote {output}: " + ", ".join(f"{name} {size:,}" for name, size in parameters.items()))
 

@@ -1,11 +1,11 @@
 """Requests in, completions out. Read `reference` first: it is the same in a hundred lines, without cache or batch.
 
-request        Request, Decoding;  prompt has its token ids
+request        Request, Decoding, the token ids of a prompt
 completion     events, and what `completions_of` makes of them
 engine         the loop: admit, prefill, step, report;  async_engine runs it in a thread, for servers
 scheduler      which request is next, within slots and a budget of positions
 prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
 step           the next input of every running row
-runner         forward passes into the cache;  graphs records steps as CUDA graphs;  packed_linear is for CPUs
+runner         forward passes into the cache, plain or compiled;  graphs records steps as CUDA graphs
 cache          keys and values in slots
 """

@@ -28,8 +28,7 @@ from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
 from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.prefill import Prefill
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import Request, check_runnable
+from colar.engine.request import Request, check_runnable, prompt_ids
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows
 from colar.engine.scheduler import Entry, QueueFull, Scheduler

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.completion import Completion, Event, completions_of
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import Request
+from colar.engine.request import Request, prompt_ids
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM

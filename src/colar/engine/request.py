@@ -1,4 +1,4 @@
-"""Requests: a question, its settings, and what is checked of them before they may wait.
+"""Requests: a question, its settings, what is checked of them before they may wait, and the token ids of the prompt.
 
 Both temperatures are 0 for no draw. `top_p` goes with each of them. Of a step of thinking they draw
 
@@ -16,12 +16,15 @@ group's first token at once, as `cot` does.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar import checks
-from colar.data.example import ROLES
+from colar import checks, progress
+from colar.data.example import ROLES, Example
+from colar.data.left_out import leave_out
 from colar.methods.base import Method, NoParams
+from colar.model.latent_lm import LatentLM
 
 TEMPERATURES = (1e-6, 100)
 """Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
@@ -119,3 +122,53 @@ def check_runnable(method: Method, request: Request) -> None:
         method.check_params(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
+
+
+class TooLong(ValueError):
+    """A request needs more positions than the model's context has."""
+
+
+def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
+    """The question segment. ValueError where the model has no row for one of its tokens; `TooLong` where it and the
+    limits do not fit the model's context."""
+    try:
+        ids = lm.template.question(
+            request.question, method.speed_text(request.params), cached=False, context=request.context
+        )
+    except ValueError as error:
+        raise ValueError(f"request {request.id}: {error}") from error
+    decoding = request.decoding
+    # Checked with the limits, not with what is used in the end: a request that starts can always finish.
+    needed = len(ids) + decoding.most_positions
+    if needed > lm.context.length:
+        raise TooLong(
+            f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "
+            f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length} it needs {needed} "
+            f"positions; {lm.context}"
+        )
+    return ids
+
+
+def fitting_questions(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Sequence[Any],
+    decoding: Decoding,
+    what: str,
+    remedy: str,
+) -> list[Example]:
+    """The examples whose questions fit the model's context within the limits of `decoding`, under each of `params`.
+
+    Logs how many do not, under `what` they are. ValueError, which names the `remedy`, where more than half do not.
+    """
+    too_long = {}
+    for index, example in enumerate(progress.track(examples, f"check {what}")):
+        # The speed slot of the prompt may be longer for one value than for another: each is tried.
+        for values in params:
+            request = Request(example.id, example.question, values, decoding, context=example.context)
+            try:
+                prompt_ids(lm, method, request)
+            except TooLong as error:
+                too_long[index] = str(error)
+    return leave_out(examples, too_long, what, remedy)

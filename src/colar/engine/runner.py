@@ -7,7 +7,7 @@
     slot 2   w w w w .                                 q q q q w
     slot 3   w w w w w                                 q q q q q w
 
-With `compile` some of them are compiled, and on a CPU linear layers are packed for its matrix units (packed_linear.py):
+With `compile` some of them are compiled, and on a CPU linear layers are packed for its matrix units (`PackedLinear`):
 
     forward pass              embeddings (N, T, D)      graph
     decode, several rows      N > 1, T = 1              one
@@ -24,6 +24,7 @@ Shape suffixes: N rows, T positions, C columns, D width.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from colar import progress
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
-from colar.engine.packed_linear import can_pack, pack_again, packed_copy
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -291,3 +291,96 @@ def grouped_heads(lm: LatentLM) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+# Linear layers whose weights are laid out for a CPU's matrix units
+
+PACK_FOR = 16
+"""Rows that the packed layout is chosen for; any number can be computed with it."""
+SAMPLE = 4096
+"""Numbers of a weight that are compared to detect that it has changed."""
+OPERATION = "colar::packed_linear"
+"""An operation of our own, which a compiled graph calls as it is."""
+
+
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
+# torch.compile traces with tensors that have a shape and no numbers: this is the operation on those.
+def _shape(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], width))
+
+
+_library: Any = torch.library
+_library.define(OPERATION, "(Tensor x, Tensor packed, Tensor? bias, SymInt width) -> Tensor")
+_library.impl(OPERATION, "CompositeExplicitAutograd", _packed_linear)
+_library.register_fake(OPERATION, _shape)
+
+
+class PackedLinear(nn.Module):
+    """Computes the same as `linear`, without gradient. The weight is shared, the packed copy is this module's own.
+
+    A plain linear layer rearranges the weights that it reads on every call, which at a few rows takes a third of its
+    time. oneDNN can be given them rearranged, at the price of a second copy (results/speed/generate has figures).
+    """
+
+    computes_linear = True
+    """Its weight and bias are all of it (`model/vocabulary.py`)."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.pack()
+
+    def pack(self) -> None:
+        """Copy the weight as it is now."""
+        self.version, self.sample = self._state()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACK_FOR)
+
+    def outdated(self) -> bool:
+        """True if the weight has been changed since it was packed."""
+        version, sample = self._state()
+        return self.version != version or not torch.equal(self.sample, sample)
+
+    def _state(self) -> tuple[int, Tensor]:
+        """The count of in-place changes, and numbers from all over the weight: fused optimisers do not count theirs."""
+        version = 0 if self.weight.is_inference() else self.weight._version
+        flat = self.weight.detach().flatten()
+        return version, flat[:: max(1, len(flat) // SAMPLE)].clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.colar.packed_linear(x, self.packed, self.bias, self.out_features)
+        return y
+
+
+def can_pack(lm: LatentLM) -> bool:
+    """True for bfloat16 weights on a CPU whose oneDNN computes in bfloat16: nothing else gains by packing."""
+    dtype = lm.causal_lm.get_input_embeddings().weight.dtype
+    return lm.device.type == "cpu" and dtype == torch.bfloat16 and devices.computes_bfloat16(lm.device)
+
+
+def packed_copy(lm: LatentLM) -> LatentLM:
+    """Copy `lm` with packed linear layers, in eval mode. Parameters and buffers are shared; `lm` stays as it is."""
+    shared: tuple[Any, ...] = (*lm.parameters(), *lm.buffers(), lm.tokenizer, lm.template)
+    # deepcopy takes what is in its memo for copied already: the copy has these very objects.
+    twin = copy.deepcopy(lm, {id(value): value for value in shared}).eval()
+    for parent in list(twin.modules()):
+        for name, child in parent.named_children():
+            # A quantised weight is a tensor of its own kind.
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.dtype == torch.bfloat16:
+                setattr(parent, name, PackedLinear(child))
+    return twin
+
+
+def pack_again(twin: LatentLM) -> None:
+    """Pack the weights again that have been trained since."""
+    for module in twin.modules():
+        if isinstance(module, PackedLinear) and module.outdated():
+            module.pack()

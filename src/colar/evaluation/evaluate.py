@@ -26,8 +26,7 @@ from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import DECODINGS, Decoding, Request
+from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
 from colar.evaluation import output_folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts

@@ -14,10 +14,9 @@ A group is the reasoning tokens that one latent stands for.
     endings        how draws ended groups: the token that would have continued one, or a class of tokens that end it
 
 base           the interface, and the rows that are learnt from;  thinking: a step of thinking and its reply
-colar, sequential   the paper's method and ours, over `grouping` and `factors`
+colar, sequential   the paper's method and ours, over `grouping`
 cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
-efforts        a client's words for how much to think
-losses, unroll      cross-entropy of rows; training through hidden states that are fed
+losses         cross-entropy of rows
 rollouts       log-probabilities of sampled outputs, for reinforcement
 pretrained     a model and its method: saved, loaded
 """

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ from colar.methods.thinking import RequestView, ThinkState, Thought, param_colum
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import length_mask, pad
 from colar.template.template import Template
+
+EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
+"""Words by which a server's clients ask for more or less thinking, the most first. "none" is a limit, and no value of a
+method."""
+DEFAULT_EFFORT = "medium"
+"""Its values are the defaults where a method's own were not trained."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,7 @@ class Method(ABC):
         return {}
 
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        """The reasoning efforts that it knows (`efforts.py`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
+        """The reasoning efforts that it knows, each as values of its `Params`: {"low": {"ratio": 0.5}}.
 
         Empty where there is one speed only.
         """
@@ -343,3 +350,18 @@ def keep_tokens(steps: list[list[int]], numbers: Container[int]) -> list[list[in
     counter = itertools.count()
     pruned = [[token for token in step if next(counter) in numbers] for step in steps]
     return [step for step in pruned if step]
+
+
+def efforts_over(name: str, values: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Each effort as a value of the parameter `name`; `values` are the trained ones, the most thinking first.
+
+        trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
+
+    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
+    """
+    efforts = {}
+    for i, effort in enumerate(EFFORTS):
+        place = i * (len(values) - 1) / (len(EFFORTS) - 1)
+        # Halfway between two: the earlier one.
+        efforts[effort] = {name: values[math.ceil(place - 0.5)]}
+    return efforts

@@ -9,12 +9,11 @@ from typing import Any
 
 from colar import yaml_settings
 from colar.checks import did_you_mean
-from colar.methods.base import Method
+from colar.methods.base import DEFAULT_EFFORT, Method
 from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
 from colar.methods.distill import Distill
-from colar.methods.efforts import DEFAULT_EFFORT
 from colar.methods.icot import Icot
 from colar.methods.pause import Pause
 from colar.methods.ruplar import Ruplar

@@ -36,9 +36,8 @@ from torch import Tensor
 from colar import checks, processes, progress
 from colar.data.example import Example
 from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row
+from colar.methods.base import Batch, NoParams, Row, efforts_over
 from colar.methods.cot import Cot
-from colar.methods.efforts import efforts_over
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template

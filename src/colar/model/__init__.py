@@ -3,7 +3,7 @@
 A row is one sequence of a batch; a token has weights in the embedding and in the LM head.
 
 latent_lm      `LatentLM`: a causal LM that reads and writes embeddings
-backbones      a name -> model and tokenizer;  tiny has the toy ones
+backbones      a name -> model and tokenizer
 lora, sharded  adapters; weights split between processes
 checkpoint     the files of a checkpoint;  weights writes and reads tensors, card the model card
 masks, probes  attention masks; does a backbone compute with them, and from embeddings, what it computes by itself

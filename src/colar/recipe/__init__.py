@@ -9,7 +9,7 @@ An unknown key is an error that names the nearest right one; every value is chec
     run            stages, one after another, each in a folder of its own
     example_sets   the rows of a recipe: to train on, and to validate with
     measure        `colar train --check`: what a recipe takes on this machine
-    auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds and auto_choice at its end
+    auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds at its end
 """
 
 from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run, train

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 from colar import files, yaml_settings
 from colar.checks import check_choice
 from colar.data.example import Example
-from colar.methods.sequential.equation_groups import DIGITS, Equations
-from colar.model import backbones, tiny
+from colar.methods.sequential.boundaries import DIGITS, Equations
+from colar.model import backbones
 from colar.ops import devices
 from colar.template.template import Format, Template, TemplateConfig
 
@@ -38,7 +38,7 @@ EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
-FROM_SCRATCH = tuple(tiny.DIGITS)
+FROM_SCRATCH = tuple(backbones.TINY_DIGITS)
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6

@@ -27,7 +27,7 @@ from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
-from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
+from colar.training.grpo.train import GrpoTrainer, dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine import cache
-from colar.engine.prompt import fitting_questions
+from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry

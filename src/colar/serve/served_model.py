@@ -12,8 +12,7 @@ from typing import Any
 from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
-from colar.engine.prompt import TooLong, prompt_ids
-from colar.engine.request import Decoding, Request, check_runnable
+from colar.engine.request import Decoding, Request, TooLong, check_runnable, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

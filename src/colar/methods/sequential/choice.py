@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from colar.methods.losses import go_on_logps
+from colar.methods.sequential.boundaries import Equations, Extents, most_tokens
 from colar.methods.sequential.decoder import NOTHING, Ending, without
-from colar.methods.sequential.equation_groups import Equations, Extents, most_tokens
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead

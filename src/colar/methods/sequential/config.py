@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from colar import progress
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
-from colar.methods.factors import Factors
+from colar.methods.grouping import Factors
 from colar.template.template import Template
 
 Merge = Literal["sqrt", "ordered"]

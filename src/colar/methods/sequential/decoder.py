@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from colar.methods import grouping
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
-from colar.methods.sequential.equation_groups import Equations
+from colar.methods.sequential.boundaries import Equations
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, ragged

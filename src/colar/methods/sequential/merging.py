@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.sequential.equation_groups import LONGEST, Equations
+from colar.methods.sequential.boundaries import LONGEST, Equations
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 

@@ -40,11 +40,10 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch
-from colar.methods.factors import Deck, GroupMethod
-from colar.methods.grouping import MergedChains
+from colar.methods.grouping import Deck, GroupMethod, MergedChains
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import choice, decoder, merging
-from colar.methods.sequential.chains import ChainGroups, Windows
+from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows, most_tokens
 from colar.methods.sequential.choice import Groups, Rules
 from colar.methods.sequential.config import (
     SequentialConfig,
@@ -53,7 +52,6 @@ from colar.methods.sequential.config import (
     warn_of_missing,
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
-from colar.methods.sequential.equation_groups import NUMBERS_FROM, Equations, most_tokens
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead

@@ -23,8 +23,7 @@ from colar.data.example import Example
 from colar.engine import graphs
 from colar.engine.completion import Completion
 from colar.engine.engine import Engine
-from colar.engine.prompt import prompt_ids
-from colar.engine.request import Request
+from colar.engine.request import Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
