@@ -11,6 +11,7 @@ Random models rarely stop and repeat themselves; `liven` makes their rows think 
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import cache
 from pathlib import Path
@@ -93,11 +94,20 @@ def backbone(
 ) -> Backbone:
     """Weights and tokenizer, untouched by colar."""
     known = family != "gemma3" if separator is None else separator
-    tokenizer = build_tokenizer(family, known, digits)
+    tied = family != "llama" if tied is None else tied
+    lm = copy.deepcopy(_drawn(family, known, digits, tied, scale, seed))
+    return Backbone(f"tiny-{family}", lm, build_tokenizer(family, known, digits))
+
+
+@cache
+def _drawn(
+    family: str, separator: bool, digits: bool, tied: bool, scale: float, seed: int
+) -> PreTrainedModel:
+    """The weights, to be copied: transformers takes twice as long to build a model as to copy it."""
+    tokenizer = build_tokenizer(family, separator, digits)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        lm = _model(family, tokenizer, tied=family != "llama" if tied is None else tied, scale=scale)
-    return Backbone(f"tiny-{family}", lm.eval(), tokenizer)
+        return _model(family, tokenizer, tied=tied, scale=scale).eval()
 
 
 @torch.no_grad()

@@ -284,8 +284,7 @@ def test_training_and_inference_ask_with_the_same_ids(name):
             assert row.answer[-1] == lm.template.eos_id
 
 
-@pytest.mark.parametrize("name", ["colar", "sequential"])
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+@pytest.mark.parametrize(("kind", "name"), [("qwen3", "colar"), ("gemma3", "sequential")])
 def test_the_engine_answers_chats_as_the_reference_does(kind, name):
     """Several turns, alone and beside others: the same thoughts and answers, token for token."""
     lm = liven(chat_lm(kind))

@@ -61,26 +61,31 @@ def test_what_each_control_feeds(name):
     requests = requests_for(method)
     own = answers(lm, method, requests)
 
-    def fed(kind, **options):
-        return answers(lm, controls.build(lm, method, [kind], requests, **options)[0], requests, batch=4)
+    kinds = ("zeroed", "random", "halved", "shuffled")
+    built = dict(zip(kinds, controls.build(lm, method, kinds, requests), strict=True))
+    table = controls.thoughts_of(lm, own)
+    again, otherwise = (controls.KINDS["random"](table, requests, seed).embeds_RKD for seed in (0, 1))
 
-    for done, mine in zip(fed("zeroed"), own, strict=True):
+    def fed(control):
+        return answers(lm, control, requests, batch=4)
+
+    for done, mine in zip(fed(built["zeroed"]), own, strict=True):
         assert done.length == mine.length
         assert done.latents is None or not done.latents.any()
-    drawn = fed("random")
+    drawn = fed(built["random"])
     for done, mine in zip(drawn, own, strict=True):
         assert done.length == mine.length
         torch.testing.assert_close(done.latents.norm(dim=-1), mine.latents.norm(dim=-1), rtol=1e-4, atol=1e-5)
         assert torch.cosine_similarity(done.latents, mine.latents).abs().max() < 0.9
     assert not torch.allclose(drawn[0].latents[0], drawn[1].latents[0])
-    assert not torch.allclose(drawn[0].latents, fed("random", seed=1)[0].latents)
-    torch.testing.assert_close(drawn[0].latents, fed("random")[0].latents)
-    for done, mine in zip(fed("halved"), own, strict=True):
+    torch.testing.assert_close(drawn[0].latents, again[0, : drawn[0].length])
+    assert not torch.allclose(again, otherwise)
+    for done, mine in zip(fed(built["halved"]), own, strict=True):
         assert done.length == -(-mine.length // 2)
         if done.length:
             torch.testing.assert_close(done.latents, mine.latents[: done.length], rtol=1e-3, atol=1e-3)
     sources = []
-    for r, done in enumerate(fed("shuffled")):
+    for r, done in enumerate(fed(built["shuffled"])):
         same = [
             s
             for s, other in enumerate(own)

@@ -112,7 +112,7 @@ def starve(cache, fails):
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 11, 15])
 def test_a_cache_that_cannot_grow(colar, at):
     """An allocation fails once: in the first, or in a layer after others have grown."""
-    wide = [dataclasses.replace(r, id=f"{r.id}/w", decoding=dataclasses.replace(r.decoding, max_completion_length=50)) for r in colar.requests[:3]]  # fmt: skip
+    wide = [dataclasses.replace(r, id=f"{r.id}/w", decoding=dataclasses.replace(r.decoding, max_completion_length=30)) for r in colar.requests[:3]]  # fmt: skip
     requests = [*colar.requests[:4], *wide, *colar.requests[8:12]]
     engine = Engine(colar.lm, colar.method, 5)
     fails = Runs({at}, OOM[at % 2])
@@ -190,7 +190,7 @@ ASKED = st.builds(
     question=st.sampled_from(QUESTIONS),
     decoding=st.sampled_from([GREEDY, SAMPLED]),
     max_latents=st.integers(0, 8),
-    max_completion_length=st.sampled_from([1, 4, 30, 50]),
+    max_completion_length=st.sampled_from([1, 4, 30]),
     seed=st.integers(0, 2),
     after=st.integers(0, 6),
 )
@@ -200,7 +200,7 @@ ASKED = st.builds(
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=14),
-    budget=st.integers(128, 600),
+    budget=st.integers(108, 480),
     slots=st.integers(1, 12),
     chunk=st.sampled_from([5, 16, 2048]),
 )
@@ -213,7 +213,9 @@ def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots, 
         limits = {name: one[name] for name in ("max_latents", "max_completion_length")}
         decoding = dataclasses.replace(one["decoding"], **limits)
         at += one["after"]
-        arrivals.append((at, Request(str(i), one["question"], ColarParams(2), decoding, one["seed"])))
+        # Greedily a seed changes nothing: one answer of the reference is enough for all.
+        seed = one["seed"] if decoding.temperature > 0 else 0
+        arrivals.append((at, Request(str(i), one["question"], ColarParams(2), decoding, seed)))
     requests = [request for _, request in arrivals]
     events = []
     step = 0

@@ -193,13 +193,19 @@ def test_padding_and_batch_mates_do_not_matter(name, family):
         real = torch.arange(padded[key].shape[1]) < getattr(batch, lengths)[:, None]
         padded[key] = torch.where(real, padded[key], torch.randint(5, 90, padded[key].shape))
     with_garbage = method.loss(lm, dataclasses.replace(batch, **padded))
-    alone = [method.loss(lm, Batch.collate([row])) for row in rows]
+    # Each example once, in a curriculum two of them at each stage: a forward for every latent of every row takes long.
+    some = [i for i in range(len(rows)) if not staged or i % 3 == i // len(examples)]
+    alone = [method.loss(lm, Batch.collate([rows[i]])) for i in some]
     backwards = method.loss(lm, Batch.collate(rows[::-1]))
     rounding = 100 * torch.finfo(torch.float32).eps
     for key, values in together.items():
         by_itself = torch.stack([terms[key][0] for terms in alone])
-        for others in (by_itself, backwards[key].flip(0), with_garbage[key]):
-            torch.testing.assert_close(others, values, rtol=rounding, atol=rounding / 10)
+        for others, own in (
+            (by_itself, values[some]),
+            (backwards[key].flip(0), values),
+            (with_garbage[key], values),
+        ):
+            torch.testing.assert_close(others, own, rtol=rounding, atol=rounding / 10)
 
 
 def test_batch_survives_the_trip_as_tensors():

@@ -292,9 +292,18 @@ def naive(lm: LatentLM, row: Row, c: int, ids: tuple[int, ...]) -> tuple[float, 
     return sum(means) / len(means), lacking
 
 
-@pytest.mark.parametrize("kept", ["all", "half"])
-@pytest.mark.parametrize("c", [1, 2, 5])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "c", "kept"),
+    [
+        ("llama", 1, "all"),
+        ("llama", 5, "half"),
+        ("qwen2", 2, "half"),
+        ("gemma3", 2, "all"),
+        ("gemma3", 5, "half"),
+        ("gpt2", 1, "half"),
+        ("gpt2", 5, "all"),
+    ],
+)
 def test_the_loss_is_a_naive_loop_also_where_labels_are_lacking(family: str, c: int, kept: str) -> None:
     lm, method = made(family, live=False, compression_factors=[c])
     if kept == "half":
@@ -320,7 +329,8 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
     whole.prepare(lm, EXAMPLES)
     batch = Batch.collate(encoded(lm, short))
     torch.testing.assert_close(short.loss(lm, batch)["ce"], whole.loss(lm, batch)["ce"])
-    for request in requests()[::2]:
+    # Each factor once, two of each decoding.
+    for request in requests()[::3]:
         mine, theirs = (reference.complete(lm, method, request) for method in (short, whole))
         assert mine.token_ids == theirs.token_ids
         for one, other in zip(mine.info, theirs.info, strict=True):
