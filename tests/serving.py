@@ -20,7 +20,7 @@ from colar.methods.base import Method
 from colar.methods.cot import Cot, CotConfig
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.serve import app, server
+from colar.serve import app
 from colar.serve.served_model import ServedModel
 
 DECODING = Decoding(max_latents=8, max_completion_length=8)
@@ -97,13 +97,13 @@ def running(
     *served: ServedModel, keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
 ) -> Iterator[Running]:
     """A server for the block. It drains at the end."""
-    bound = server.bind("127.0.0.1", 0)
-    started = server.make(app.build(served, keys, hosts))
+    bound = app.bind("127.0.0.1", 0)
+    started = app.make_server(app.build(served, keys, hosts))
     thread = threading.Thread(target=started.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     until(lambda: started.started)
     try:
-        yield Running(list(served), server.url(bound), bound.getsockname()[:2], started)
+        yield Running(list(served), app.url(bound), bound.getsockname()[:2], started)
     finally:
         started.should_exit = True
         thread.join(30)

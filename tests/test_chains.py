@@ -14,7 +14,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import answer_all
-from colar.look import cost, diagnosis
+from colar.look import diagnosis
 from colar.look import inspect as inspection
 from colar.look.inspect_tables import CAUSES
 from colar.look.reference_chain import Token, reference_groups, reference_rows
@@ -91,7 +91,7 @@ def test_a_variant_by_hand():
     examples = [colar.Example(str(i), "q", (), answer) for i, answer in enumerate("7791")]
     completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
     completions[3] = completion("no idea", 6, 0.6)
-    found = cost.outcome_of(examples, completions)
+    found = inspection.outcome_of(examples, completions)
     assert found["right"] == [True, True, True, False]
     assert (found["n"], found["accuracy"]["mean"], found["length"]["mean"]) == (4, 0.75, 3.0)
     # sd of 1, 2, 3, 6 is sqrt(14 / 3).
@@ -106,7 +106,7 @@ def test_a_variant_by_hand():
 
 def test_a_difference_is_paired():
     examples = [colar.Example(str(i), "q", (), "1") for i in range(4)]
-    found = cost.difference(examples, [True, True, True, False], [False, False, True, False])
+    found = inspection.difference(examples, [True, True, True, False], [False, False, True, False])
     # Differences 1, 1, 0, 0: their standard error is sqrt(1 / 3) / 2.
     half = 1.959964 * math.sqrt(1 / 3) / 2
     assert (found["mean"], found["interval"]) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
@@ -177,22 +177,22 @@ def test_controls_of_a_system(model):
     lm, method = model
     requests = diagnosis.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
-    found = cost.measured_cost(lm, method, EXAMPLES, requests, completions)
+    found = inspection.measured_cost(lm, method, EXAMPLES, requests, completions)
     outcomes = found["outcomes"]
     assert list(outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
     assert outcomes["none"]["length"]["mean"] == 0
     for kind, variant in outcomes.items():
-        if kind in cost.REPLACED:
+        if kind in inspection.REPLACED:
             assert variant["length"] == outcomes["own"]["length"]
         if kind != "own":
             own = outcomes["own"]["accuracy"]["mean"]
             assert found["differences"][kind]["mean"] == pytest.approx(own - variant["accuracy"]["mean"])
-    alone = cost.measured_cost(lm, method, EXAMPLES, requests, completions, with_controls=False)
+    alone = inspection.measured_cost(lm, method, EXAMPLES, requests, completions, with_controls=False)
     assert list(alone["outcomes"]) == ["own"]
     # One question has no other to take thoughts from.
-    one = cost.measured_cost(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    one = inspection.measured_cost(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
     assert "shuffled" not in one["outcomes"]
 
 

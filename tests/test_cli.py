@@ -17,11 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import _failed, main, options
-from colar.cli.checkpoints import name_and_path, say_trained_on
+from colar.cli.checkpoints import name_and_path, name_sources, say_trained_on
 from colar.cli.options import source_options
 from colar.data.example import Example
 from colar.evaluation import answer_files
-from colar.evaluation.names import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

@@ -21,9 +21,9 @@ from pyarrow import parquet
 
 from colar import files
 from colar.cli import main
+from colar.cli.checkpoints import name_sources
 from colar.data import data_files, layouts, sources, user_rows
 from colar.data.example import Example
-from colar.evaluation.names import name_sources
 
 ROWS = [
     {"question": f"What is {i} and 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": f"{i + 1}"}

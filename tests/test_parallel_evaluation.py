@@ -15,8 +15,8 @@ from launch import Group, together
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import evaluate
+from colar.evaluation.controls import evaluate_controls
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint
-from colar.evaluation.evaluate_controls import evaluate_controls
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

@@ -13,7 +13,7 @@ import pytest
 from example_rows import report_row
 from matplotlib.collections import PathCollection
 
-from colar.evaluation import accuracy_vs_length, picture
+from colar.evaluation import picture
 from colar.evaluation.report_rows import ReportRow
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,7 +43,7 @@ def points(axes: Any) -> list[int]:
 
 
 def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged() -> None:
-    figure = accuracy_vs_length.draw(rows_of("gsm8k", "average"))
+    figure = picture.accuracy_vs_length(rows_of("gsm8k", "average"))
     (axes,) = figure.axes
     assert axes.get_title("left") == "gsm8k, 50 questions"
     assert names(figure) == ["CoT", "Direct", "Fast"]
@@ -57,7 +57,7 @@ def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged
 
 
 def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
-    (axes,) = accuracy_vs_length.draw(
+    (axes,) = picture.accuracy_vs_length(
         [report_row("A", "d", 1, 0.5, 9), report_row("A", "d", 2, 0.4, 5, accuracy_se=None)]
     ).axes
     (bars,) = [each for each in axes.collections if not isinstance(each, PathCollection)]
@@ -67,7 +67,7 @@ def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
 
 
 def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
-    figure = accuracy_vs_length.draw(rows_of(*"abcdef", "average"))
+    figure = picture.accuracy_vs_length(rows_of(*"abcdef", "average"))
     titles = [axes.get_title("left") for axes in figure.axes]
     assert titles == ["average of 6 datasets, 4 of them beside it", *"abcd"]
     assert names(figure) == ["CoT", "Direct", "Fast"]
@@ -77,9 +77,9 @@ def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
     lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
     assert figure.legends[0].get_window_extent().y1 <= lowest + 1
     with pytest.raises(ValueError, match="need rows of their average"):
-        accuracy_vs_length.draw(rows_of("a", "b"))
+        picture.accuracy_vs_length(rows_of("a", "b"))
     with pytest.raises(ValueError, match="at least one row"):
-        accuracy_vs_length.draw([])
+        picture.accuracy_vs_length([])
 
 
 def test_an_average_over_fewer_datasets_is_left_out() -> None:
@@ -87,10 +87,10 @@ def test_an_average_over_fewer_datasets_is_left_out() -> None:
         report_row("Part", "a", None, 0.4, 9),
         report_row("Part", "average", None, 0.4, 9, datasets=["a"]),
     ]
-    figure = accuracy_vs_length.draw(rows_of("a", "b", "average") + partly)
+    figure = picture.accuracy_vs_length(rows_of("a", "b", "average") + partly)
     assert names(figure) == ["CoT", "Direct", "Fast", "Part"]
     assert [len(points(axes)) for axes in figure.axes] == [3, 4, 3]
-    figure = accuracy_vs_length.draw([row for row in partly if row.dataset == "a"] + [
+    figure = picture.accuracy_vs_length([row for row in partly if row.dataset == "a"] + [
         report_row("B", "b", None, 0.4, 9), report_row("B", "average", None, 0.4, 9, datasets=["b"]),
     ])  # fmt: skip
     assert texts(figure.axes[0]) == ["no system was asked on all of them"]
@@ -100,7 +100,7 @@ def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:
     rows = [
         report_row("A", "d", c, 0.5 + 0.01 * s, 9 / c, train_seed=s) for c, s in product((1, 2), (0, 1, 2))
     ]
-    figure = accuracy_vs_length.draw(rows)
+    figure = picture.accuracy_vs_length(rows)
     (axes,) = figure.axes
     assert names(figure) == ["A"]
     assert texts(axes) == ["c=1", "c=2"]
@@ -116,7 +116,7 @@ def test_values_of_a_parameter_are_one_line_for_each_speed() -> None:
     rows.append(report_row("A", "d", 2, 0.1, 4, label="own"))
     # One value: the speeds are joined.
     rows += [report_row("B", "d", c, 0.3, c, values={"confidence_threshold": 0.8}) for c in (1, 2)]
-    figure = accuracy_vs_length.draw(rows)
+    figure = picture.accuracy_vs_length(rows)
     (axes,) = figure.axes
     assert names(figure) == ["A", "A (own)", "A (own, confidence_threshold)", "B (confidence_threshold)"]
     tags = [f"c={c}, {threshold}" for c, threshold in product((1, 2), (0.3, 0.5, 0.95))]
@@ -131,7 +131,7 @@ def test_styles_are_all_different() -> None:
 
 def test_names_that_begin_with_an_underscore_are_in_the_legends() -> None:
     """matplotlib takes such a name for none: before 3.10 wherever it stands, later where it is a line's own."""
-    assert names(accuracy_vs_length.draw([report_row("_Part", "a", None, 0.4, 9)])) == ["_Part"]
+    assert names(picture.accuracy_vs_length([report_row("_Part", "a", None, 0.4, 9)])) == ["_Part"]
 
 
 def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
 
     def drawn(stem: str) -> list[bytes]:
         paths = [
-            picture.save(accuracy_vs_length.draw(rows[:2]), tmp_path / f"{stem}-one.png"),
-            picture.save(accuracy_vs_length.draw(rows + partly), tmp_path / f"{stem}-several.png"),
+            picture.save(picture.accuracy_vs_length(rows[:2]), tmp_path / f"{stem}-one.png"),
+            picture.save(picture.accuracy_vs_length(rows + partly), tmp_path / f"{stem}-several.png"),
         ]
         return [path.read_bytes() for path in paths]
 
@@ -158,9 +158,9 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> None:
-    one = picture.save(accuracy_vs_length.draw(rows_of("a", "b", "average")), tmp_path / "new" / "one.png")
+    one = picture.save(picture.accuracy_vs_length(rows_of("a", "b", "average")), tmp_path / "new" / "one.png")
     other = picture.save(
-        accuracy_vs_length.draw(reversed(rows_of("a", "b", "average"))), tmp_path / "new" / "other.png"
+        picture.accuracy_vs_length(reversed(rows_of("a", "b", "average"))), tmp_path / "new" / "other.png"
     )
     assert one.read_bytes() == other.read_bytes()
     assert one.read_bytes().startswith(PNG)
@@ -171,13 +171,13 @@ def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> No
 def test_a_failed_write_leaves_the_old_picture(tmp_path: Path) -> None:
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(OSError, match="taken"):
-        picture.save(accuracy_vs_length.draw(rows_of("a")), tmp_path / "taken.png")
+        picture.save(picture.accuracy_vs_length(rows_of("a")), tmp_path / "taken.png")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]
 
 
 def test_drawing_never_loads_pyplot() -> None:
     code = (
-        "import sys; from colar.evaluation import accuracy_vs_length;"
+        "import sys; from colar.evaluation import picture;"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colar.cli import main
-from colar.data import program_rows, programs, sources
+from colar.data import programs, sources
 from colar.data.catalogue import SOURCES
 from colar.data.fields import Fields
 from colar.data.judge import answers
@@ -209,34 +209,34 @@ MAWPS = {
 TINYGSM = {"user": "Student: How many pens are 7 bags of 6 without 2?", "assistant": SOLVED}
 ROWS: dict[str, tuple[Callable[[Any], Fields], Any, str, tuple[str, ...], str]] = {
     "TinyGSM's files": (
-        program_rows.tinygsm, TINYGSM, "How many pens are 7 bags of 6 without 2?", ("<<7*6=42>>", "<<42-2=40>>"), "40",
+        programs.tinygsm, TINYGSM, "How many pens are 7 bags of 6 without 2?", ("<<7*6=42>>", "<<42-2=40>>"), "40",
     ),
     "TinyGSM on the Hub": (
-        program_rows.tinygsm, {"question": "Some possible questions and programs are: A quiz has two kinds of "
+        programs.tinygsm, {"question": "Some possible questions and programs are: A quiz has two kinds of "
         "questions: 7 * 6 pens and 2?", "code": SOLVED}, "A quiz has two kinds of questions: 7 * 6 pens and 2?",
         ("<<7*6=42>>", "<<42-2=40>>"), "40",
     ),
     "MathQA": (
-        program_rows.mathqa, MATHQA, "ann has 3 bags of 4 pens, and loses 20%. how many pens are left?",
+        programs.mathqa, MATHQA, "ann has 3 bags of 4 pens, and loses 20%. how many pens are left?",
         ("<<3*4=12>>", "<<100-20=80>>", "<<12*80=960>>", "<<960/100=9.6>>"), "9.6",
     ),
     "MathQA, a letter twice": (
-        program_rows.mathqa, {**MATHQA, "Problem": "6 and 4 ?", "linear_formula": "add(n0,n1)|", "correct": "d"},
+        programs.mathqa, {**MATHQA, "Problem": "6 and 4 ?", "linear_formula": "add(n0,n1)|", "correct": "d"},
         "6 and 4?", ("<<6+4=10>>",), "10",
     ),
     "MathCAMPS": (
-        program_rows.mathcamps, MATHCAMPS, MATHCAMPS[0]["statement"], ("<<18/3=6>>", "<<6+4=10>>"), "10",
+        programs.mathcamps, MATHCAMPS, MATHCAMPS[0]["statement"], ("<<18/3=6>>", "<<6+4=10>>"), "10",
     ),
     "MathCAMPS, an equation": (
-        program_rows.mathcamps, [{**MATHCAMPS[0], "answer": "10", "symbolic-struct":
+        programs.mathcamps, [{**MATHCAMPS[0], "answer": "10", "symbolic-struct":
         "[[var b = (2 * 30)]]\n[[var 100 = ((2 * a) + (80 - (b / b)) + 1)]]\n[[question c = ['a']]]"}],
         MATHCAMPS[0]["statement"],
         ("<<2*30=60>>", "<<100-1=99>>", "<<99-(80-60/60)=20>>", "<<20/2=10>>"), "10",
     ),
-    "DMath": (program_rows.dmath, DMATH, DMATH["question_en"], ("<<3.5/2=1.75>>",), "1.75"),
-    "MAWPS": (program_rows.mawps, MAWPS, "Ann has 9 pens, loses 4. How many?", ("<<9-4=5>>",), "5"),
+    "DMath": (programs.dmath, DMATH, DMATH["question_en"], ("<<3.5/2=1.75>>",), "1.75"),
+    "MAWPS": (programs.mawps, MAWPS, "Ann has 9 pens, loses 4. How many?", ("<<9-4=5>>",), "5"),
     "MAWPS, the unknown last": (
-        program_rows.mawps, {**MAWPS, "lEquations": ["9.0-(2.0*2.0)=pens"]}, "Ann has 9 pens, loses 4. How many?",
+        programs.mawps, {**MAWPS, "lEquations": ["9.0-(2.0*2.0)=pens"]}, "Ann has 9 pens, loses 4. How many?",
         ("<<9-2*2=5>>",), "5",
     ),
 }  # fmt: skip
@@ -252,24 +252,24 @@ def test_a_published_row_is_read(name: str) -> None:
 UNKNOWN = {**MATHCAMPS[0], "symbolic-struct": "[[var 24 = (s * s)]]\n[[question n = ['s']]]"}
 SYSTEM = "[[var 9 = (a + b)]]\n[[var 1 = (a - b)]]\n[[question w = ['a', 'b']]]"
 REFUSED: list[tuple[Callable[[Any], Fields], Any, str]] = [
-    (program_rows.mathqa, {**MATHQA, "correct": "b"}, "its program gives another answer than the row"),
-    (program_rows.mathqa, {**MATHQA, "correct": "c"}, "a given answer that is no number"),
-    (program_rows.mathqa, {**MATHQA, "correct": "f"}, "a given answer that is no number"),
-    (program_rows.mathqa, {**MATHQA, "linear_formula": "sqrt(n0)|"}, "an operation that is no arithmetic: sqrt"),
-    (program_rows.mathqa, {**MATHQA, "linear_formula": "add(const_1,const_4)|add(n0,#0)|"}, "constants from constants"),
-    (program_rows.mathqa, {**MATHQA, "linear_formula": "add(n0,const_4)|"}, "leaves out most numbers"),
-    (program_rows.mathcamps, [UNKNOWN], "an unknown in more than + - * /, or more than once"),
-    (program_rows.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM}], "several unknowns"),
-    (program_rows.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM.replace(", 'b'", "")}], "a variable without a value"),
-    (program_rows.mathcamps, [{**MATHCAMPS[0], "answer": "31/3"}], "another answer"),
-    (program_rows.dmath, {**DMATH, "answer_en": "1.8"}, "another answer"),
-    (program_rows.dmath, {**DMATH, "answer_en": "red"}, "a given answer that is no number"),
-    (program_rows.mawps, {**MAWPS, "lEquations": ["a+b=3", "a=2"]}, "a system of equations, or none"),
-    (program_rows.mawps, {"sQuestion": "q", "lSolutions": [5.0]}, "a system of equations, or none"),
-    (program_rows.mawps, {**MAWPS, "lEquations": ["2*x=10+x"]}, "one that stands more than once"),
-    (program_rows.mawps, {**MAWPS, "lEquations": ["2+3=5"]}, "several unknowns, or one"),
-    (program_rows.mawps, {**MAWPS, "lEquations": ["x**2=25"]}, "an unknown in more than + - * /"),
-    (program_rows.mawps, {**MAWPS, "lSolutions": [5.5]}, "another answer"),
+    (programs.mathqa, {**MATHQA, "correct": "b"}, "its program gives another answer than the row"),
+    (programs.mathqa, {**MATHQA, "correct": "c"}, "a given answer that is no number"),
+    (programs.mathqa, {**MATHQA, "correct": "f"}, "a given answer that is no number"),
+    (programs.mathqa, {**MATHQA, "linear_formula": "sqrt(n0)|"}, "an operation that is no arithmetic: sqrt"),
+    (programs.mathqa, {**MATHQA, "linear_formula": "add(const_1,const_4)|add(n0,#0)|"}, "constants from constants"),
+    (programs.mathqa, {**MATHQA, "linear_formula": "add(n0,const_4)|"}, "leaves out most numbers"),
+    (programs.mathcamps, [UNKNOWN], "an unknown in more than + - * /, or more than once"),
+    (programs.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM}], "several unknowns"),
+    (programs.mathcamps, [{**UNKNOWN, "symbolic-struct": SYSTEM.replace(", 'b'", "")}], "a variable without a value"),
+    (programs.mathcamps, [{**MATHCAMPS[0], "answer": "31/3"}], "another answer"),
+    (programs.dmath, {**DMATH, "answer_en": "1.8"}, "another answer"),
+    (programs.dmath, {**DMATH, "answer_en": "red"}, "a given answer that is no number"),
+    (programs.mawps, {**MAWPS, "lEquations": ["a+b=3", "a=2"]}, "a system of equations, or none"),
+    (programs.mawps, {"sQuestion": "q", "lSolutions": [5.0]}, "a system of equations, or none"),
+    (programs.mawps, {**MAWPS, "lEquations": ["2*x=10+x"]}, "one that stands more than once"),
+    (programs.mawps, {**MAWPS, "lEquations": ["2+3=5"]}, "several unknowns, or one"),
+    (programs.mawps, {**MAWPS, "lEquations": ["x**2=25"]}, "an unknown in more than + - * /"),
+    (programs.mawps, {**MAWPS, "lSolutions": [5.5]}, "another answer"),
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
 
 from benchmarks import cluster
 
-from colar.integrations import ray_cluster, ray_generate
+from colar.integrations import ray_answers, ray_cluster
 from colar.methods import registry
 
 QUESTIONS = [f"Tom has {n} toys{' and friends' * (n % 4)}. How many are {n} times {n}?" for n in range(32)]
@@ -185,12 +185,12 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         seed=0,
         keep_latents=False,
     )
-    job = ray_generate.FileJob(
-        ray_generate.EngineSettings("", "float32", None, None, None, 4, False, False), print, make, {}
+    job = ray_answers.FileJob(
+        ray_answers.EngineSettings("", "float32", None, None, None, 4, False, False), print, make, {}
     )
     with ray_cluster.joined(ray_cluster.Pool(machines.address, 1, 1), "cpu", [], []) as actors:
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
-        asked = ray_generate.chunks_of(job, {str(questions): ""}, found, actors.n)
+        asked = ray_answers.chunks_of(job, {str(questions): ""}, found, actors.n)
         assert asked.materialize().num_blocks() == len(QUESTIONS) / 4
 
 

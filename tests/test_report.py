@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from colar import files
-from colar.evaluation import accuracy_vs_length, picture, report, stats, tables
+from colar.evaluation import picture, report, stats, tables
 from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import Report
 from colar.evaluation.text_table import print_tables
@@ -506,7 +506,7 @@ def test_the_baseline_comes_first_whatever_its_name() -> None:
 
 def test_the_pictures_leave_controls_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
-    monkeypatch.setattr(accuracy_vs_length, "draw", lambda rows: rows)
+    monkeypatch.setattr(picture, "accuracy_vs_length", lambda rows: rows)
     monkeypatch.setattr(picture, "save", lambda rows, path: drawn.update({path.name: rows}))
     report.write(tmp_path, grid_of_systems(), provenance={})
     assert set(drawn) == {"accuracy_vs_length.png", "accuracy_vs_length-sampled.png"}

@@ -22,7 +22,7 @@ from colar.engine.request import Decoding
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.serve import server
+from colar.serve import app
 
 BODY = json.dumps({"model": "cot", "messages": [{"role": "user", "content": QUESTION}]}).encode()
 
@@ -143,7 +143,7 @@ def test_many_connections_at_once(live):
 
 
 def test_one_connection_more_than_allowed_is_503(monkeypatch):
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(app, "MAX_CONNECTIONS", 2)
     with running(serve_model("cot", cot_model())) as live:
         health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         with live.connect() as one:

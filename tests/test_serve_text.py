@@ -22,8 +22,7 @@ from colar.serve.app import read_keys
 from colar.serve.chat_request import ChatRequest
 from colar.serve.errors import first_mistake
 from colar.serve.samples import Sample, pieces
-from colar.serve.served_model import build_request
-from colar.serve.thought_text import NearestTokens
+from colar.serve.served_model import NearestTokens, build_request
 from colar.template.token_text import AnswerText, TokenText
 
 TEXTS = (

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from colar.cli import main
+from colar.cli.checkpoints import name_sources
 from colar.data import arithmetic, catalogue, sources
 from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
 from colar.data.sources import load_examples, location_of
-from colar.evaluation.names import name_sources
 from colar.training.grpo.rewards import accuracy
 
 ICOT = [

@@ -39,7 +39,7 @@ from colar import files, progress
 from colar.cli import main as colar
 from colar.evaluation import answer_files
 from colar.evaluation.provenance import collect_provenance
-from colar.integrations import ray_generate
+from colar.integrations import ray_answers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -218,10 +218,10 @@ def memory_run(cluster: Any, checkpoint: Path, work: Path, megabytes: int, rows:
     }
 
 
-class Simulated(ray_generate.Answerer):
+class Simulated(ray_answers.Answerer):
     """An actor whose forward passes are sleeps: the engine around them is the real one."""
 
-    def __init__(self, job: ray_generate.Job) -> None:
+    def __init__(self, job: ray_answers.Job) -> None:
         lm, method = job.engine.load()
 
         def hidden(embeds_BTD: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -239,16 +239,16 @@ def growth_run(
     """`each` rows an actor: their times at the driver, and its CPU time."""
     source = write_questions(work / "questions.jsonl", each * actors)
     times: list[float] = []
-    real: Callable[..., Iterator[ray_generate.Done]] = ray_generate.answers
+    real: Callable[..., Iterator[ray_answers.Done]] = ray_answers.answers
 
-    def timed(*given: Any) -> Iterator[ray_generate.Done]:
+    def timed(*given: Any) -> Iterator[ray_answers.Done]:
         for done in real(*given):
             times.append(time.monotonic())
             yield done
 
     of_ray = workers("/raylet/raylet --") + workers("/gcs_server --")
-    ray_generate.Answerer, answerer = Simulated, ray_generate.Answerer  # type: ignore[misc]
-    ray_generate.answers = timed
+    ray_answers.Answerer, answerer = Simulated, ray_answers.Answerer  # type: ignore[misc]
+    ray_answers.answers = timed
 
     def cpu() -> tuple[float, float]:
         used = [sum(each.cpu_times()[:2]) for each in of_ray]
@@ -261,7 +261,7 @@ def growth_run(
         assert colar(words) == 0
         after, seconds = cpu(), time.monotonic() - started
     finally:
-        ray_generate.Answerer, ray_generate.answers = answerer, real  # type: ignore[misc]
+        ray_answers.Answerer, ray_answers.answers = answerer, real  # type: ignore[misc]
     n = len(times)
     steps = [row["length"] for row in rows_of(answer_files.parts(work / "out"))]
     # Of the middle half: all actors are at work there.

@@ -243,13 +243,13 @@ def serve(system: str, args: argparse.Namespace) -> None:
         _serve_llama_cpp(args)
         return
     from colar.engine.async_engine import run_in_temporary_thread
-    from colar.serve import app, server
+    from colar.serve import app
     from colar.serve.served_model import ServedModel
 
     made, method, decoding = run_in_temporary_thread(partial(engine, system, args))
     served = ServedModel("model", made.lm, Fixed(method), made, decoding)
-    bound = server.bind("127.0.0.1", args.port)
-    server.run(server.make(app.build([served])), bound)
+    bound = app.bind("127.0.0.1", args.port)
+    app.run_server(app.make_server(app.build([served])), bound)
 
 
 def _serve_llama_cpp(args: argparse.Namespace) -> None:

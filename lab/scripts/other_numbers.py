@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.data import catalogue, program_rows, programs, sources
+from colar.data import catalogue, programs, sources
 from colar.data.example import Example, question_hash
 from colar.data.programs import NotStraight
 from colar.data.renumber import new_rows
@@ -44,10 +44,10 @@ def from_equation(name: str, row: dict[str, Any]) -> Example:
         plain = catalogue.svamp(row)
         key = row["ID"]
         solution = programs.of_python(f"result = {row['Equation']}")
-        fields = program_rows.checked(plain.question, solution, row["Answer"])
+        fields = programs.checked(plain.question, solution, row["Answer"])
     else:
         key = question_hash(row["sQuestion"])
-        fields = program_rows.mawps(row)
+        fields = programs.mawps(row)
     return fields.example(f"{name}/test/{key}", "number")
 
 

@@ -21,6 +21,8 @@ from colar.cli.checkpoints import (
     load_checkpoint,
     methods_of,
     name_and_path,
+    name_checkpoints,
+    name_sources,
     param_combinations,
     say_judged_by,
     say_trained_on,
@@ -42,11 +44,9 @@ from colar.cli.options import (
     source_options,
 )
 from colar.evaluation import controls, evaluate, report, tables
-from colar.evaluation.evaluate_controls import evaluate_controls, require_latent
-from colar.evaluation.names import name_checkpoints, name_sources
-from colar.evaluation.output_folder import claim_evaluation
+from colar.evaluation.controls import evaluate_controls, require_latent
 from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import RecordFiles, find_records
+from colar.evaluation.records import RecordFiles, claim_evaluation, find_records
 from colar.evaluation.text_table import print_tables
 from colar.model import checkpoint
 
@@ -191,11 +191,11 @@ def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[A
         yield None
         return
     # Nothing of Ray is imported without --ray.
-    from colar.integrations import ray_cluster, ray_evaluate
+    from colar.integrations import ray_answers, ray_cluster
 
     pool = ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus)
     with ray_cluster.joined(pool, args.device, [absolute(path) for path in checkpoints], []) as actors:
-        yield lambda engines: functools.partial(ray_evaluate.make_records, engines, actors)
+        yield lambda engines: functools.partial(ray_answers.make_records, engines, actors)
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:

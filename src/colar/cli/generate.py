@@ -186,12 +186,12 @@ def _generate_with_ray(
 ) -> None:
     """Have the engines of a Ray cluster answer."""
     # Nothing of Ray is imported without --ray.
-    from colar.integrations import ray_cluster, ray_generate
+    from colar.integrations import ray_answers, ray_cluster
 
-    job = ray_generate.FileJob(
+    job = ray_answers.FileJob(
         answering(args.checkpoint, args), functools.partial(_row, args, settings), make_requests, settings
     )
-    ray_generate.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
+    ray_answers.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
 
 
 def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dict[str, Any]:

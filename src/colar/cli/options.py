@@ -205,7 +205,7 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
     """The examples of a source as the data options say, with the judge of the command line."""
     # `colar --help` does without.
     from colar.data import sources
-    from colar.data.judge import custom
+    from colar.data.judge import answers
 
     examples = sources.load_examples(
         source,
@@ -217,4 +217,4 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
         options=options,
         columns=columns_of(args.columns),
     )
-    return custom.applied(examples, args.judge)
+    return answers.judged_by(examples, args.judge)

@@ -73,7 +73,7 @@ def add_serve(serve: Parser) -> None:
 def run_serve(args: argparse.Namespace) -> None:
     try:
         from colar.model import checkpoint
-        from colar.serve import app, server
+        from colar.serve import app
     except ModuleNotFoundError as error:
         raise ValueError(
             f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"
@@ -88,7 +88,7 @@ def run_serve(args: argparse.Namespace) -> None:
     models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
     args.backbone = args.backbone and absolute(args.backbone)
     # Before the models as well: a port that is taken is found at once.
-    bound = server.bind(args.host, args.port)
+    bound = app.bind(args.host, args.port)
     with bound:
         check_backbone([checkpoint.resolve(path) for path in models.values()], args)
         alone = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
@@ -97,10 +97,10 @@ def run_serve(args: argparse.Namespace) -> None:
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
         with serving(partial(_application, models, args, keys, hosts), models) as application:
-            uvicorn_server = server.make(application, args.drain, args.log_config)
+            server = app.make_server(application, args.drain, args.log_config)
             # With --port 0 this is how a caller learns the port.
-            print(server.url(bound), flush=True)
-            server.run(uvicorn_server, bound)
+            print(app.url(bound), flush=True)
+            app.run_server(server, bound)
 
 
 def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[Any]]:

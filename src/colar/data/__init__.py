@@ -2,12 +2,12 @@
 
 sources        load_examples: the rows of a published data set, a generator or a user's file, as examples
 catalogue      table of the published data sets, and a parser for each
-user_rows      a user's file: read, split, guess how answers are judged;  layouts parses its rows, by their columns
+user_rows      a user's file: read, split, guess how answers are judged; the folder of a run of `colar train auto`
+layouts        parse a user's rows, by their columns
 data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
-fields         question, steps and answer of a raw row, checked: what all parsers make, and examples are made of
-programs       Python programs and formulas as chains of equations;  program_rows: rows that hold them
-example        `Example`, what all of these yield;  left_out: rows that cannot be read, or are too long for a model
-auto_folder    the folder of a run of `colar train auto`: its rows, its judge
+fields         question, steps and answer of a raw row, checked: what all parsers make; and rows that are left out
+programs       Python programs and formulas as chains of equations, and rows that hold them
+example        `Example`, what all of these yield
 arithmetic     a generated source
 judge, renumber   is this completion the gold answer; rows by other numbers
 """

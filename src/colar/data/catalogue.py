@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from colar.data import program_rows
+from colar.data import programs
 from colar.data.example import SPLITS, AnswerType, question_hash
 from colar.data.fields import (
     EQUATION,
@@ -324,14 +324,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
             "million rows the first 100,000",
             "MIT",
-            program_rows.tinygsm,
+            programs.tinygsm,
             "tinygsm/*/*.json",
             hub=("TinyGSM/TinyGSM", "train[:100000]"),
         ),
         "mathqa": _programs(
             "GRE and GMAT problems with formulas by people; lower case",
             "Apache-2.0",
-            program_rows.mathqa,
+            programs.mathqa,
             "mathqa/*.json",
             # The publisher's own copy is a script, which `datasets` no longer runs.
             hub=("regisss/math_qa", "train+validation+test"),
@@ -339,19 +339,19 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "mathcamps": _programs(
             "problems by GPT-4 for the standards of school grades K to 8",
             "MIT",
-            program_rows.mathcamps,
+            programs.mathcamps,
             "mathcamps/*.json",
         ),
         "dmath": _programs(
             "elementary-school problems by people, translated from Korean",
             "MIT",
-            program_rows.dmath,
+            programs.dmath,
             "dmath/*.json",
         ),
         "mawps": _programs(
             "short problems by people, without the rows that MultiArith, SVAMP and others test on",
             "none stated",
-            program_rows.mawps,
+            programs.mawps,
             "mawps/questions.json",
         ),
         # No files and no Hub: it is made.

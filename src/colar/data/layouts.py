@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from colar.data import program_rows, programs
+from colar.data import programs
 from colar.data.example import ROLES
 from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
@@ -172,11 +172,11 @@ def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]
 def _program(row: Mapping[str, Any]) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return program_rows.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
+    return programs.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
 
 
 def _mathqa(row: Mapping[str, Any]) -> Fields:
-    return replace(program_rows.mathqa(row), key=_key(row))
+    return replace(programs.mathqa(row), key=_key(row))
 
 
 def parse_solution(raw: Any) -> Fields:

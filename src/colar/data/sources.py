@@ -31,8 +31,7 @@ from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, collapsed, question_hash
-from colar.data.fields import Fields, ParsedRow, Parser, examples_of, parsed
-from colar.data.left_out import LeftOut
+from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
 from colar.data.programs import NotStraight
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}

@@ -1,6 +1,7 @@
 """A user's rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
 
     read(data) -> UserRows;  divide(examples) -> Divided(train, validation, test)
+    AutoFolder    where a run of `colar train auto` has them, and the name of the judge of their answers
 
 One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
 counted by its reason.
@@ -15,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from colar import files
 from colar.checks import did_you_mean
 from colar.data import data_files, layouts
 from colar.data.catalogue import SOURCES
 from colar.data.data_files import RawRows
 from colar.data.example import AnswerType, Example, question_hash
-from colar.data.fields import Fields, ParsedRow, examples_of, named_fields, parsed
-from colar.data.judge import answers, custom
-from colar.data.left_out import LeftOut
+from colar.data.fields import Fields, LeftOut, ParsedRow, examples_of, named_fields, parsed
+from colar.data.judge import answers
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -125,7 +126,7 @@ def read(
     if not examples or parser.layout is None:
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
-    examples = custom.applied(examples, judge)
+    examples = answers.judged_by(examples, judge)
     return UserRows(name, parser.layout, examples, list(parser.found), judge, left_out)
 
 
@@ -259,3 +260,31 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
 def _question(row: Example) -> str:
     """A hash of what a row asks, its context included."""
     return question_hash(" ".join([*(text for _, text in row.context), row.question]))
+
+
+class AutoFolder:
+    """The folder of a run of `colar train auto`: paths below it. Any other folder has none of these files."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.call = self.path / "asked.json"
+        """The call that the run was made by (`recipe/auto_run.py`)."""
+        self.recipe = self.path / "recipe.yaml"
+        self.data = self.path / "data"
+        self.results = self.path / "results"
+        self.best = self.path / "best"
+
+    @classmethod
+    def of(cls, checkpoint: str | Path) -> AutoFolder:
+        """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
+        path = Path(checkpoint)
+        runs = map(cls, (path, *path.resolve().parents[:2]))
+        return next((run for run in runs if run.call.exists()), cls(path))
+
+    def rows(self, split: str) -> Path:
+        """The rows of `train`, `validation` or `test`, JSON Lines."""
+        return self.data / f"{split}.jsonl"
+
+    def judge(self) -> str | None:
+        """`module:function` of the user's judge; None where answers were judged by their kind."""
+        return files.read_json(self.call).get("judge") if self.call.exists() else None

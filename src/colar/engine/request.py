@@ -22,7 +22,7 @@ from typing import Any
 
 from colar import checks, progress
 from colar.data.example import ROLES, Example
-from colar.data.left_out import leave_out
+from colar.data.fields import leave_out
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 

@@ -1,13 +1,12 @@
 """From a checkpoint to records, from records to a report.
 
 evaluate       ask the grid of models, data sets, params, decodings and seeds
-controls       the same models with their thoughts replaced;  evaluate_controls asks these
-names          of checkpoints and data sets;  output_folder, what may be added to a folder
-records        a line of records.jsonl
+controls       the same models with their thoughts replaced
+records        a line of records.jsonl, and what may be added to an output folder
 report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals
 compare        paired differences
 tables         a report for people;  text_table is one table
-accuracy_vs_length   its picture;  picture has the style of all pictures
+picture        accuracy against length, and the style of all pictures
 answer_files   questions and answers of `colar generate`
 
 One question, from the command line to a table:

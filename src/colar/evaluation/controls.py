@@ -14,27 +14,36 @@ second half works out is missing. `Decoding.max_latents` cuts all questions at t
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain. `evaluate_controls.py`
-answers a whole evaluation under controls.
+`GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
+
+`evaluate_controls` answers a whole evaluation under controls, in rows labelled control-zeroed, control-shuffled, ... A
+control is made from all questions of a point of the grid, also from those that are answered already: a resumed
+evaluation feeds the thoughts that an uninterrupted one would. Of several processes each makes all controls, and they
+divide the answers.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from colar import checks
+from colar import checks, progress
 from colar.data.example import Example
 from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
+from colar.evaluation.records import RecordKey, put_in_order, read_records, record_key
+from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import RequestView, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -217,3 +226,59 @@ KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
     "random": randomised,
     "halved": halved,
 }
+
+
+# A whole evaluation under controls
+
+
+def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The models that think in latents; logs which do not. ValueError where there is none."""
+    latent = [model for model in models if model.method.thinks_in_latents]
+    if not latent:
+        names = ", ".join(dict.fromkeys(model.method.name for model in models))
+        raise ValueError(
+            f"--control replaces latents, but none of the methods ({names}) thinks in any; a chain of tokens can be "
+            "cut short instead: --max_latents 6 --label control-cut"
+        )
+    if others := [model.name for model in models if model not in latent]:
+        progress.say(f"without controls, as they think in no latents: {', '.join(others)}")
+    return latent
+
+
+def evaluate_controls(
+    grid: Sequence[GridPoint],
+    kinds: Sequence[str],
+    datasets: Mapping[str, Sequence[Example]],
+    records: Path,
+    settings: AnswerSettings,
+) -> int:
+    """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
+    done = {record_key(record) for record in read_records(records)}
+    order: list[RecordKey] = []
+    n_new = 0
+    for point in grid:
+        examples = datasets[point.dataset]
+        keys = {kind: [labelled(point, kind).record_key(example) for example in examples] for kind in kinds}
+        order += itertools.chain(*keys.values())
+        missing = [kind for kind in keys if not done.issuperset(keys[kind])]
+        if not missing:
+            continue
+        # The model thinks once, for all the controls that are missing.
+        model = point.model
+        requests = [make_request(point, example, settings) for example in examples]
+        methods = build(model.lm, model.method, missing, requests, max_batch=settings.batch_size)
+        for kind, control in zip(missing, methods, strict=True):
+            controlled = labelled(point, kind)
+            # The control answers as a method of the same name: its rows differ from the method's by their label.
+            controlled = replace(controlled, model=replace(controlled.model, method=control))
+            n_new += evaluate([controlled], datasets, records, settings)
+    # An earlier call may have been killed with all answered, before they stood in order.
+    put_in_order(records, order)
+    return n_new
+
+
+def labelled(point: GridPoint, kind: str) -> GridPoint:
+    """The point under the label that the rows of its control have."""
+    labels = [point.model.label, f"{CONTROL}{kind}"]
+    label = ", ".join(part for part in labels if part)
+    return replace(point, model=replace(point.model, label=label))

@@ -27,8 +27,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
-from colar.evaluation import output_folder
-from colar.evaluation.records import RecordKey, record_key
+from colar.evaluation.records import RecordKey, put_in_order, read_records, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -156,14 +155,14 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    done = {record_key(record) for record in output_folder.read_records(records)}
+    done = {record_key(record) for record in read_records(records)}
     questions = questions_of(grid, datasets, settings)
     unanswered = [question for question in questions if question.key not in done]
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split(unanswered, _check_fit)
     if unanswered:
         _write_answers(unanswered, records, settings, make or make_records)
-    output_folder.put_in_order(records, [question.key for question in questions])
+    put_in_order(records, [question.key for question in questions])
     return len(unanswered)
 
 

@@ -115,9 +115,9 @@ def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
     """Draw a picture; False, after a warning, where that fails."""
     with progress.warn_on_error(f"the picture {path.name}"):
         # Imported here: matplotlib may be what fails.
-        from colar.evaluation import accuracy_vs_length, picture
+        from colar.evaluation import picture
 
-        picture.save(accuracy_vs_length.draw(rows), path)
+        picture.save(picture.accuracy_vs_length(rows), path)
         return True
     # A picture of an earlier report would be taken for one of this report.
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import ray as ray  # exported: ray_generate has it from here, behind this message
+    import ray as ray  # exported: ray_answers has it from here, behind this message
     import ray.data
 except ImportError as error:
     raise ValueError("--ray needs Ray: from your clone of colar, pip install '.[ray]'") from error

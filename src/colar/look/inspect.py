@@ -5,7 +5,7 @@ A system is a model at one value of its params. Its part of the JSON holds
     model params              its name
     n                         questions with a reference chain
     diagnosis                 of all of them
-    cost                      accuracy and cost, with controls
+    cost                      accuracy and cost, with its own thoughts and with others in their place
     answers                   of each question: the answer, and what went wrong
 
 Comparisons with the reference chain (n, diagnosis) are null for a method whose thoughts stand for none of
@@ -15,18 +15,21 @@ its tokens. The thoughts themselves are for the page alone: they are longer than
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
-from colar.engine.request import GREEDY, Decoding, decoding_of
+from colar.data.judge.answers import verdict
+from colar.engine.completion import Completion
+from colar.engine.request import GREEDY, Decoding, Request, decoding_of
+from colar.evaluation import stats
+from colar.evaluation.controls import KINDS, GivenThoughts, thoughts_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import param_values
-from colar.look.cost import difference, measured_cost
 from colar.look.diagnosis import decoded_answers, diagnose, requests_of
 from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.methods import registry
@@ -209,3 +212,91 @@ def inspect(
             system["cost"] = None
         systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
+
+
+# Accuracy and cost of a system, with its own thoughts and with others in their place
+
+REPLACED = ("shuffled", "zeroed")
+"""Controls of methods that think in latents (`evaluation/controls.py`)."""
+
+Mean = dict[str, Any]
+"""`mean` over questions and its 95% `interval`; None for a single question."""
+
+
+def measured_cost(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    requests: Sequence[Request],
+    completions: Sequence[Completion],
+    with_controls: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Fold the `completions` of the requests, and answer these with other thoughts under each control.
+
+    `outcomes` has each kind of thoughts; `differences` the accuracy with its own thoughts minus that of each control,
+    on the same questions. The kinds are `own`, those of `REPLACED`, and `none`: it is asked for the answer at once. A
+    model that is as often right with another question's thoughts does not read them.
+    """
+    outcomes = {"own": outcome_of(examples, completions)}
+    # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
+    for control in _controls(lm, method, requests, completions) if with_controls else ():
+        answers = answer_all(lm, control.method, control.requests, note=f"control: {control.kind}")
+        outcomes[control.kind] = outcome_of(examples, answers)
+    right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
+    differences = {kind: difference(examples, right["own"], right[kind]) for kind in right if kind != "own"}
+    return {"outcomes": outcomes, "differences": differences}
+
+
+class _Control(NamedTuple):
+    """A kind of thoughts, the requests under it, and the method that answers them."""
+
+    kind: str
+    requests: Sequence[Request]
+    method: Method
+
+
+def _controls(
+    lm: LatentLM, method: Method, requests: Sequence[Request], completions: Sequence[Completion]
+) -> list[_Control]:
+    with_latents = []
+    # A chain of tokens has no latents to replace, and neither has a model that never thought.
+    if method.thinks_in_latents and any(completion.length for completion in completions):
+        own = thoughts_of(lm, completions)
+        questions = {(request.question, request.context) for request in requests}
+        for kind in REPLACED:
+            # A single question has no other to take thoughts from.
+            if kind != "shuffled" or len(questions) > 1:
+                replaced = KINDS[kind](own, requests, 0)
+                with_latents.append(_Control(kind, requests, GivenThoughts(method, requests, replaced)))
+    # At this limit the engine feeds the closing separator at once, for any choice of the method.
+    at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
+    return [*with_latents, _Control("none", at_once, method)]
+
+
+def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> dict[str, Any]:
+    """Fold answers into means: of a question, `length` is #L and `seconds` its share of wall-clock time, in batches.
+
+    `right` has each question, in their order.
+    """
+    pairs = zip(examples, completions, strict=True)
+    right = [verdict(completion.text, example).correct for example, completion in pairs]
+    # Repeated questions are one cluster.
+    clusters = [example.first_id for example in examples]
+    outcome: dict[str, Any] = {
+        "n": len(examples),
+        "accuracy": _mean(stats.mean(right, clusters)),
+        "right": right,
+    }
+    for name in ("length", "forward_passes", "seconds"):
+        outcome[name] = _mean(stats.mean([getattr(each, name) for each in completions], clusters))
+    return outcome
+
+
+def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequence[bool]) -> Mean:
+    """Difference of our accuracy and theirs, paired by question."""
+    clusters = [example.first_id for example in examples]
+    return _mean(stats.paired_difference(ours, clusters, theirs, clusters))
+
+
+def _mean(estimate: stats.Estimate) -> Mean:
+    return {"mean": estimate.mean, "interval": estimate.interval}

@@ -10,7 +10,7 @@ tokens is near the sum of their embeddings, so its c nearest tokens are the ones
 
 `ThoughtReader` makes it, of a thought and the tokens nearest to it. These cost a product with all embeddings, so they
 are computed for all thoughts that are there at once: by `read_thoughts` for a completion's, by `colar.ask` for the one
-that has just come, by `serve/thought_text.py` for those of all requests in a step.
+that has just come, by `serve/served_model.py` for those of all requests in a step.
 
 Shape suffixes: K latents, V vocabulary, D width.
 """

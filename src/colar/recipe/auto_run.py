@@ -20,10 +20,10 @@ from typing import Any
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
-from colar.data.auto_folder import AutoFolder
-from colar.data.judge import custom
-from colar.data.judge.custom import Judge
-from colar.data.left_out import leave_out
+from colar.data.fields import leave_out
+from colar.data.judge import answers
+from colar.data.judge.answers import Judge
+from colar.data.user_rows import AutoFolder
 from colar.methods import registry
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
@@ -50,7 +50,7 @@ class AutoCall:
     @property
     def judge_name(self) -> str | None:
         """`module:function` of the judge. ValueError for a function that has no such name."""
-        return custom.name_of(self.judge)
+        return answers.judge_name(self.judge)
 
     def to_json(self) -> dict[str, Any]:
         """The values of asked.json: data by digest, so that changed rows are another call."""
@@ -219,7 +219,7 @@ def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
     folder = AutoFolder(output)
-    held_out = custom.applied(sources.load_examples(str(folder.data), "test"), first.data.judge)
+    held_out = answers.judged_by(sources.load_examples(str(folder.data), "test"), first.data.judge)
     outcome = auto_speeds.measure_and_publish(
         folder,
         RunFolder(first.output).best,

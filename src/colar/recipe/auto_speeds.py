@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, processes, progress
-from colar.data.auto_folder import AutoFolder
 from colar.data.example import Example
+from colar.data.user_rows import AutoFolder
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles

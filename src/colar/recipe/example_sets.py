@@ -13,7 +13,7 @@ from typing import Any
 from colar import progress
 from colar.data import sources
 from colar.data.example import Example, collapsed
-from colar.data.judge import custom
+from colar.data.judge import answers
 from colar.data.renumber import new_rows
 from colar.recipe.schema import DataConfig, SourceRows
 
@@ -58,7 +58,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     _say_asked_twice(train_rows, held_out)
     if data.judge is None:
         return train_rows, held_out
-    return custom.applied(train_rows, data.judge), custom.applied(held_out, data.judge)
+    return answers.judged_by(train_rows, data.judge), answers.judged_by(held_out, data.judge)
 
 
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:

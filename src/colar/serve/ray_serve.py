@@ -28,11 +28,10 @@ from colar import progress
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
 from colar.serve import chat_response
-from colar.serve.app import unless_gone
+from colar.serve.app import MAX_CONNECTIONS, unless_gone
 from colar.serve.chat_request import MAX_BODY
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, with_replicas
-from colar.serve.server import MAX_CONNECTIONS
 
 # The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
 # answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.data.left_out import leave_out
+from colar.data.fields import leave_out
 from colar.methods.base import Batch, Method, Row
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM

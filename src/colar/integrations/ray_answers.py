@@ -1,4 +1,4 @@
-"""Bulk answers on a Ray cluster: `colar generate --input FILE_OR_FOLDER --output FOLDER --ray ADDRESS`.
+"""Answers of the engines of a Ray cluster: `colar generate` and `colar evaluate` with `--ray ADDRESS`.
 
     input files -> chunks (Ray tasks, one a file)  ->  Answerer (Ray actors, an engine each)  ->  parts (this process)
 
@@ -7,6 +7,10 @@ actor is given, and is given again if the actor is killed. A chunk comes back as
 
     OUTPUT/part-000001.jsonl    answers, rows as `colar generate` writes them; a part is written whole or not at all
     OUTPUT/failed.jsonl         rows of the last run without an answer, with the reason; the next run tries them again
+
+`make_records` is that of `evaluate.py` with these actors in place of an engine: the requests of a model go out in
+chunks, completions come back, and this process judges them. It has the models too, on its CPU: it checks that questions
+fit, and reads reference chains by the tokenizer.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +35,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.evaluation import answer_files
+from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, Question, make_record
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
 from colar.methods import pretrained
@@ -242,3 +248,44 @@ class Answerer:
         except Exception as error:
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             return Done({"place": task.place, "id": task.request.id, "reason": reason}, failed=True)
+
+
+# Evaluation
+
+
+def make_row(lm: LatentLM, completion: Completion, number: int) -> dict[str, Any]:
+    """The answer of an actor to a question: it is judged here, where the judge may be the user's."""
+    return {"number": number, "completion": completion}
+
+
+def make_records(
+    engines: Mapping[EvaluatedModel, EngineSettings],
+    actors: ray_cluster.Actors,
+    model: EvaluatedModel,
+    questions: Sequence[Question],
+    settings: AnswerSettings,
+) -> Iterator[dict[str, Any]]:
+    """Yield the record of each question that has an answer, in the order in which they come.
+
+    ValueError at the end, where some have none: it names the first one and why. The same command asks them again.
+    """
+    tasks = [
+        Task(f"{question.point.dataset} {question.example.id}", question.request, number)
+        for number, question in enumerate(questions)
+    ]
+    # Each actor has a part, however few questions there are.
+    size = min(settings.batch_size, math.ceil(len(questions) / actors.n))
+    chunks = [{"tasks": pickle.dumps(tasks[i : i + size])} for i in range(0, len(tasks), size)]
+    data = ray.data.from_items(chunks, override_num_blocks=len(chunks))
+    failed = []
+    for done in answers(Job(engines[model], make_row), data, actors):
+        if done.failed:
+            failed.append(done.row)
+        else:
+            yield make_record(questions[done.row["number"]], done.row["completion"])
+    if failed:
+        first = failed[0]
+        raise ValueError(
+            f"{model.name}: {len(failed)} of {len(questions)} questions have no answer, and the same command asks them "
+            f"again; {first['place']}: {first['reason']}"
+        )
