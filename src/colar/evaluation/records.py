@@ -76,25 +76,22 @@ def _is_amount(value: Any) -> bool:
 
 # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN. Seeds become
 # columns, which would take true for 1.
-_VALUES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("model", "method", "label", "dataset", "decoding", "id", "completion"), _is_text, "a text"),
-    (("cluster",), _is_text, "a text"),
-    (("parsed",), lambda value: value is None or _is_text(value), "a text or null"),
-    (("params",), lambda value: isinstance(value, Mapping), "an object of numbers"),
-    (("train_seed",), lambda value: value is None or type(value) is int, "a whole number or null"),
-    (
-        ("seed",),
-        lambda value: type(value) is int and value in checks.INT64,
-        "a whole number of at most 64 bits",
-    ),
-    (("correct", "truncated"), lambda value: isinstance(value, bool), "true or false"),
-    (("length", "forward_passes", "seconds"), _is_amount, "a number from 0"),
-    (("gold_length",), lambda value: value is None or _is_amount(value), "a number from 0"),
-)
-"""Keys, the check of their values, and what is allowed."""
-_CHECKS = tuple((key, holds, allowed) for keys, holds, allowed in _VALUES for key in keys)
-_OPTIONAL = ("cluster", "gold_length")
-_REQUIRED = {key: None for key, _, _ in _CHECKS if key not in _OPTIONAL}.keys()
+_TEXTS = ("model", "method", "label", "dataset", "decoding", "id", "completion")
+_AMOUNTS = ("length", "forward_passes", "seconds")
+_REQUIRED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_TEXTS, (_is_text, "a text")),
+    "parsed": (lambda value: value is None or _is_text(value), "a text or null"),
+    "params": (lambda value: isinstance(value, Mapping), "an object of numbers"),
+    "train_seed": (lambda value: value is None or type(value) is int, "a whole number or null"),
+    "seed": (lambda value: type(value) is int and value in checks.INT64, "a whole number of at most 64 bits"),
+    **dict.fromkeys(("correct", "truncated"), (lambda value: isinstance(value, bool), "true or false")),
+    **dict.fromkeys(_AMOUNTS, (_is_amount, "a number from 0")),
+}
+"""Key -> the check of its value, and what is allowed."""
+_CHECKS = _REQUIRED | {
+    "cluster": (_is_text, "a text"),
+    "gold_length": (lambda value: value is None or _is_amount(value), "a number from 0"),
+}
 
 
 class RecordKey(NamedTuple):
@@ -184,10 +181,10 @@ def check_record(record: Any) -> None:
     """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    if not record.keys() >= _REQUIRED:
+    if not record.keys() >= _REQUIRED.keys():
         missing = [key for key in _REQUIRED if key not in record]
         raise ValueError(f"the record lacks {', '.join(missing)}")
-    for key, holds, allowed in _CHECKS:
+    for key, (holds, allowed) in _CHECKS.items():
         if key in record and not holds(record[key]):
             raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
     for name, value in record["params"].items():

@@ -176,22 +176,14 @@ def cell_to_json(cell: Cell) -> dict[str, Any]:
 
 def cell_from_json(plain: Mapping[str, Any]) -> Cell:
     """The cell that a row of report.json, or a record, belongs to."""
-    key = (plain["model"], plain["method"], plain["label"], tuple(sorted(plain["params"].items())))
-    return _cell(*key, plain["decoding"], plain["train_seed"], plain["dataset"])
+    names = (plain["model"], plain["method"], plain["label"], tuple(sorted(plain["params"].items())))
+    return _cell(plain["dataset"], *names, plain["decoding"], plain["train_seed"])
 
 
 @lru_cache(maxsize=4096)
-def _cell(
-    model: str,
-    method: str,
-    label: str,
-    params: ParamValues,
-    decoding: str,
-    train_seed: int | None,
-    dataset: str,
-) -> Cell:
+def _cell(dataset: str, *system: Any) -> Cell:
     # Cached: a report has some hundred cells and up to a million records.
-    return Cell(System(model, method, label, params, decoding, train_seed), dataset)
+    return Cell(System(*system), dataset)
 
 
 class _Row:

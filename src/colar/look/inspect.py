@@ -14,10 +14,10 @@ its tokens. The thoughts themselves are for the page alone: they are longer than
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds
@@ -239,26 +239,17 @@ def measured_cost(
     """
     outcomes = {"own": outcome_of(examples, completions)}
     # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
-    for control in _controls(lm, method, requests, completions) if with_controls else ():
-        answers = answer_all(lm, control.method, control.requests, note=f"control: {control.kind}")
-        outcomes[control.kind] = outcome_of(examples, answers)
+    for kind, asked, control in _controls(lm, method, requests, completions) if with_controls else ():
+        outcomes[kind] = outcome_of(examples, answer_all(lm, control, asked, note=f"control: {kind}"))
     right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
     differences = {kind: difference(examples, right["own"], right[kind]) for kind in right if kind != "own"}
     return {"outcomes": outcomes, "differences": differences}
 
 
-class _Control(NamedTuple):
-    """A kind of thoughts, the requests under it, and the method that answers them."""
-
-    kind: str
-    requests: Sequence[Request]
-    method: Method
-
-
 def _controls(
     lm: LatentLM, method: Method, requests: Sequence[Request], completions: Sequence[Completion]
-) -> list[_Control]:
-    with_latents = []
+) -> Iterator[tuple[str, Sequence[Request], Method]]:
+    """Each kind of thoughts, the requests under it, and the method that answers them."""
     # A chain of tokens has no latents to replace, and neither has a model that never thought.
     if method.thinks_in_latents and any(completion.length for completion in completions):
         own = thoughts_of(lm, completions)
@@ -267,10 +258,10 @@ def _controls(
             # A single question has no other to take thoughts from.
             if kind != "shuffled" or len(questions) > 1:
                 replaced = KINDS[kind](own, requests, 0)
-                with_latents.append(_Control(kind, requests, GivenThoughts(method, requests, replaced)))
+                yield kind, requests, GivenThoughts(method, requests, replaced)
     # At this limit the engine feeds the closing separator at once, for any choice of the method.
     at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
-    return [*with_latents, _Control("none", at_once, method)]
+    yield "none", at_once, method
 
 
 def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> dict[str, Any]:

@@ -82,11 +82,6 @@ def group_size(params: Any) -> int:
     return math.ceil(getattr(params, "compression_factor", 1))
 
 
-def shown_size(params: Any) -> int:
-    """The most of a latent's nearest tokens that stand for it in a THOUGHT."""
-    return min(group_size(params), MOST_TOKENS)
-
-
 # Thoughts as data
 
 
@@ -120,7 +115,7 @@ class ThoughtReader:
     def __init__(self, template: Template, params: Any, neighbours: int = 0) -> None:
         self.template = template
         self.neighbours = neighbours
-        self.size = shown_size(params)
+        self.size = min(group_size(params), MOST_TOKENS)
         self.most = max(neighbours, self.size)
         """The most nearest tokens of a thought: at a large c it stands for more than are shown as neighbours."""
         self._count = 0

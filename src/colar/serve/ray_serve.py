@@ -53,6 +53,12 @@ UPSCALE_SECONDS = 30.0
 DOWNSCALE_SECONDS = 600.0
 """Time that fewer replicas would do before there is one less: a model may take minutes to load."""
 
+HEALTH: Scope = {
+    "asgi": {"version": "3.0"}, "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http",
+    "path": "/health", "query_string": b"", "headers": [(b"host", b"localhost")],
+}  # fmt: skip
+"""A replica's request to itself, from a host that is always allowed."""
+
 log = logging.getLogger("uvicorn.error")
 
 
@@ -199,7 +205,7 @@ class Replica:
         """Raise where /health is not 200: Ray Serve then replaces this replica."""
         if self.watch is None and self.command is not None:
             self.watch = asyncio.create_task(self._end_with_command())
-        found = [each async for several in self.respond(_get("/health"), b"") for each in several]
+        found = [each async for several in self.respond(HEALTH, b"") for each in several]
         if found[0]["status"] != 200:
             raise RuntimeError(found[1]["body"].decode())
 
@@ -303,23 +309,6 @@ def _failed(error: Exception) -> ApiError:
 def _portable(scope: Scope) -> Scope:
     """A request as another process can have it."""
     keys = (
-        "type",
-        "http_version",
-        "method",
-        "scheme",
-        "path",
-        "raw_path",
-        "query_string",
-        "headers",
-        "client",
-        "server",
-    )
+        "type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server",
+    )  # fmt: skip
     return {"asgi": {"version": "3.0"}, **{key: scope[key] for key in keys if key in scope}}
-
-
-def _get(path: str) -> Scope:
-    """A request of this process itself, from a host that is always allowed."""
-    return {
-        "asgi": {"version": "3.0"}, "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http",
-        "path": path, "query_string": b"", "headers": [(b"host", b"localhost")],
-    }  # fmt: skip

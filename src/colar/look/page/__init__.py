@@ -62,12 +62,12 @@ def render(
     )
 
 
-def framed(page: str, height: int = 800) -> str:
+def framed(page: str) -> str:
     """The page in a frame of its own, for a notebook: its styles and scripts touch nothing around it."""
     return (
         # Scripts run, and for want of allow-same-origin they reach nothing of the notebook.
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar inspect" '
-        f'style="width: 100%; height: {height}px; border: 0"></iframe>'
+        'style="width: 100%; height: 800px; border: 0"></iframe>'
     )
 
 
