@@ -20,8 +20,8 @@ from colar.methods import registry
 from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.app import read_keys
 from colar.serve.chat_request import ChatRequest
+from colar.serve.chat_response import Sample, pieces
 from colar.serve.errors import first_mistake
-from colar.serve.samples import Sample, pieces
 from colar.serve.served_model import NearestTokens, build_request
 from colar.template.token_text import AnswerText, TokenText
 

@@ -8,14 +8,8 @@ from pathlib import Path
 
 from colar import files
 from colar.checks import check_known
-from colar.cli.options import (
-    Parser,
-    columns_of,
-    data_options,
-    examples_of,
-    judge_option,
-    single_source_options,
-)
+from colar.cli import options
+from colar.cli.options import Parser
 from colar.data import catalogue, sources, user_rows
 from colar.data.example import Example
 from colar.data.renumber import new_rows
@@ -35,14 +29,14 @@ def add_data(data: Parser) -> None:
 
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
     show.add_argument("source", help=f"{SOURCE_HELP}, or owner/name of the Hub")
-    judge_option(show)
+    options.judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
         "--renumber", type=int, default=0, metavar="K", help="print each row and K with other numbers"
     )
-    data_options(show)
+    options.data_options(show)
     show.set_defaults(run=data_show)
 
     prepare = actions.add_parser("prepare", help="write a source as JSONL, checked row by row")
@@ -50,7 +44,7 @@ def add_data(data: Parser) -> None:
     prepare.add_argument("--splits", nargs="+", help="splits (default: all that the source has)")
     prepare.add_argument("--limit", type=int, help="first N rows of each")
     prepare.add_argument("--output", required=True, help="folder")
-    data_options(prepare)
+    options.data_options(prepare)
     prepare.set_defaults(run=data_prepare)
 
 
@@ -67,7 +61,7 @@ def data_show(args: argparse.Namespace) -> None:
         return
     split = args.split or sources.splits_of(args.source)[0]
     new_rows.check("--renumber", args.renumber, args.source, split)
-    for example in examples_of(args, args.source, split, single_source_options(args.options, args.source)):
+    for example in options.examples_of(args, args.source, split):
         if args.renumber:
             _print_renumbered(example, args.renumber, args.data_seed)
         else:
@@ -79,11 +73,11 @@ def _show_user_rows(args: argparse.Namespace) -> None:
 
     With --renumber, the first rows and those with other numbers.
     """
-    check_known("file option", single_source_options(args.options, args.source), ())
+    check_known("file option", options.single_source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
     new_rows.check("--renumber", args.renumber, args.source, split)
-    rows = user_rows.read(args.source, columns_of(args.columns), split, args.judge)
+    rows = user_rows.read(args.source, options.columns_of(args.columns), split, args.judge)
     if args.renumber:
         for example in rows.examples[: args.limit]:
             _print_renumbered(example, args.renumber, args.data_seed)
@@ -144,8 +138,8 @@ def data_prepare(args: argparse.Namespace) -> None:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=single_source_options(args.options, args.source),
-        columns=columns_of(args.columns),
+        options=options.single_source_options(args.options, args.source),
+        columns=options.columns_of(args.columns),
     )
     for path in written:
         print(path)

@@ -13,6 +13,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from colar import files, processes, progress
+from colar.cli import options
 from colar.cli.checkpoints import (
     absolute,
     answering,
@@ -28,21 +29,7 @@ from colar.cli.checkpoints import (
     say_trained_on,
     shared_limits,
 )
-from colar.cli.options import (
-    DECODING_HELP,
-    Parser,
-    batching_options,
-    checkpoint_options,
-    data_options,
-    dtype_of,
-    examples_of,
-    judge_option,
-    limit_options,
-    model_options,
-    params_options,
-    ray_options,
-    source_options,
-)
+from colar.cli.options import Parser
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
 from colar.evaluation.provenance import collect_provenance
@@ -57,9 +44,9 @@ def add_evaluate(parser: Parser) -> None:
         "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes. "
         "Processes of torchrun, or engines of --ray, divide the questions."
     )
-    checkpoint_options(parser)
-    data_options(parser)
-    judge_option(parser)
+    options.checkpoint_options(parser)
+    options.data_options(parser)
+    options.judge_option(parser)
     parser.add_argument(
         "--data",
         nargs="+",
@@ -69,9 +56,9 @@ def add_evaluate(parser: Parser) -> None:
     )
     parser.add_argument("--split", default="test", help="split of the sources")
     parser.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
-    params_options(parser)
+    options.params_options(parser)
     parser.add_argument(
-        "--decoding", nargs="+", default=["greedy"], choices=["greedy", "sampled"], help=DECODING_HELP
+        "--decoding", nargs="+", default=["greedy"], choices=["greedy", "sampled"], help=options.DECODING_HELP
     )
     parser.add_argument(
         "--seeds",
@@ -88,10 +75,10 @@ def add_evaluate(parser: Parser) -> None:
     )
     parser.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     parser.add_argument("--output", required=True, help="folder for records and report")
-    ray_options(parser)
-    limit_options(parser)
-    batching_options(parser)
-    model_options(parser)
+    options.ray_options(parser)
+    options.limit_options(parser)
+    options.batching_options(parser)
+    options.model_options(parser)
     parser.add_argument(
         "--timeout",
         type=float,
@@ -153,7 +140,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,
-        "dtype": dtype_of(args),
+        "dtype": options.dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
     }
     # No process reads records before they are known to be of this evaluation.
@@ -209,7 +196,8 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        datasets[name] = examples_of(args, source, args.split, source_options(args.options, source, name))
+        own = options.source_options(args.options, source, name)
+        datasets[name] = options.examples_of(args, source, args.split, own)
     return datasets
 
 

@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
+from colar.cli import options
 from colar.cli.checkpoints import answering, check_backbone, load_checkpoint, methods_of, param_combinations
-from colar.cli.options import (
-    DECODING_HELP,
-    Parser,
-    batching_options,
-    dtype_of,
-    limit_options,
-    model_options,
-    params_options,
-    ray_options,
-)
+from colar.cli.options import Parser
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, decoding_of
@@ -55,21 +47,23 @@ def add_generate(generate: Parser) -> None:
         "--output",
         help="JSONL file to append answers to (with --ray a folder); without it they are printed",
     )
-    ray_options(generate, "; --input may then be a folder")
-    params_options(generate)
+    options.ray_options(generate, "; --input may then be a folder")
+    options.params_options(generate)
     generate.add_argument(
         "--show_latents",
         action="store_true",
         help="show each thought: a latent as the tokens it was chosen as, if any, and its nearest tokens",
     )
     generate.add_argument("--neighbours", type=int, default=5, help="tokens shown for a latent")
-    generate.add_argument("--decoding", default="greedy", choices=["greedy", "sampled"], help=DECODING_HELP)
+    generate.add_argument(
+        "--decoding", default="greedy", choices=["greedy", "sampled"], help=options.DECODING_HELP
+    )
     for name in ("temperature", "top_p", "latent_temperature"):
         generate.add_argument(f"--{name}", type=float, help="replaces the value of --decoding")
     generate.add_argument("--seed", type=int, default=0, help="seed of every random draw")
-    limit_options(generate)
-    batching_options(generate)
-    model_options(generate)
+    options.limit_options(generate)
+    options.batching_options(generate)
+    options.model_options(generate)
     generate.set_defaults(run=run_generate)
 
 
@@ -200,7 +194,7 @@ def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dic
         # However the checkpoint's path is spelt; an adapter fits one backbone alone.
         "weights_digest": checkpoint.digest(folder),
         "seed": args.seed,
-        "dtype": dtype_of(args),
+        "dtype": options.dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.
         "neighbours": args.neighbours if args.show_latents else None,
         **dataclasses.asdict(decoding),

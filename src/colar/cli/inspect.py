@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from colar import checks, files, progress
+from colar.cli import options
 from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
@@ -21,17 +22,7 @@ from colar.cli.checkpoints import (
     say_trained_on,
     shared_limits,
 )
-from colar.cli.options import (
-    Parser,
-    checkpoint_options,
-    data_options,
-    examples_of,
-    judge_option,
-    limit_options,
-    model_options,
-    params_options,
-    single_source_options,
-)
+from colar.cli.options import Parser
 from colar.engine.request import Decoding
 from colar.evaluation.text_table import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
@@ -47,9 +38,9 @@ def add_inspect(inspect: Parser) -> None:
         "in reading latents, writing them, stopping, the plan or the arithmetic. A page shows this, and each "
         "question's chains beside the reference's."
     )
-    checkpoint_options(inspect)
-    data_options(inspect)
-    judge_option(inspect)
+    options.checkpoint_options(inspect)
+    options.data_options(inspect)
+    options.judge_option(inspect)
     inspect.add_argument(
         "--data",
         help="source or file; its rows must have reasoning steps (default: the questions that a run of `colar train "
@@ -57,15 +48,15 @@ def add_inspect(inspect: Parser) -> None:
     )
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")
-    params_options(inspect)
-    limit_options(inspect)
+    options.params_options(inspect)
+    options.limit_options(inspect)
     inspect.add_argument(
         "--output",
         required=True,
         metavar="FILE",
         help="FILE.html: the page, and FILE.json with the numbers beside it; FILE.json: the numbers alone",
     )
-    model_options(inspect)
+    options.model_options(inspect)
     inspect.set_defaults(run=run_inspect)
 
 
@@ -77,7 +68,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     paths = paths_by_name(args.checkpoints)
     args.data = args.data or data_of_runs(paths.values())
     say_judged_by(args.judge, paths.values())
-    examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
+    examples = options.examples_of(args, args.data, args.split)
     say_trained_on(args.data, examples, paths.values())
     have_steps = any(example.steps for example in examples)
     if not have_steps:

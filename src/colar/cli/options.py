@@ -201,8 +201,13 @@ def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
     return source_options(pairs, source)
 
 
-def examples_of(args: argparse.Namespace, source: str, split: str, options: dict[str, Any]) -> list[Any]:
-    """The examples of a source as the data options say, with the judge of the command line."""
+def examples_of(
+    args: argparse.Namespace, source: str, split: str, options: dict[str, Any] | None = None
+) -> list[Any]:
+    """The examples of a source as the data options say, with the judge of the command line.
+
+    `options` are the source's own, by default those of a command that reads this source alone.
+    """
     # `colar --help` does without.
     from colar.data import sources
     from colar.data.judge import answers
@@ -214,7 +219,7 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=options,
+        options=single_source_options(args.options, source) if options is None else options,
         columns=columns_of(args.columns),
     )
     return answers.judged_by(examples, args.judge)

@@ -11,15 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colar import checks, progress
+from colar.cli import options
 from colar.cli.checkpoints import LIMITS, absolute, check_backbone, load_checkpoint, paths_by_name
-from colar.cli.options import (
-    DECODING_HELP,
-    Parser,
-    batching_options,
-    checkpoint_options,
-    limit_options,
-    model_options,
-)
+from colar.cli.options import Parser
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -30,7 +24,7 @@ def add_serve(serve: Parser) -> None:
         "Serve one or more checkpoints: /v1/chat/completions, a page to watch thoughts, "
         "/metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md)."
     )
-    checkpoint_options(serve)
+    options.checkpoint_options(serve)
     serve.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all that this machine has"
     )
@@ -42,10 +36,13 @@ def add_serve(serve: Parser) -> None:
         "--log_config", help="JSON, YAML or INI file for Python's logging (uvicorn's --log-config)"
     )
     serve.add_argument(
-        "--decoding", default="greedy", choices=["greedy", "sampled"], help=f"default; {DECODING_HELP}"
+        "--decoding",
+        default="greedy",
+        choices=["greedy", "sampled"],
+        help=f"default; {options.DECODING_HELP}",
     )
-    limit_options(serve)
-    batching_options(serve)
+    options.limit_options(serve)
+    options.batching_options(serve)
     serve.add_argument("--token_budget", type=int, help="positions of the cache in all (default: no limit)")
     serve.add_argument(
         "--max_waiting", type=int, default=256, help="samples that wait for a slot; more are refused with 429"
@@ -53,7 +50,7 @@ def add_serve(serve: Parser) -> None:
     serve.add_argument(
         "--drain", type=float, default=60, help="seconds that requests have to finish after SIGTERM"
     )
-    model_options(serve)
+    options.model_options(serve)
     serve.add_argument(
         "--ray",
         metavar="N",

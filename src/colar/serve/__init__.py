@@ -3,7 +3,6 @@
 app            paths, keys and streams, and uvicorn around them
 chat_request   the body of a request, checked by pydantic
 served_model   a checkpoint, and a request of the API as requests to its engine
-samples        thoughts and text as they come
-chat_response  OpenAI's responses and events;  errors, metrics
+chat_response  thoughts and text as they come, OpenAI's responses and events;  errors, metrics
 ray_serve      replicas of it all on a Ray cluster
 """

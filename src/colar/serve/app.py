@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions        GET /v1/models   /v1/models/NAME   /health   /metrics   /   /static/NAME
 
-body (chat_request.py) -> engine's requests (served_model.py) -> pieces (samples.py) -> response (chat_response.py)
+body (chat_request.py) -> engine's requests (served_model.py) -> pieces and response (chat_response.py)
 
 The server is uvicorn. SIGTERM or SIGINT: no new connections, requests that run or wait are answered for up to `drain`
 seconds, then the engines close. Limits on slow or numerous clients are a reverse proxy's (docs/serve.md).
@@ -36,10 +36,9 @@ from colar import __version__, files
 from colar.look.page import VIEWER
 from colar.serve import chat_response
 from colar.serve.chat_request import MAX_BODY, ChatRequest
-from colar.serve.chat_response import ChatResponse
+from colar.serve.chat_response import ChatResponse, Sample, SamplePiece, pieces
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, Metrics
-from colar.serve.samples import Sample, SamplePiece, pieces
 from colar.serve.served_model import ServedModel, build_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"

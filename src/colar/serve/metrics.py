@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from colar.engine.engine import Engine
+from colar.serve.chat_response import Sample, SamplePiece
 from colar.serve.errors import ApiError
-from colar.serve.samples import Sample, SamplePiece
 from colar.serve.served_model import ApiRequest, ServedModel
 
 LEFT = 499
