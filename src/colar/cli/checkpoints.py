@@ -40,22 +40,18 @@ class CheckpointName(NamedTuple):
     train_seed: int | None
 
     def __str__(self) -> str:
-        parts = [f"{self.model} {self.method}"]
-        if self.label:
-            parts.append(self.label)
-        if self.train_seed is not None:
-            parts.append(f"run {self.train_seed}")
-        return ", ".join(parts)
+        run = "" if self.train_seed is None else f"run {self.train_seed}"
+        return ", ".join(filter(None, (f"{self.model} {self.method}", self.label, run)))
 
 
-def name_checkpoints(pairs: Iterable[tuple[str, str]], label: str | None) -> dict[CheckpointName, str]:
-    """Checkpoints (folder or Hub id) by the name of their rows, from (model name, checkpoint) pairs.
+def name_checkpoints(texts: Iterable[str], label: str | None) -> dict[CheckpointName, str]:
+    """Checkpoints of a command line, folder or Hub id, by the name of their rows.
 
     Method, label and training seed are read from the checkpoint; `label` replaces its own. Raises ValueError for two
     checkpoints of one name, and where there is no checkpoint.
     """
     named = []
-    for model, path in pairs:
+    for model, path in map(name_and_path, texts):
         info = checkpoint.read_info(checkpoint.resolve(path))
         run = info["run"]
         # A checkpoint that was made in code, not by `colar train`, has neither label nor seed.

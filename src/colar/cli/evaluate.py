@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     datasets = _datasets(args)
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
-    checkpoints = name_checkpoints([name_and_path(text) for text in args.checkpoints], args.label)
+    checkpoints = name_checkpoints(args.checkpoints, args.label)
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
@@ -204,28 +204,13 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
 def run_report(args: argparse.Namespace) -> None:
     records = find_records(args.records)
     output = files.require_writable(args.output)
-    _write_report(
-        records,
-        output,
-        title=args.title,
-        pairs=[(system, baseline) for system, baseline in args.pair],
-    )
+    _write_report(records, output, title=args.title, pairs=args.pair)
 
 
-def _write_report(
-    records: list[Path],
-    output: Path,
-    title: str | None = None,
-    pairs: Sequence[tuple[str, str]] = (),
-) -> None:
+def _write_report(records: list[Path], output: Path, **how: Any) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
-    written = report.write(
-        output,
-        RecordFiles(records),
-        title=title,
-        provenance=collect_provenance() | report.settings_of(records),
-        pairs=pairs,
-    )
+    provenance = collect_provenance() | report.settings_of(records)
+    written = report.write(output, RecordFiles(records), provenance=provenance, **how)
     print_tables(tables.report_tables(written), Console())
     paths = [output / "report.md", output / "report.json", *report.picture_paths(output, written).values()]
     progress.say(f"wrote {', '.join(str(path) for path in paths if path.is_file())}")

@@ -227,9 +227,8 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 
 def _folder(data_dir: str | Path | None) -> Path | None:
     """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
-    named = data_dir
-    if named is None:
-        named = os.environ.get(DATA_DIR_VARIABLE) or None  # set but empty counts as not set
+    # Set but empty counts as not set.
+    named = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
     if named is None:
         return None
     if not Path(named).is_dir():

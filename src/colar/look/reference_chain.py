@@ -92,10 +92,7 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
     for step in row.steps:
         texts = [lm.template.token(token_id) for token_id in step]
         # The last "=" of a step: what follows it is the result, brackets left out. Without one there is no result.
-        equals = len(step)
-        for i, text in enumerate(texts):
-            if "=" in text:
-                equals = i
+        equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
         for i, token_id in enumerate(step):
             tokens.append(Token(token_id, kind_of(texts[i], after_equals=i > equals)))
     return tokens
