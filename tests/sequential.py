@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
 
@@ -82,14 +80,16 @@ def check_shares(found: Groups, slack: float = 1e-4) -> list[tuple[torch.Tensor,
     """
     n = len(found.ids)
     logps = found.logps.sum(-1) + found.ending_logps
-    outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
-    kinds = []
-    for number in range(len(outcomes)):
-        mine = which == number
-        # What was declined may differ by place, not within one outcome.
-        assert found.endings[mine].unique().numel() == 1
-        expected = logps[mine][0].exp().item()
-        spread = math.sqrt(expected * (1 - expected) / n)
-        assert count[number] / n == pytest.approx(expected, abs=5 * spread + slack)
-        kinds.append((outcomes[number], found.endings[mine][0]))
-    return kinds
+    # Place by place: whole rows take ten times as long to sort.
+    which = torch.zeros(n, dtype=torch.long)
+    for ids in found.ids.T:
+        pair = which * (int(found.ids.max()) + 2) + ids + 1
+        _, which, count = torch.unique(pair, return_inverse=True, return_counts=True)
+    # A draw of each outcome: there may be thousands, too many for a loop.
+    one = torch.empty(len(count), dtype=torch.long).scatter_(0, which, torch.arange(n))
+    # What was declined may differ by place, not within one outcome.
+    assert torch.equal(found.endings, found.endings[one][which])
+    expected = logps[one].double().exp()
+    spread = (expected * (1 - expected) / n).clamp(min=0).sqrt()
+    assert ((count / n - expected).abs() <= 5 * spread + slack).all()
+    return list(zip(found.ids[one], found.endings[one], strict=True))

@@ -75,9 +75,7 @@ def naive_ce(lm, fed, labels):
 STAGES = [0.0, 1.0, 2.0, LAST]
 
 
-@pytest.mark.parametrize(
-    ("family", "checkpointing"), [("llama", False), ("gemma3", False), ("gemma3", True), ("gpt2", True)]
-)
+@pytest.mark.parametrize(("family", "checkpointing"), [("gemma3", False), ("gemma3", True), ("gpt2", True)])
 def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkpointing):
     """PITFALLS 1: rows of all stages in one batch, through a cache; and without one, under gradient checkpointing."""
     lm, method = build("coconut", family, cot_epochs=1, epochs_per_stage=1, n_stages=2)

@@ -148,6 +148,8 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     path = files.write_jsonl(tmp_path / "my.jsonl", rows)
     (tmp_path / "always_mine.py").write_text("def yes(question, gold, answer):\n    return True\n")
     short = ["--training.max_steps", "1", "--training.report_to", "none", "--validation.page_size", "0"]
+    # An untrained model seldom stops.
+    short += ["--validation.limits.max_latents", "4", "--validation.limits.max_completion_length", "3"]
     run = colar.train("tiny", path, tmp_path / "run", judge="always_mine:yes", overrides=short)
     # An untrained model is right by this judge alone.
     assert all(row[1].startswith("100") for row in run.speeds_table.rows)

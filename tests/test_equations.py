@@ -240,7 +240,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
         confidence_thresholds=thresholds,
         **EQUATIONS,
     )
-    rows = encoded(lm, method, times=3)
+    rows = encoded(lm, method, times=2)
     batch = Batch.collate(rows)
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     grouped = 0
@@ -422,7 +422,7 @@ def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at
     if threshold:
         sharpen(lm)
     config = GrpoConfig(
-        num_generations=16,
+        num_generations=16 if threshold else 8,
         max_latents=6,
         max_completion_length=3,
         compression_factors=(1, 2, 3),

@@ -553,9 +553,7 @@ class Watched(GrpoObjective):
         return found
 
 
-@pytest.mark.parametrize(
-    ("family", "bf16"), [("gemma3", False), ("gpt2", False), ("llama", True), ("gpt2", True)]
-)
+@pytest.mark.parametrize(("family", "bf16"), [("gemma3", False), ("llama", True), ("gpt2", True)])
 def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family: str, bf16: bool) -> None:
     """Dropout in backbone and adapter, autocast, padding: what is scored first is what is learnt from first."""
     lm, method = model(family, LORA)
@@ -615,7 +613,6 @@ def test_merged_rollouts_are_those_of_the_merged_model(family: str, dtype: torch
 @pytest.mark.parametrize(
     ("family", "dtype", "bound"),
     [
-        ("llama", "float32", 1e-5),
         ("gpt2", "float32", 1e-5),
         ("gemma3", "bfloat16", 0.1),
         ("qwen2", "bfloat16", 0.1),

@@ -695,8 +695,8 @@ HEART_CONFIGS = {
 
 
 # These are compared with naive loops (tests/test_baselines.py, tests/test_sim_cot.py), and take five times as long.
-# CoLaR's latents are predictions, which have to be good ones.
-@pytest.mark.parametrize("name", sorted({*METHODS} - {"coconut", "distill", "sim_cot"}))
+# iCoT's rows are no_cot's at its last stage. CoLaR's latents are predictions, which have to be good ones.
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"coconut", "distill", "sim_cot", "icot"}))
 def test_four_examples_are_learnt_by_heart(name):
     """Learning and thinking meet: what is learnt from the loss comes out of the engine, stops included."""
     lm = tiny_lm("llama", scale=0.1)
