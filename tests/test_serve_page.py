@@ -436,9 +436,7 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
 
 def test_the_page_needs_nothing_from_elsewhere():
     files = sorted([*PAGE.iterdir(), *SHARED])
-    assert {"index.html", "page.css", "page.js", "frame.css", "viewer.css", "viewer.js"} <= {
-        path.name for path in files
-    }
+    assert {"index.html", "page.css", "page.js", "viewer.css", "viewer.js"} <= {path.name for path in files}
     for path in files:
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE).replace(" // ", ""), path

@@ -27,10 +27,10 @@ from colar.look import inspect_tables
 from colar.look.inspect_tables import THOUGHTS, Numbers, names_of
 
 FOLDER = Path(__file__).parent
-VIEWER = tuple(FOLDER / "viewer" / name for name in ("frame.css", "viewer.css", "viewer.js"))
-"""The chain viewer, thoughts as chips of their tokens: the server's page has it too."""
-STYLES = (*VIEWER[:2], FOLDER / "page.css")
-SCRIPTS = (VIEWER[2], FOLDER / "page.js")
+VIEWER = (FOLDER / "viewer" / "viewer.css", FOLDER / "viewer" / "viewer.js")
+"""The chain viewer, thoughts as chips of their tokens, and what the pages share: the server's page has it too."""
+STYLES = (VIEWER[0], FOLDER / "page.css")
+SCRIPTS = (VIEWER[1], FOLDER / "page.js")
 
 
 def render(
