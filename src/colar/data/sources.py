@@ -7,13 +7,9 @@ names, else on the Hugging Face Hub. `catalogue.py` has the table: an entry a so
 a data folder given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
 from the Hub. A user's file or folder is read by `user_rows.py`.
 
-MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
-paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
-hash, and named by it: `limit` takes a random but fixed sample. SVAMP's rows are sorted by their publisher's ids as text
-(chal-1, chal-10, chal-100, chal-1000, chal-101), so that the first 100 are chal-100 to chal-188 and eleven others. An
-example that repeats a question has the first one's id as its `cluster`: standard errors take the two as one cluster.
-
-Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
+Rows of a source with `order="key"` are sorted by a hash of their question, and named by it: `limit` takes a random but
+fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it does. docs/data.md has
+the order, ids and clusters of each source.
 """
 
 from __future__ import annotations
