@@ -68,7 +68,7 @@ def test_what_says_that_memory_ran_out():
     assert not any(out_of_memory(error) for error in (RuntimeError("shape"), ValueError("not enough memory")))
 
 
-@pytest.mark.parametrize("at", [{1}, {9, 10, 11}, {4, 20, 36, 52}])
+@pytest.mark.parametrize("at", [{9, 10, 11}, {4, 20, 36, 52}])
 def test_forwards_without_memory(colar, quiet, at):
     """The newest rows wait again, say nothing twice, and come to the same answers."""
     engine = Engine(colar.lm, colar.method, 6)
@@ -109,9 +109,12 @@ def starve(cache, fails):
         layer._zeros = zeros
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 11, 15])
+@pytest.mark.parametrize("at", [1, 4, 6, 11, 15])
 def test_a_cache_that_cannot_grow(colar, at):
-    """An allocation fails once: in the first, or in a layer after others have grown."""
+    """An allocation fails once: in the first, or in a layer after others have grown.
+
+    Keys that have grown beside values that have not: test_reserve_leaves_a_cache_that_works.
+    """
     wide = [dataclasses.replace(r, id=f"{r.id}/w", decoding=dataclasses.replace(r.decoding, max_completion_length=30)) for r in colar.requests[:3]]  # fmt: skip
     requests = [*colar.requests[:4], *wide, *colar.requests[8:12]]
     engine = Engine(colar.lm, colar.method, 5)

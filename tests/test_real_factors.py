@@ -258,7 +258,7 @@ def test_what_is_asked_for_by_others_changes_nothing() -> None:
     mine = [asked[i] for i in (2, 9, 14, 26, 40)]
     alone = Engine(lm, method, 64).generate(mine)
     mixed = {
-        done.request.id: done for done in Engine(lm, method, 7).generate([*asked[::2], *mine, *asked[1::2]])
+        done.request.id: done for done in Engine(lm, method, 7).generate([*asked[::4], *mine, *asked[1::4]])
     }
     for done in alone:
         other = mixed[done.request.id]

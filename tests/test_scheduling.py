@@ -58,8 +58,8 @@ def test_requests_join_a_running_batch(colar, slots):
 def test_hundreds_of_requests(colar):
     """None lost, none starved, memory flat, and each as when it runs alone."""
     rng = random.Random(0)
-    # The batch is filled a dozen times.
-    n = 400
+    # The batch is filled eight times.
+    n = 256
     requests = []
     for i in range(n):
         limits = {"max_latents": rng.randrange(12), "max_completion_length": rng.randrange(1, 7)}
@@ -82,7 +82,7 @@ def test_hundreds_of_requests(colar):
     # First come, first served: nobody starts before one who came a batch and its company earlier.
     assert all(place >= index - 64 for index, place in enumerate(order))
     completions = sorted(completions_of(colar.lm, events), key=lambda done: done.number)
-    for found in rng.sample(completions, 25):
+    for found in rng.sample(completions, 15):
         (alone,) = Engine(colar.lm, colar.method, 32).generate([found.request])
         same(found, alone)
 
@@ -123,10 +123,10 @@ def test_a_failing_request_leaves_the_others_untouched(colar):
     method = Poisoned(colar.method.config)
     bad = next(r for r in colar.requests if colar.expected[r.id].length > 1 and r.decoding.temperature == 0)
     bad = dataclasses.replace(bad, id="bad", seed=666)
-    for slots in (1, 3):
-        found = Engine(colar.lm, method, slots).generate([bad, *colar.requests, bad])
+    for slots, others in ((1, colar.requests[::3]), (3, colar.requests)):
+        found = Engine(colar.lm, method, slots).generate([bad, *others, bad])
         assert [(c.reason, c.truncated, c.text) for c in (found[0], found[-1])] == [("error", True, "")] * 2
-        for request, completion in zip(colar.requests, found[1:-1], strict=True):
+        for request, completion in zip(others, found[1:-1], strict=True):
             same(completion, colar.expected[request.id])
 
 
@@ -275,8 +275,9 @@ def test_a_question_is_read_once_for_all_its_samples(colar):
     finally:
         handle.remove()
     assert len({tuple(c.token_ids) for c in few}) > 1
+    expected = {done.request.id: reference.complete(colar.lm, colar.method, done.request) for done in found}
     for done in (*found, *few):
-        same(done, reference.complete(colar.lm, colar.method, done.request))
+        same(done, expected[done.request.id])
 
 
 def ids(case, request):

@@ -362,7 +362,8 @@ def group(info: Any) -> list[int]:
 @pytest.mark.parametrize(("family", "shortlist"), [("llama", False), ("llama", True), ("gemma3", True)])
 def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
     lm, method = made(family, shortlist=shortlist, **ANY_SPEED)
-    asked = requests()
+    # Without one: tests/test_real_factors.py, but for the decodings of two temperatures.
+    asked = requests() if shortlist else requests()[::2]
     expected = [reference.complete(lm, method, request) for request in asked]
     firsts, behind = set(), set()
     for mine, theirs in zip(Engine(lm, method, 5).generate(asked), expected, strict=True):
@@ -396,9 +397,9 @@ def test_rows_are_gathered_once_and_again_after_a_training(monkeypatch: pytest.M
     weight = lm.causal_lm.get_output_embeddings().weight
     optimizer = torch.optim.AdamW([weight], lr=0.3, fused=True)
     for done in range(1, 4):
-        found = engine.generate(requests())
+        found = engine.generate(requests()[::3])
         assert gathered == done * [method.config.shortlist_ids]
-        for mine, theirs in zip(found, Engine(lm, method, 64).generate(requests()), strict=True):
+        for mine, theirs in zip(found, Engine(lm, method, 64).generate(requests()[::3]), strict=True):
             assert mine.token_ids == theirs.token_ids
             for one, other in zip(mine.info, theirs.info, strict=True):
                 torch.testing.assert_close(one["group_logps"], other["group_logps"], rtol=1e-3, atol=1e-4)
@@ -486,7 +487,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> lis
 
 @pytest.mark.parametrize(
     ("family", "temperature", "drawn_at"),
-    [("llama", 1.0, 1.0), ("gemma3", 0.7, 1.2), ("gpt2", 1.0, 0.0), ("qwen2", 0.7, 1.2)],
+    [("llama", 1.0, 1.0), ("gemma3", 0.7, 1.2), ("gpt2", 1.0, 0.0)],
 )
 def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_at: float) -> None:
     lm, method = made(family, compression_factors=[1, 2, 3])
