@@ -5,8 +5,6 @@ answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_fa
 answer.answer, answer.thoughts
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Each check raises ValueError with the name of the key, what is allowed, and what
 numbers that a model computes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import math

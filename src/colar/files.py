@@ -4,8 +4,6 @@ A file is either the old one or the new one, never half of each: text is written
 renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

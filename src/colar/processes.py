@@ -10,8 +10,6 @@ other, is `PartialState`'s and `gather_object`'s. Where one process fails alone,
 Values are pickled and sent on the CPU.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import uuid

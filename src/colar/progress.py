@@ -3,8 +3,6 @@
 Results go to stdout, so a pipe sees nothing of this.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -8,8 +8,6 @@ YAML is read as YAML 1.2 has it. A ValueError names the key, what it must be in 
 Ranges of values are checked by the dataclasses themselves.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import difflib

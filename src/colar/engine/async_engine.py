@@ -17,8 +17,6 @@ own, and if all of these are more than the cores, they sleep instead of waiting 
 take half as long again on two cores. So load a model that is served in a thread that ends (`run_in_temporary_thread`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -18,8 +18,6 @@ before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also ret
 Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_compileable = True
 
-    def __init__(self, owner: SlotCache) -> None:
+    def __init__(self, owner: "SlotCache") -> None:
         super().__init__()
         self.owner = owner
 

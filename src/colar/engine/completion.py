@@ -1,7 +1,5 @@
 """Events come out of an engine, and `completions_of` makes completions of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

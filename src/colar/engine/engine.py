@@ -15,8 +15,6 @@ an embedding like any other, and is written into the row's own next column of th
 `async_engine.py` serves.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Collection, Iterable, Iterator

@@ -31,8 +31,6 @@ plain step.
 Shape suffixes: N rows, D width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,7 +108,7 @@ class Graphs:
         self._pool: Any = None
 
     @classmethod
-    def of(cls, lm: LatentLM) -> Graphs:
+    def of(cls, lm: LatentLM) -> "Graphs":
         """The model's idle ones, which are the caller's until `give_back`; new ones if there are none."""
         idle: Graphs | None = lm.idle_graphs
         lm.idle_graphs = None

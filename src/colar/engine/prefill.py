@@ -10,8 +10,6 @@ chunk is prefilled by itself, in several steps. Its keys and values lie in the s
 Shape suffixes: N rows, D width.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence

@@ -13,8 +13,6 @@ and the LM head chooses the answer (a).
 Shape suffixes: T positions fed, D width; 1 is the only row.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

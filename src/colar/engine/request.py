@@ -13,8 +13,6 @@ and `temperature` draws the answer's tokens of all methods. Where both are equal
 group's first token at once, as `cot` does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field

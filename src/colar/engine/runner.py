@@ -21,8 +21,6 @@ torch compiles in a size that it takes for a constant, and compiles again when t
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -14,8 +14,6 @@ tensor synchronises.
 Shape suffixes: N rows, B some of them, D width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ class RunningRows:
     @classmethod
     def start(
         cls, entries: Sequence[Entry], hidden_ND: Tensor, begun: dict[str, Tensor], seconds: float
-    ) -> RunningRows:
+    ) -> "RunningRows":
         """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
@@ -110,7 +108,7 @@ class RunningRows:
 
     # Rows join and leave
 
-    def append(self, other: RunningRows) -> None:
+    def append(self, other: "RunningRows") -> None:
         """Add these rows behind the others."""
         self._branches = None
         if not len(self):

@@ -14,8 +14,6 @@ Free slots are filled several at a time, because prefilling one question loads a
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

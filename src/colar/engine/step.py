@@ -12,8 +12,6 @@ are changed after that, when nothing can fail any more, so a step that raises ca
 Shape suffixes: N running rows, B those of one kind (thinking or answering), D width.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from typing import Any

@@ -11,8 +11,6 @@ Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, X tok
 texts, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -117,7 +115,7 @@ class Batch(Columns):
     }
 
     @classmethod
-    def collate(cls, rows: Sequence[Row]) -> Batch:
+    def collate(cls, rows: Sequence[Row]) -> "Batch":
         """Padding is id 0 and never read: every use goes through the lengths."""
         question_ids, question_lengths = pad([row.question for row in rows])
         chain_ids, chain_lengths = pad([row.chain for row in rows])
@@ -159,7 +157,7 @@ class Batch(Columns):
         written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
         return written_B + self.n_latents
 
-    def rows(self, at: Tensor) -> Batch:
+    def rows(self, at: Tensor) -> "Batch":
         """Some of the rows, by their indices (X,); as wide as the batch."""
         return Batch.from_tensors({name: column[at] for name, column in self.tensors().items()})
 

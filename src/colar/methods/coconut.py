@@ -37,8 +37,6 @@ runs over all that was fed so far: the same numbers, more time.
 Shape suffixes: B rows, T positions, N tail, K latents, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -34,8 +34,6 @@ Shape suffixes: B rows, T reasoning tokens, K latents (of a row, or of one reque
 positions of a row, L thoughts of all rows, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ embedding the token it samples, and is done when that token is the separator.
 Both can be trained by reinforcement: an action is a token, of the chain, the stop or the answer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

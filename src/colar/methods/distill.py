@@ -24,8 +24,6 @@ averaged within its row. As CODI does, the teacher's chain loses its last step (
 answer: a teacher that copies it has nothing to teach.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar

@@ -20,8 +20,6 @@ Shape suffixes: B rows, T reasoning tokens, K groups, J = K + 1, A answer, G tok
 N labelled positions of a row, D width.
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -259,7 +257,7 @@ class Factors:
         return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
 
     @classmethod
-    def parse(cls, value: Sequence[float] | str) -> Factors:
+    def parse(cls, value: Sequence[float] | str) -> "Factors":
         """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
         if isinstance(value, list | tuple):
             return cls(tuple(value))

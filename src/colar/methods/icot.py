@@ -20,8 +20,6 @@ published code's default; its `keep_position` is not here). Training forgets the
 the paper does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from random import Random

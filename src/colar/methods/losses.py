@@ -6,8 +6,6 @@ Shape suffixes: B rows, N positions, A answer, G labels of a position, M labelle
 thoughts of all rows, X positions, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -14,8 +14,6 @@ sigma_e, the standard deviation of the embedding module's output, so that they s
 embeddings. The paper pauses in pretraining too; this is its fine-tuning alone ("StdPT_PauseFT").
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ method's modules are made and filled. `Method.training_modules` are in no publis
 them, and another stage of training makes them afresh.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Names to methods, and values to their configs and params. A new method is one line here."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping

@@ -20,8 +20,6 @@ Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A a
 M positions of all rows, L thoughts of all rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable

@@ -29,8 +29,6 @@ always argmax. Embeddings take gradient where they are fed (there detached). Eac
 Shape suffixes: B rows, T reasoning tokens, K steps, A answer, N likeliest tokens, V vocabulary, D width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar

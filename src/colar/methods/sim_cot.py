@@ -27,8 +27,6 @@ Shape suffixes: B rows, G texts of a row, P texts of all rows, C latents of a te
 positions of the decoder, X tokens of all texts, D width.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ branch; all else is columns, so that a step can be recorded as a CUDA graph.
 Shape suffixes: B rows, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -66,7 +64,7 @@ class Branches:
     """The params whose values are all whole numbers."""
 
     @classmethod
-    def of_requests(cls, requests: Sequence[RequestView]) -> Branches:
+    def of_requests(cls, requests: Sequence[RequestView]) -> "Branches":
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
         decodings = {request.decoding for request in requests}
@@ -124,7 +122,7 @@ class ThinkState:
         step: Tensor,
         make_logits: Callable[[Tensor], Tensor],
         begun: dict[str, Tensor],
-    ) -> ThinkState:
+    ) -> "ThinkState":
         """The state of these requests, a row each, at these steps."""
         return cls(
             hidden,

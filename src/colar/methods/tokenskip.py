@@ -21,8 +21,6 @@ scores (held-out ones) keep their whole chain and say so: their ratio is 1.
 Shape suffixes: B rows, N chain tokens, T positions, M positions of all rows.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

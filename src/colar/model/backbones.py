@@ -7,8 +7,6 @@ a folder          anything that `save_pretrained` wrote, a colar checkpoint with
 anything else     a Hub id
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """The model card of a checkpoint: README.md in the Hub's format, written from the run's record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,8 +9,6 @@
 Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save leaves the old one.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import shutil

@@ -22,8 +22,6 @@ of logits, no shared labels, no temperature.
 Shape suffixes: X positions, C positions of a chunk, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

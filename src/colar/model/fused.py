@@ -9,8 +9,6 @@ same numbers, up to rounding. Compiled layers need none of this: the compiler do
 as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

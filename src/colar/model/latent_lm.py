@@ -16,8 +16,6 @@ Face model, and are saved beside it (`checkpoint.py`).
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -80,7 +78,7 @@ class LatentLM(nn.Module):
         backbone: Backbone,
         template: TemplateConfig | None = None,
         lora: LoraSettings | None = None,
-    ) -> LatentLM:
+    ) -> "LatentLM":
         """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
         fresh = Template(template or TemplateConfig(), backbone.tokenizer)
         return cls(backbone, fresh, lora, new_separator=fresh.separator_added)

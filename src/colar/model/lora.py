@@ -1,7 +1,5 @@
 """LoRA through peft: settings, the adapter that they make of a backbone, and the weights under it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ transformers takes a mask of four dimensions as it is. Models with layers of sev
 `probes.py` shows at load whether a backbone computes the same with them.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,6 @@ follows the column and not the position, Bloom takes no mask of four dimensions.
 and no error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@ rows and are fed back: their error would grow with the chain. So does the LM hea
 so do the method's modules, which are small and were trained beside the embedding.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable

@@ -13,8 +13,6 @@ accelerate shards on GPUs only. Here `fully_shard` is called directly, and Train
 wrapped: the same code runs on CPU processes, where it is tested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

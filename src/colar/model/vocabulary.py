@@ -11,8 +11,6 @@ one. An added separator's weights are trained in one of two ways:
 Shape suffixes: N added tokens, D width, V vocabulary, S tokens of a partial head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,7 +173,7 @@ class PartialHead:
     bias_S: Tensor | None = None
 
     @classmethod
-    def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> PartialHead:
+    def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> "PartialHead":
         """The head's weights of these tokens. Gradients go through them to the head."""
         known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
         added = adapter_tokens(head)

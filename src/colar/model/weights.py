@@ -6,8 +6,6 @@
 A resumed run's optimiser knows its parameters, so loading copies into them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable

@@ -4,8 +4,6 @@ A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`
 all work that was queued on it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

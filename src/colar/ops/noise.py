@@ -7,8 +7,6 @@ finaliser of SplitMix64 (Steele, Lea and Flood 2014), in int64 arithmetic that w
 Shape suffixes: B rows, N draws a row.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -25,8 +25,6 @@ Lengths, starts and masks may be on the CPU where the values are on a GPU: sizes
 Shape suffixes: B rows, L positions of a segment, T positions, N positions read, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -25,8 +25,6 @@ Shape suffixes: B rows, V vocabulary, N blocks of it, G tokens of a block, W tok
 some of the rows; blocks or tokens in `_find`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -51,7 +49,7 @@ class Ways(NamedTuple):
     """Drawn, with a top-p below 1."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[float, float]]) -> Ways:
+    def of(cls, pairs: Iterable[tuple[float, float]]) -> "Ways":
         """The ways of rows with these temperatures and top-ps."""
         met = {(temperature > 0, temperature > 0 and top_p < 1) for temperature, top_p in pairs}
         return cls((False, False) in met, (True, False) in met, (True, True) in met)

@@ -18,8 +18,6 @@ A sequence holds one tree, or several trees end to end where rows are packed:
 Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S sequences, P positions of a sequence.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -54,7 +52,7 @@ class Tree:
     branches: Tensor
     trunks: Tensor
 
-    def to(self, device: torch.device) -> Tree:
+    def to(self, device: torch.device) -> "Tree":
         columns = (self.source, self.target, self.places, self.branches, self.trunks)
         return Tree(*(devices.send(column, device) for column in columns))
 

@@ -7,8 +7,6 @@
 The recipe is written once: the same command goes on with it, and `colar train OUTPUT/recipe.yaml` runs it as any other.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import timeit
@@ -85,7 +83,7 @@ class RowReader:
     template: Template
 
     @classmethod
-    def of(cls, model: str, prompt_format: str = "auto") -> RowReader:
+    def of(cls, model: str, prompt_format: str = "auto") -> "RowReader":
         """The reader of a backbone, without its weights; `prompt_format` is plain, chat or auto.
 
         auto is chat where the tokenizer has a chat template. ValueError where the backbone is not there.

@@ -9,8 +9,6 @@
 Each part is made once: the same call goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

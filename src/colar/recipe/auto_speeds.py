@@ -4,8 +4,6 @@ records, seconds of single questions -> report -> table, picture -> OUTPUT/resul
 report -> the speed of the fewest thoughts that answers as well as CoT, in one sentence -> OUTPUT/best
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

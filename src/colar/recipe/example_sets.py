@@ -3,8 +3,6 @@
 No row is both. A question may be, in two rows of their own: published sets overlap a little, so that is only said.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

@@ -4,8 +4,6 @@ Data and model are loaded as for the run, in a folder that is gone at the end. T
 measured: on another one, or with other processes beside it, numbers differ.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

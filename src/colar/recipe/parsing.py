@@ -17,8 +17,6 @@ A stage has the keys beside `stages`, and its own laid over them. On the command
 is for the first stage that runs.
 """
 
-from __future__ import annotations
-
 import re
 import typing
 from collections.abc import Sequence

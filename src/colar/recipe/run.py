@@ -1,7 +1,5 @@
 """From a `Recipe` to a run: rows, model, method, validation and training wired together."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

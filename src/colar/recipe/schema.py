@@ -1,7 +1,5 @@
 """The sections and keys of a recipe, each checked by itself, and the method that it names."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

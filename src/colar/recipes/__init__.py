@@ -4,8 +4,6 @@
 relative to its own. Nothing here needs torch, so `colar recipes list` is instant.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -12,8 +12,6 @@ between. Earlier turns of an assistant lose their reasoning where the template h
 templates do it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

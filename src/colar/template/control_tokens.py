@@ -9,8 +9,6 @@ encoded again, with special tokens as text (`split_special_tokens` of transforme
 or comes from the vocabulary itself, as `###` does from merges: the fewest other tokens of the same text replace it.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable

@@ -20,8 +20,6 @@ Questions, steps and answers are text: a "<eos>" or a "###" in one of them is en
 that name (`control_tokens.py`).
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Callable, Hashable, Sequence
@@ -285,7 +283,7 @@ class Template:
         return bool(saved.get("version") == TemplateKind.CHAT)
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
+    def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
         """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
         if saved.get("version") not in list(TemplateKind):
             known = ", ".join(map(str, TemplateKind))

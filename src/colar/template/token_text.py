@@ -1,7 +1,5 @@
 """Tokens of the engine's events as text, for `serve` and `ask.py`: a character may be several tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -22,8 +22,6 @@ stage only, where the model thinks as it will at test time: before that, the bes
 With `load_best_model_at_end` false the last weights are published at the end, and nothing before it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`TrainingConfig`: length and speed of a run, checked where it is built."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from dataclasses import dataclass, replace
@@ -163,7 +161,7 @@ class TrainingConfig:
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
             )
 
-    def resolved(self) -> TrainingConfig:
+    def resolved(self) -> "TrainingConfig":
         """The same with `compile` decided for this machine: what a run does, and what its record holds."""
         if self.compile is not None:
             return self

@@ -9,8 +9,6 @@ stage that the run ends with, also where `max_hours` ends it sooner: the run the
 a larger limit.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass
 

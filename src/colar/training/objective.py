@@ -1,7 +1,5 @@
 """The loss of a batch of rows, as the module that Trainer wraps, and the sums of its terms for the log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -14,8 +14,6 @@ has the most positions. Rows are measured as they are drawn in the first epoch: 
 of a chain, and iCoT some tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

@@ -12,8 +12,6 @@ were saved, is dropped at the resume, and the one before it is taken (`training.
 Updates after the last whole checkpoint are made again, with the same numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil

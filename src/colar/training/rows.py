@@ -25,8 +25,6 @@ A batch of rows goes through the model in parts, where it has more positions tha
 The parts' losses add up to the batch's, so rows, updates and the course of a run are the same with any limit.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

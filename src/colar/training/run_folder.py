@@ -15,8 +15,6 @@ finished.json         steps and seconds of a run that has ended; removed when it
 Two runs must not mix in one folder, and a finished one is not trained again.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -5,8 +5,6 @@ A run lives in one folder (`run_folder.py`). The same call again resumes from it
 all rows; the main process writes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -16,8 +16,6 @@ Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state. I
 wherever they suffice; a test lists the private names, and why no public one serves.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sized

@@ -38,8 +38,6 @@ Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, X row
 all rows, S columns of logits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -72,7 +70,7 @@ class Equations:
     """The token that is a group of its own."""
 
     @classmethod
-    def of(cls, template: Template) -> Equations:
+    def of(cls, template: Template) -> "Equations":
         """ValueError where the tokenizer has no token for a digit, a sign or "="."""
         key = "method.grouping equations"
         ids = template.token_ids((*DIGITS, *SIGNS, "="), key)
@@ -213,7 +211,7 @@ class Windows:
         most_units: int,
         equations: Equations | None,
         unites_digits_B: Tensor,
-    ) -> Windows:
+    ) -> "Windows":
         """Those of groups of at most `most_units`; `chain` is ids (B, T) and lengths (B,)."""
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
@@ -241,7 +239,7 @@ class Windows:
         units_NG, compared_NG = torch.stack(units, dim=-1), torch.stack(compared, dim=-1)
         return cls(ids_BTG, units_NG.view(ids_BTG.shape), compared_NG.view(ids_BTG.shape))
 
-    def cut_before(self, low_confidence_BTG: Tensor) -> Windows:
+    def cut_before(self, low_confidence_BTG: Tensor) -> "Windows":
         """The same where groups end before these tokens (bool)."""
         is_cut_BTG = low_confidence_BTG.long().cumsum(-1) > 0
         return dataclasses.replace(self, units_BTG=torch.where(is_cut_BTG, NEVER, self.units_BTG))

@@ -7,8 +7,6 @@ two are equal, all of this is one draw from the LM head, as in CoT.
 Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +76,7 @@ class Groups:
     """(B,) Of that draw; 0 where none ended the group."""
 
     @classmethod
-    def begun(cls, first_B: Tensor, places: int) -> Groups:
+    def begun(cls, first_B: Tensor, places: int) -> "Groups":
         """Of one token each."""
         device = first_B.device
         ids_BG = torch.full((len(first_B), places), NOTHING, device=device)

@@ -9,8 +9,6 @@ reinforcement learns from. A label that the shortlist lacks, in rows that it was
 vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

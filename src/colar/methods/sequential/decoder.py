@@ -25,8 +25,6 @@ positions of all rows, P labels of all rows, L thoughts of all rows, X rows or l
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -215,7 +213,7 @@ class Labels:
         ids_MG: Tensor,
         real_MG: Tensor,
         temperature_M: Tensor | None = None,
-    ) -> Labels:
+    ) -> "Labels":
         """Those of groups that start at each position. A class has no place but a group's last."""
         state_PD = states(lm, hidden_MD, ids_MG, real_MG)
         place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
@@ -226,7 +224,7 @@ class Labels:
         id_P, is_later_P = (ragged.take_masked(values, real_MG) for values in (ids_MG, place_MG > 0))
         return cls(state_PD, id_P, is_later_P, temperature_P)
 
-    def at(self, at_X: Tensor) -> Labels:
+    def at(self, at_X: Tensor) -> "Labels":
         """Some of the labels, by their indices."""
         state_at_X = devices.beside(at_X, self.state_PD)
         return Labels(

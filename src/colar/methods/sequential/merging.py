@@ -16,8 +16,6 @@ Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P pla
 tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -27,8 +27,6 @@ Shape suffixes: B rows, T reasoning tokens, K latents, G places of a group, N la
 all rows, X rows with a threshold, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """`GrpoConfig`: what is sampled, rewarded and clipped, checked where it is built. TRL's names and meanings."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -170,7 +168,7 @@ class GrpoConfig:
         """epsilon_high, or epsilon where it is not given."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
-    def plan(self, training: TrainingConfig, processes: int = 1) -> GenerationPlan:
+    def plan(self, training: TrainingConfig, processes: int = 1) -> "GenerationPlan":
         """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other.
 
         With N processes there are N times as many batches of an update and of a generation.

@@ -13,8 +13,6 @@
 The outputs of a question are neighbours, so that an update holds whole groups wherever sizes allow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

@@ -22,8 +22,6 @@ Outputs without spread in their group have advantage exactly 0, so that their gr
 Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B outputs of a batch, N actions.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

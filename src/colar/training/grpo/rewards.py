@@ -6,8 +6,6 @@ per-request values (`compression_factor`). A function takes the columns it needs
 `**columns`. None means that it has no value for an output (TRL's convention).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ depends on what is sampled beside it. The model is in eval mode while it samples
     Rollouts    many outputs as tensors (`methods/rollouts.py`): what the trainer scores
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -22,8 +22,6 @@ a save in the middle of one holds them and their old log-probs (rollouts.safeten
 holds no outputs: the next generation follows from the weights, the seed and its number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -113,7 +111,7 @@ def make_trainer(
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
     roll_out: RollOut | None = None,
     validate: Validate | None = None,
-) -> GrpoTrainer:
+) -> "GrpoTrainer":
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
     if config.fsdp:
         raise ValueError(
