@@ -15,6 +15,7 @@ from sequential import made
 from serving import QUESTION, colar_model, serve_model
 
 from colar.ask import Model
+from colar.engine.completion import AnswerText, TokenText
 from colar.look import thought
 from colar.methods import registry
 from colar.methods.base import EFFORTS, efforts_over
@@ -23,7 +24,6 @@ from colar.serve.chat_request import ChatRequest
 from colar.serve.chat_response import Sample, pieces
 from colar.serve.errors import first_mistake
 from colar.serve.served_model import NearestTokens, build_request
-from colar.template.token_text import AnswerText, TokenText
 
 TEXTS = (
     *(example.question for example in EXAMPLES),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from colar.checks import check_holds
-from colar.engine.completion import Completion, not_finite
+from colar.engine.completion import AnswerText, Completion, not_finite
 from colar.engine.engine import Engine
 from colar.engine.request import Request, decoding_of
 from colar.look import thought
@@ -20,7 +20,6 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.template.token_text import AnswerText
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Requests in, completions out. Read `reference` first: it is the same in a hundred lines, without cache or batch.
 
 request        Request, Decoding, the token ids of a prompt
-completion     events, and what `completions_of` makes of them
+completion     events, the completions made of them, and their tokens as text
 engine         the loop: admit, prefill, step, report;  async_engine runs it in a thread, for servers
 scheduler      which request is next, within slots and a budget of positions
 prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from colar.engine.completion import Completion
+from colar.engine.completion import Completion, TokenText
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
-from colar.template.token_text import TokenText
 
 NEIGHBOURS = 10
 """Nearest tokens that a THOUGHT has."""

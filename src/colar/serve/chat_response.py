@@ -17,12 +17,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from colar.engine.completion import Event
+from colar.engine.completion import AnswerText, Event
 from colar.engine.engine import QueueFull
 from colar.look.thought import NEIGHBOURS, ThoughtReader
 from colar.serve.errors import ApiError
 from colar.serve.served_model import ApiRequest
-from colar.template.token_text import AnswerText
 
 log = logging.getLogger("uvicorn.error")
 
