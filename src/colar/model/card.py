@@ -113,11 +113,9 @@ def _json(value: Any) -> str:
 
 def _public(data: Mapping[str, Any] | None) -> dict[str, Any]:
     """The data's description, without the folder of the machine that it was read on and without empty values."""
-    public = {}
-    for key, value in (data or {}).items():
-        if key != "data_dir" and value not in (None, {}):
-            public[key] = value
-    return public
+    return {
+        key: value for key, value in (data or {}).items() if key != "data_dir" and value not in (None, {})
+    }
 
 
 def _short(name: str) -> str:

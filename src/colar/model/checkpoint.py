@@ -126,7 +126,9 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
         for path in sorted(folder.iterdir()):
             # The method's modules are small, and float32 in every dtype of the backbone.
             if path.suffix == ".safetensors" and path.name != weights.MODULES:
-                state = {key: _cast(value, dtype) for key, value in weights.read(path).items()}
+                state = weights.read(path)
+                for key, value in state.items():
+                    state[key] = value.to(backbones.DTYPES[dtype]) if value.is_floating_point() else value
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
                 shutil.copyfile(path, partial / path.name)
@@ -137,10 +139,6 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
             config["dtype"] = dtype
             files.write_json(partial / "config.json", config)
     return target
-
-
-def _cast(value: Tensor, dtype: str) -> Tensor:
-    return value.to(backbones.DTYPES[dtype]) if value.is_floating_point() else value
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:

@@ -42,18 +42,16 @@ class LoraSettings:
         theirs = {name: getattr(trained, name) for name in names}
         # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
         # stacked experts become parameters. So the weights are compared that it makes of them.
-        if mine != theirs or self._weights_on(lm.get_base_model()) != _lora_weights(lm):
+        base = lm.get_base_model()
+        # A model of shapes: its weights take no memory.
+        with torch.device("meta"):
+            twin = type(base)(copy.deepcopy(base.config))
+        if mine != theirs or _lora_weights(_adapt(twin, self)) != _lora_weights(lm):
             mine["target_modules"], theirs["target_modules"] = (
                 targets if isinstance(targets, str) else set(targets)
                 for targets in (self.target_modules, trained.target_modules)
             )
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
-
-    def _weights_on(self, lm: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-        # A model of shapes: its weights take no memory.
-        with torch.device("meta"):
-            twin = type(lm)(copy.deepcopy(lm.config))
-        return _lora_weights(_adapt(twin, self))
 
     def to_peft(self, tokens: dict[str, list[int]] | None = None) -> LoraConfig:
         """peft's config; the weights of `tokens` in some modules are trained too."""

@@ -178,7 +178,8 @@ class PartialHead:
         known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
         added = adapter_tokens(head)
         base = head if added is None else added.base
-        if not is_linear(base):
+        # An adapter on it, or a quantised weight, computes something else than x W^T + b.
+        if type(base) is not nn.Linear and not getattr(base, "computes_linear", False):
             return cls(ids_S, known_S)
         weight_SD = base.weight[ids_S]
         if added is not None:
@@ -197,11 +198,6 @@ def find(known_S: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The place of each of some ids among `known_S`, ascending, and True where it has one."""
     place = torch.searchsorted(known_S, ids).clamp(max=len(known_S) - 1)
     return place, known_S[place] == ids
-
-
-def is_linear(head: nn.Module) -> bool:
-    """True where a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
-    return type(head) is nn.Linear or bool(getattr(head, "computes_linear", False))
 
 
 def head_logits(

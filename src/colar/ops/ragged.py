@@ -30,6 +30,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from colar.ops import devices
 
@@ -40,11 +41,9 @@ PAD_TO = 8
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids as (B, longest) int64, zeros on the right, and each row's length (B,)."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    longest = int(lengths.max()) if len(rows) else 0
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    return ids, lengths
+    if not rows:
+        return lengths.new_zeros(0, 0), lengths
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True), lengths
 
 
 def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:

@@ -62,7 +62,9 @@ class ControlTokens:
         if self.ids.isdisjoint(ids):
             return False
         # The unknown token stands for characters that the tokenizer lacks, unless the text spells it.
-        return not self._unknown_id_only(ids) or self._unknown in text
+        if self._unknown_id is None or self._unknown_id in self._needed:
+            return True
+        return self.ids.intersection(ids) != {self._unknown_id} or self._unknown in text
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` without control tokens. ValueError where the tokenizer cannot write it without one."""
@@ -116,11 +118,6 @@ class ControlTokens:
             f"this tokenizer can write {token!r} as a control token only, but texts may contain it: "
             "set template.separator to a longer text where it is the separator, or use another tokenizer"
         )
-
-    def _unknown_id_only(self, ids: list[int]) -> bool:
-        if self._unknown_id is None or self._unknown_id in self._needed:
-            return False
-        return self.ids.intersection(ids) == {self._unknown_id}
 
     def _ids_of(self, piece: str) -> list[int] | None:
         """The token of this name that is none of the control tokens, or the bytes of one character."""

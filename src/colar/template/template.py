@@ -116,7 +116,11 @@ class Template:
         self._cached: dict[Hashable, array[int]] = {}
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._ids_matching: dict[str, tuple[int, ...]] = {}
-        _whole_texts(tokenizer)
+        # A call that truncates or pads leaves that in a fast tokenizer, and `save_pretrained` in its file.
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._raw_ids(config.separator)
@@ -380,14 +384,3 @@ class Template:
                     f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
                     f"{self.n_known} rows: the model cannot read it"
                 )
-
-
-def _whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have a fast tokenizer cut nothing off and fill nothing up.
-
-    A call that truncates or pads leaves that in the tokenizer, and `save_pretrained` in its file.
-    """
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_truncation()
-        backend.no_padding()

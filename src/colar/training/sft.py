@@ -109,17 +109,13 @@ def fitting_rows(
     while len(examples) != n_examples:
         n_examples = len(examples)
         rows = TrainingRows(lm, method, examples, config.seed, n_draws)
-        curriculum = make_curriculum(method, config, n_examples * n_draws, rows_per_update)
+        # Trainer computes the same, but its loader needs rows whose lengths are known.
+        per_epoch = math.ceil(n_examples * n_draws / rows_per_update)
+        by_epochs = math.ceil(per_epoch * config.num_train_epochs)
+        curriculum = Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
         lengths = rows.lengths(curriculum.stage_epochs())
         examples = rows.fitting(lengths, "training rows")
     return rows, [of_row[0] for of_row in lengths], curriculum
-
-
-def make_curriculum(method: Method, config: TrainingConfig, n_rows: int, rows_per_update: int) -> Curriculum:
-    """The curriculum of a run. Trainer computes the same, but its loader needs rows whose lengths are known."""
-    per_epoch = math.ceil(n_rows / rows_per_update)
-    by_epochs = math.ceil(per_epoch * config.num_train_epochs)
-    return Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
 
 
 def check_fsdp(world_size: int, validates: bool) -> None:
