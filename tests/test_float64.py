@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from colar.engine import engine as engine_module
-from colar.engine import step
+from colar.engine import running
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry
@@ -107,7 +107,7 @@ def test_thinking_makes_none(name: str, request: pytest.FixtureRequest, monkeypa
     ]
     wanted = Engine(lm, method, 4).generate(requests)
     request.getfixturevalue("without_float64")
-    choose_inputs = step.choose_inputs
+    choose_inputs = running.choose_inputs
 
     def watched(*args: Any) -> Any:
         with NoFloat64():

@@ -5,7 +5,6 @@ completion     events, the completions made of them, and their tokens as text
 engine         the loop: admit, prefill, step, report;  async_engine runs it in a thread, for servers
 scheduler      which request is next, within slots and a budget of positions
 prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
-step           the next input of every running row
 runner         forward passes into the cache, plain or compiled;  graphs records steps as CUDA graphs
 cache          keys and values in slots
 """

@@ -9,7 +9,7 @@ an embedding like any other, and is written into the row's own next column of th
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
-    step = decode (runner.py)  ->  admit (scheduler.py)  ->  prefill (prefill.py)  ->  choose (step.py)
+    step = decode (runner.py)  ->  admit (scheduler.py)  ->  prefill (prefill.py)  ->  choose (running.py)
 
 `step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
 `async_engine.py` serves.
@@ -28,9 +28,8 @@ from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.prefill import Prefill
 from colar.engine.request import Request, check_runnable, prompt_ids
 from colar.engine.runner import Runner
-from colar.engine.running import RunningRows
+from colar.engine.running import RunningRows, choose_inputs
 from colar.engine.scheduler import Entry, QueueFull, Scheduler
-from colar.engine.step import choose_inputs
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
