@@ -6,16 +6,14 @@ overrides.
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
 
     schema         the sections and keys;  parsing reads a file of them, with overrides
-    run            stages, one after another, each in a folder of its own
-    example_sets   the rows of a recipe: to train on, and to validate with
+    run            stages, one after another, each in a folder of its own; the rows to train on, and to validate with
     measure        `colar train --check`: what a recipe takes on this machine
     auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds at its end
 """
 
 from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run, train
-from colar.recipe.example_sets import load_example_sets
 from colar.recipe.parsing import load, load_stages
-from colar.recipe.run import load_method, load_model, run, run_stages
+from colar.recipe.run import load_example_sets, load_method, load_model, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows, Stage, build_method
 
 __all__ = [
