@@ -14,10 +14,10 @@ from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import base, coconut, pretrained, registry
+from colar.methods import base, pretrained, registry
 from colar.methods import tokenskip as importance
 from colar.methods.base import Batch, keep_tokens
-from colar.methods.coconut import Coconut, CoconutConfig
+from colar.methods.coconut import Coconut, CoconutConfig, recomputes_activations, unroll
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset
 from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
@@ -87,13 +87,13 @@ def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkp
     if checkpointing:
         undropped(lm.train())
         lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        assert coconut.recomputes_activations(lm)
+        assert recomputes_activations(lm)
     found = row_loss(lm, method, rows)
     found.sum().backward()
     gradient = {name: p.grad for name, p in lm.named_parameters()}
     lm.zero_grad()
     lm.eval()
-    assert not coconut.recomputes_activations(lm)
+    assert not recomputes_activations(lm)
     expected = []
     for row in rows:
         fed = naive_latents(lm, row.question, row.n_latents, lambda hidden: hidden)
@@ -258,7 +258,7 @@ def test_gradients_flow_through_latents_of_coconut_and_distill():
     lm, coconut = build("coconut")
     (row, *_) = encode(lm, coconut, epoch=LAST)
     tail, real = lm.embed(ids(*[0] * 6)[None]), torch.ones(1, 6, dtype=torch.bool)
-    _, _, fed = coconut.unroll(lm, Batch.collate([row]), tail, real, lambda hidden: hidden)
+    _, _, fed = unroll(lm, Batch.collate([row]), tail, real, lambda hidden: hidden)
     assert reaches_the_question(lm, row, fed[0])
     assert not reaches_the_question(lm, row, fed[0].detach()), "the test can fail"
     lm, distill = build("distill")
