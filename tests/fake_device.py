@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch_trees import mapped, tensors_of
 
 NAME = "elsewhere"
 MIXED = {"copy_", "_to_copy", "index", "index_put_", "index_put"}
@@ -75,9 +75,11 @@ class _Mode(TorchDispatchMode):
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    name = func.overloadpacket.__name__
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = tensors_of((args, kwargs))
     ours = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor)]
+    if not ours and kwargs.get("device") is None:
+        return func(*args, **kwargs)
+    name = func.overloadpacket.__name__
     others = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor) and tensor.dim() > 0]
     first_is_ours = bool(tensors) and isinstance(tensors[0], DeviceTensor)
     if ours and others and (name not in MIXED or (name.startswith("index") and not first_is_ours)):
@@ -86,7 +88,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         here = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    plain_args, plain_kwargs = tree_map(_inner, (tuple(args), dict(kwargs)))
+    plain_args, plain_kwargs = mapped(_inner, (tuple(args), dict(kwargs)))
     found = func(*plain_args, **plain_kwargs)
     # An operation in place returns its own argument.
     known = {id(_inner(tensor)): tensor for tensor in tensors}
@@ -98,7 +100,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return known[id(value)]
         return DeviceTensor(value) if here else value
 
-    return tree_map(wrapped, found)
+    return mapped(wrapped, found)
 
 
 def _inner(value: Any) -> Any:
