@@ -6,6 +6,7 @@ alike, so 30 of them have the operations and bytes of 29 times the difference be
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from functools import partialmethod
@@ -82,6 +83,7 @@ def made(
     return Objective(lm, method).train(), collate(rows)
 
 
+@functools.cache
 def operations(layers: int, lora: LoraSettings | None) -> int:
     """Of forward, backward and AdamW, which is fused as on a GPU. Widths do not change them."""
     objective, batch = made(layers, lora, width=72)
