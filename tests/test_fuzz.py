@@ -91,7 +91,14 @@ FOUND: list[tuple[str, list[object]]] = [
 @pytest.fixture(scope="module")
 def surfaces(tmp_path_factory):
     made = {}
-    yield lambda name: made.setdefault(name, SURFACES[name](tmp_path_factory.mktemp(name)))
+
+    def surface(name):
+        # Not `setdefault`, which would make a surface for every case: its checkpoints take half a second.
+        if name not in made:
+            made[name] = SURFACES[name](tmp_path_factory.mktemp(name))
+        return made[name]
+
+    yield surface
     for surface in made.values():
         surface.close()
 

@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import openai
 import pytest
 from families import tiny_lm
+from launch import Group
 from serving import QUESTION, Slow, cot_model, running, serve_model, until
 
 from colar.cli import main
@@ -182,42 +181,42 @@ def checkpoint(tmp_path_factory):
     return pretrained.save(lm, method, tmp_path_factory.mktemp("made") / "toy", {"seed": 0}, "a card")
 
 
-def test_the_command_serves_and_drains_on_sigterm(checkpoint):
+def serve(folder, words):
+    """The command in this process, which was forked (launch.py); its stdout and stderr go into files as they come."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(stream, number)
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115  # stays open until the process ends
+    os.environ["COLAR_API_KEYS"] = "k1 k2"
+    return main(["serve", *words, "--port", "0", "--max_latents", "150"])
+
+
+def test_the_command_serves_and_drains_on_sigterm(checkpoint, tmp_path):
     """SIGTERM in the middle of an answer: it is answered to its end, then the process ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "colar.cli",
-        "serve",
-        f"toy={checkpoint}",
-        "--port",
-        "0",
-        "--max_latents",
-        "150",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src"), "COLAR_API_KEYS": "k1 k2"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    ) as process:
-        try:
-            url = process.stdout.readline().strip()
-            assert url.startswith("http://127.0.0.1:"), process.stderr.read()
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="k2", max_retries=5)
-            stream = client.chat.completions.create(
-                model="toy",
-                messages=[{"role": "user", "content": QUESTION}],
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            chunks = [next(stream), next(stream)]
-            process.send_signal(signal.SIGTERM)
-            chunks += list(stream)
-            assert chunks[-1].usage.completion_tokens_details.reasoning_tokens > 1
-            assert chunks[-2].choices[0].finish_reason
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-        assert "POST /v1/chat/completions" in process.stderr.read()
+    group = Group(1, tmp_path / "group", serve, tmp_path, [f"toy={checkpoint}"])
+    (process,) = group.processes
+    try:
+        printed = tmp_path / "stdout"
+        until(lambda: (printed.exists() and printed.read_text().endswith("\n")) or not process.is_alive(), 60)
+        url = printed.read_text().strip()
+        assert url.startswith("http://127.0.0.1:"), group.wait()
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="k2", max_retries=5)
+        stream = client.chat.completions.create(
+            model="toy",
+            messages=[{"role": "user", "content": QUESTION}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [next(stream), next(stream)]
+        os.kill(process.pid, signal.SIGTERM)
+        chunks += list(stream)
+        assert chunks[-1].usage.completion_tokens_details.reasoning_tokens > 1
+        assert chunks[-2].choices[0].finish_reason
+        (outcome,) = group.wait(60)
+        assert (outcome.code, outcome.value) == (0, 0), outcome
+    finally:
+        process.kill()
+    assert "POST /v1/chat/completions" in (tmp_path / "stderr").read_text()
 
 
 MISTAKES = [

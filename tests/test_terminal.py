@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import families
+import pytest
 
 from colar import files, progress
 from colar.methods import pretrained, registry
@@ -18,10 +19,13 @@ RUN_ALL = """
 import json, sys
 from colar.cli import main
 
-for arguments in json.load(sys.stdin):
+for number, arguments in enumerate(json.load(sys.stdin)):
     print(arguments[0], file=sys.stderr)
     if main(arguments) != 0:
         sys.exit(1)
+    if number == 0:
+        print(*sorted({name.split(".")[0] for name in sys.modules}))
+        print("---", flush=True)
 """
 
 
@@ -40,15 +44,26 @@ def run(code, folder, text="", *arguments):
     return done.stdout, done.stderr
 
 
-def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
-    """GPT-2 under LoRA: its transposed linears are what peft has most to say about."""
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """(stdout, stderr) of most commands, one after another in one process; stdout has what the first one imported.
+
+    The first one answers with a tiny model. Then GPT-2 under LoRA: its transposed linears are what peft has most to say
+    about.
+    """
+    folder = tmp_path_factory.mktemp("commands")
+    lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LoraSettings(r=2))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    pretrained.save(lm, method, folder / "best", {"seed": 0}, "# card\n")
     backbone = families.backbone("gpt2")
-    backbone.lm.save_pretrained(tmp_path / "gpt2")
-    backbone.tokenizer.save_pretrained(tmp_path / "gpt2")
+    backbone.lm.save_pretrained(folder / "gpt2")
+    backbone.tokenizer.save_pretrained(folder / "gpt2")
     rows = [dataclasses.asdict(example) for example in families.EXAMPLES]
-    files.write_jsonl(tmp_path / "rows.jsonl", rows)
-    files.write_jsonl(tmp_path / "others.jsonl", [{**row, "id": f"other {row['id']}"} for row in rows])
-    (tmp_path / "recipe.yaml").write_text(
+    files.write_jsonl(folder / "rows.jsonl", rows)
+    files.write_jsonl(folder / "others.jsonl", [{**row, "id": f"other {row['id']}"} for row in rows])
+    (folder / "recipe.yaml").write_text(
         "output: run\n"
         "model: {backbone: gpt2, lora: {r: 2, target_modules: all-linear}}\n"
         "data: {source: rows.jsonl, validation_source: others.jsonl, validation_size: 2}\n"
@@ -57,7 +72,8 @@ def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
         "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
     )
     short = ["--compression_factor", "2", "--max_latents", "4", "--max_completion_length", "3"]
-    commands = [
+    words = [
+        ["generate", "best", "2 + 2?", "--max_latents", "3"],
         ["train", "recipe.yaml"],
         ["generate", "run/best", "2 + 2?", *short],
         ["evaluate", "run/best", "--data", "rows.jsonl", "--output", "evaluated", *short],
@@ -66,7 +82,11 @@ def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
         ["export", "run/best", "merged", "--merge"],
         ["generate", "merged", "2 + 2?", *short],
     ]
-    _, said = run(RUN_ALL, tmp_path, json.dumps(commands))
+    return run(RUN_ALL, folder, json.dumps(words))
+
+
+def test_no_command_shows_a_warning_or_a_bar_of_a_library(commands):
+    _, said = commands
     assert "wrote reported/report.md" in said
     assert "wrote merged" in said
     for noise in ("Warning", "warn", "%|", "deprecated", "it/s"):
@@ -136,17 +156,12 @@ def test_the_retries_of_the_hubs_client_are_not_shown(tmp_path):
     assert said == "an error\n"
 
 
-def test_an_answer_imports_what_it_needs(tmp_path):
+def test_an_answer_imports_what_it_needs(commands):
     """The start is most of the time of `colar generate`: datasets and pictures have no part in it."""
-    lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LoraSettings(r=2))
-    method = registry.build("colar")
-    pretrained.attach(lm, method, 0)
-    method.prepare(lm, [])
-    pretrained.save(lm, method, tmp_path / "best", {"seed": 0}, "# card\n")
-    _, imported = run(IMPORTED, tmp_path, "", "generate", "best", "2 + 2?", "--max_latents", "3")
-    assert "torch" in imported.split()
+    imported = set(commands[0].partition("---")[0].split())
+    assert "torch" in imported
     # transformers takes these two where they are installed (lm-eval brings them).
-    assert not set(SLOW) - {"scipy", "sklearn"} & set(imported.split())
+    assert not set(SLOW) - {"scipy", "sklearn"} & imported
 
 
 def test_a_bar_shows_names_as_they_are(monkeypatch):
