@@ -197,7 +197,7 @@ def test_the_command_serves_and_drains_on_sigterm(checkpoint, tmp_path):
     (process,) = group.processes
     try:
         printed = tmp_path / "stdout"
-        until(lambda: (printed.exists() and printed.read_text().endswith("\n")) or not process.is_alive(), 60)
+        until(lambda: (printed.exists() and printed.read_text().endswith("\n")) or not process.is_alive())
         url = printed.read_text().strip()
         assert url.startswith("http://127.0.0.1:"), group.wait()
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="k2", max_retries=5)

@@ -4,8 +4,6 @@ Results go to stdout, everything else to stderr. The commands parse, call the li
 underscores or hyphens. Only the module of the command that was given is imported: most need torch.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dis

@@ -1,7 +1,5 @@
 """Shared by the commands that load checkpoints: their names, limits, data, values, and the weights themselves."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

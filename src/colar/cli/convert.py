@@ -1,7 +1,5 @@
 """`colar export` and `colar import`: a checkpoint in another form, and one of another project."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

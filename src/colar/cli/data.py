@@ -1,7 +1,5 @@
 """`colar data list | show | prepare`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`colar evaluate`, `colar report`, which folds its records again, and `colar lm-eval`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """`colar generate`."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """`colar inspect`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that several commands have, and their values."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

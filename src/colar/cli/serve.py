@@ -1,7 +1,5 @@
 """`colar serve`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ipaddress
@@ -115,7 +113,7 @@ def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[A
 
 def _application(
     models: Mapping[str, str], args: argparse.Namespace, keys: Sequence[str], hosts: Sequence[str]
-) -> FastAPI:
+) -> "FastAPI":
     """Load the models, and make the application over them."""
     from colar.engine.async_engine import run_in_temporary_thread
     from colar.serve import app

@@ -1,7 +1,5 @@
 """`colar train`, and `colar recipes list | copy`."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -17,8 +17,6 @@ The same arguments give the same rows on every machine and Python version: of `r
 seed and `random()` are used, the two that Python promises to keep.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ upstream names them; several alternatives are tried in order, and one that lists
 them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A reader yields (place, raw row) pairs. A place is what an error message names: 
 format has no lines.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """`Example`: one problem with its reasoning. Every source yields these, and every method learns from them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 

@@ -7,8 +7,6 @@ Text is stripped and otherwise left as it is, except that whole floats lose thei
 is a ValueError with the reason; the caller adds the place.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

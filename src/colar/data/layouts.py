@@ -13,8 +13,6 @@ these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7
 published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -22,8 +22,6 @@ A row is read if its program is straight and its result equals the given answer 
 parser raises `NotStraight` with the reason.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import math

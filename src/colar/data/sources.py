@@ -12,8 +12,6 @@ fixed sample. Such a hash also holds out MATH's validation rows, as the paper do
 the order, ids and clusters of each source.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

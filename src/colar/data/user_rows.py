@@ -7,8 +7,6 @@ One layout is found for all rows, by the columns of the first (`layouts.py`). A 
 counted by its reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -275,7 +273,7 @@ class AutoFolder:
         self.best = self.path / "best"
 
     @classmethod
-    def of(cls, checkpoint: str | Path) -> AutoFolder:
+    def of(cls, checkpoint: str | Path) -> "AutoFolder":
         """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
         path = Path(checkpoint)
         runs = map(cls, (path, *path.resolve().parents[:2]))

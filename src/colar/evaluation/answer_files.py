@@ -5,8 +5,6 @@ settings of the run. An output belongs to one checkpoint, seed and decoding; que
 file, or a folder of parts, each of which is written whole or not at all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -176,7 +174,7 @@ class PartWriter:
     rows: list[dict[str, Any]] = field(default_factory=list)
     started: float = 0.0
 
-    def __enter__(self) -> PartWriter:
+    def __enter__(self) -> "PartWriter":
         # What a kill left of a part that was being written.
         for torn in self.folder.glob(".part-*"):
             torn.unlink()

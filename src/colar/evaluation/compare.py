@@ -4,8 +4,6 @@
 asked for by name. Both give a row for each dataset, and one for their average.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

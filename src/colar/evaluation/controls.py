@@ -24,8 +24,6 @@ divide the answers.
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ for validation and rewards. A request's seed is a function of (seed, question id
 same question, and several processes that share the questions give the records that one gives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

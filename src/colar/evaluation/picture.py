@@ -4,8 +4,6 @@ Everything goes through `matplotlib.figure.Figure` and never through pyplot, so 
 training process changes nothing for its host. The same data give the same bytes on one installation.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections import defaultdict
@@ -131,7 +129,7 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
     `rows` are rows of one report. Each training run of a curve is drawn as a line. Where systems were asked at several
     values of another parameter (`confidence_threshold`), a curve is over these, with a line for each speed. A single
-    dataset fills the  Of several, the first four by name stand beside a large panel with the macro-average over
+    dataset fills the picture. Of several, the first four by name stand beside a large panel with the macro-average over
     all of them; systems that were not asked on all are in the small panels alone. Raises ValueError without rows, and
     for several datasets without rows of their average.
     """

@@ -1,7 +1,5 @@
 """Provenance of a result: command, versions, machine, commit and time."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

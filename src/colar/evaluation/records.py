@@ -15,8 +15,6 @@ questions, data sets and checkpoints; anything else would mix records that canno
  "seconds": 0.021, "gold_length": 18}                            what was answered, and at which cost
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

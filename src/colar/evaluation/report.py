@@ -18,8 +18,6 @@ the paired differences of these systems. Tables and pictures then show them. `pa
 for by name, of all runs together and of each.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ fields of `System` stand flat in each row, the dataset after the label. A field 
 a single dataset) is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -77,11 +75,11 @@ class System(NamedTuple):
     train_seed: int | None
     """None where it is unknown, and where all training runs of the system are taken together."""
 
-    def all_runs(self) -> System:
+    def all_runs(self) -> "System":
         """The system that stands for all of its training runs."""
         return self._replace(train_seed=None)
 
-    def plain(self) -> System:
+    def plain(self) -> "System":
         """The system without what was changed in it: its label, and values other than the speed."""
         return self._replace(label="", params=tuple(pair for pair in self.params if pair[0] == SPEED))
 
@@ -90,7 +88,7 @@ class System(NamedTuple):
         """True where it answers from thoughts that are not its own."""
         return self.without_control() != self
 
-    def without_control(self) -> System:
+    def without_control(self) -> "System":
         """The system that a control was made from: `DL` for `DL, control-zeroed`."""
         parts = [part for part in self.label.split(", ") if not part.startswith(CONTROL)]
         return self._replace(label=", ".join(parts))
@@ -323,7 +321,7 @@ class Report:
         return plain
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Report:
+    def from_json(cls, plain: Mapping[str, Any]) -> "Report":
         """The report in a parsed report.json."""
         sections: dict[str, Any] = {}
         for name in ROWS:

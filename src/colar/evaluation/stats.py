@@ -16,8 +16,6 @@ Sums are exact before their last rounding (`math.fsum`), so that the order of th
 and subtracts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -4,8 +4,6 @@ Systems are rows, named by what tells them apart (`evaluation/report_rows.py`); 
 first. Where systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

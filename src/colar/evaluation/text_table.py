@@ -1,7 +1,5 @@
 """A table of text cells, its two media (Markdown and the terminal), and how numbers are written in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

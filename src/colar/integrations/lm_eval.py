@@ -11,8 +11,6 @@ A model that thinks in latents has no likelihood of a text: tasks that ask for o
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

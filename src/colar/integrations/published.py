@@ -5,8 +5,6 @@
 `published_formats.py` says what each format is, and reads files without running any code of theirs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class Parts:
     left_out: list[str]
 
     @classmethod
-    def of(cls, file: File, layout: CheckpointLayout) -> Parts:
+    def of(cls, file: File, layout: CheckpointLayout) -> "Parts":
         """ValueError names the tensors of the method's modules that the file lacks."""
         model, modules, names, others = {}, {}, {}, []
         for name, value in file.tensors.items():

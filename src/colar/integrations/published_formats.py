@@ -21,8 +21,6 @@ containers. `torch.load(weights_only=True)` would refuse these: their names stan
 (`Container`).
 """
 
-from __future__ import annotations
-
 import collections
 import re
 import typing

@@ -13,8 +13,6 @@ chunks, completions come back, and this process judges them. It has the models t
 fit, and reads reference chains by the tokenizer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

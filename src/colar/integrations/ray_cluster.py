@@ -1,7 +1,5 @@
 """A Ray cluster that is to answer: joining it, and what is checked before it works."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

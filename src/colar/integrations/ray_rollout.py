@@ -8,8 +8,6 @@ the method, so that one that died, and that Ray has restarted, answers its call 
 nothing: shares follow from the questions and N, and draws from a request's seed and sample.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pickle

@@ -21,8 +21,6 @@ solves the problem in another way than the reference's counts as another plan.
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ Comparisons with the reference chain (n, diagnosis) are null for a method whose 
 its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are made of the `systems` of inspect.json; a table without rows is left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

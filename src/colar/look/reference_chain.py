@@ -3,8 +3,6 @@
 Shape suffixes: R examples, K thoughts, D width.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

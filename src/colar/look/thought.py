@@ -15,8 +15,6 @@ that has just come, by `serve/served_model.py` for those of all requests in a st
 Shape suffixes: K latents, V vocabulary, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

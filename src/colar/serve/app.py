@@ -8,8 +8,6 @@ The server is uvicorn. SIGTERM or SIGINT: no new connections, requests that run 
 seconds, then the engines close. Limits on slow or numerous clients are a reverse proxy's (docs/serve.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -4,8 +4,6 @@ Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields 
 and are found in `params`. docs/serve.md has the table.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal
 

@@ -6,8 +6,6 @@
 Whole answers and streams are made of the same pieces: thoughts and text as they come, and how each sample ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

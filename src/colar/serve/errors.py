@@ -1,7 +1,5 @@
 """Responses other than 2xx: OpenAI's error object, for mistakes of a client and for defects of ours."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

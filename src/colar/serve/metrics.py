@@ -1,7 +1,5 @@
 """The numbers of /metrics, for Prometheus. No label comes from a client."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ of two with the shorter queue. Its HTTP proxy is not used: a stream whose replic
 event, and there is one port for the whole cluster.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -73,7 +71,7 @@ class Replicas:
     """Requests of each replica from which on there is another one."""
 
     @classmethod
-    def parse(cls, text: str, address: str | None, cpus: int, per_replica: int) -> Replicas:
+    def parse(cls, text: str, address: str | None, cpus: int, per_replica: int) -> "Replicas":
         """From N or MIN:MAX. ValueError for anything else."""
         first, colon, last = text.partition(":")
         if not first.isdecimal() or (colon and not last.isdecimal()):
@@ -190,7 +188,7 @@ class Replica:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def whole(self, scope: Scope) -> Whole:
+    async def whole(self, scope: Scope) -> "Whole":
         """The response to a request without a body."""
         messages = [message async for several in self.respond(scope, b"") for message in several]
         body = b"".join(message.get("body", b"") for message in messages)

@@ -3,8 +3,6 @@
 Shape suffix: D width.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import secrets

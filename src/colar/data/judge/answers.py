@@ -24,8 +24,6 @@ Nothing is guessed: two different values ("12 13 14"), two letters, a number tha
 code: no commas deleted, so (1,2) is not 12.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -12,8 +12,6 @@ answers may have the same, or one of them none: "5" is right where 5 cm is expec
 differ, the answers differ: math-verify drops both, so that 5 cm would be 5 m, and 4210_7 would be 4210_8.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from functools import lru_cache

@@ -11,8 +11,6 @@ has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and 
 Departure from math-verify, which takes two values less than 1e-15 apart for one: 1/2004! was 1/2006!.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

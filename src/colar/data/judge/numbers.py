@@ -24,8 +24,6 @@ superscript becomes `^{6}`, a subscript `_{7}`, a vulgar fraction " 1/2", and an
 number without being a decimal digit remains as it is.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from fractions import Fraction

@@ -5,8 +5,6 @@ one number on the right. Values are exact fractions. A chain can be run again on
 value of its expression: for a chain that rounds (10/3=3.33) no rule says how it would round other numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

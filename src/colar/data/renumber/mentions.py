@@ -19,8 +19,6 @@ inches), what bodies and vehicles have (4 wheels), odd spellings (007, 4/8), "al
 number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

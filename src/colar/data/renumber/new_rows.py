@@ -18,8 +18,6 @@ and machines play no part. A row that cannot be renumbered stays alone. The worl
 tell of odd amounts (a boat for $9, a bus at 21 miles an hour).
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import hashlib

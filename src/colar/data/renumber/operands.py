@@ -21,8 +21,6 @@ Numbers are pinned if something that the chain does not write may depend on them
 rather than too little: that costs variety, and a missed tie makes a wrong row.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

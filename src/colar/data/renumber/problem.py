@@ -15,8 +15,6 @@ with which
   below the ones that no step uses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -5,8 +5,6 @@ Styles, scripts and charts are inlined, and a Content-Security-Policy lets these
 page can fetch nothing. Templates escape all text; what scripts show they set as text.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -71,7 +69,7 @@ def framed(page: str) -> str:
     )
 
 
-def cost_charts(systems: Sequence[inspect_tables.Numbers]) -> list[Chart]:
+def cost_charts(systems: Sequence[inspect_tables.Numbers]) -> "list[Chart]":
     """The charts of the systems whose cost was measured."""
     shown = [system for system in systems if system.get("cost")]
     if not shown:
