@@ -1189,14 +1189,8 @@ def test_the_layers_of_every_family_are_found(family):
     assert all("attn" in " ".join(name for name, _ in layer.named_modules()) for layer in layers)
 
 
-def test_compiled_layers_compute_the_same_and_leave_no_trace(monkeypatch):
-    """Two lengths through compiled layers and through plain ones; names of the weights never change.
-
-    Graphs of both directions are traced and run as they are: inductor's kernels are written in tests/test_update.py,
-    and run in tests/test_engine.py.
-    """
-    compiling = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(compiling, backend="aot_eager"))
+def test_compiled_layers_compute_the_same_and_leave_no_trace(plain_kernels):
+    """Two lengths through compiled layers and through plain ones; names of the weights never change."""
     lm = tiny_lm("llama")
     names = list(lm.state_dict())
     ids = torch.arange(24).view(2, 12)
