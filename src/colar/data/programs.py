@@ -302,6 +302,8 @@ def of_formula(formula: str, problem: str) -> Solution:
     return of_python("\n".join(lines))
 
 
+# Rows that hold a program
+
 # What some of the models wrote before the question that they were asked to make up.
 _PREAMBLE = re.compile(
     r"^\W*(?:(?:student|result|(?:s?ome )?(?:possible )?(?:new |math |python |additional )*questions"
@@ -314,9 +316,6 @@ _SPACES = re.compile(r"\s+(?=[.,?!;:](?!\d))|(?<=\d)\s+(?=%)")
 _DEFINED = re.compile(r"\[\[var (\w+) = (.*)\]\]")
 _UNKNOWN = re.compile(r"\[\[question \w+ = \['(\w+)'\]\]\]")
 _PRINT = re.compile(r"print\(.*?\b(var_\w+)\b.*\)\s*$")
-
-
-# Rows that hold a program
 
 
 def checked(question: str, solution: Solution, gold: Any, key: str | None = None) -> Fields:
