@@ -194,31 +194,37 @@ def test_a_separator_that_texts_cannot_do_without_is_rejected():
         Template(TemplateConfig(separator="="), backbones.tiny_tokenizer())
 
 
-# Layouts: whoever writes one may use control tokens
+# Layouts
 
 
-def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not():
-    tokenizer = declared_ordinary()
-    config = TemplateConfig("<|im_start|>user\n{question} {speed}<eos>", step_joiner="<|im_start|>")
-    template = Template(config, tokenizer)
-    marker = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    for question in ("Is 2 = 2?", "Is <|im_start|> ### 2 <eos>?"):
-        ids = template.question(question, "(x)")
-        assert [ids.count(marker), ids.count(template.eos_id), ids.count(template.separator_id)] == [1, 1, 1]
-        assert (ids[0], ids[-2]) == (marker, template.eos_id)
-        assert template.tokenizer.decode(ids[1:-2]) == f"user\n{question} (x)"
-    whole = tokenizer("<|im_start|>user\nIs 2? (x)<eos>", add_special_tokens=False)["input_ids"]
-    assert template.question("Is 2?", "(x)") == [template.bos_id] * bool(template.bos_id) + whole + [
-        template.separator_id
-    ]
-    first, second = template.steps(("1", "<|im_start|>2"))
-    assert (marker in first, second[0], second.count(marker)) == (False, marker, 1)
+@pytest.mark.parametrize("format", ["plain", "chat"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("question", "<|im_start|>user\n{question} {speed}"),
+        ("question", "{question} {speed}<eos>"),
+        ("question", "{question} ### {speed}"),
+        ("step_joiner", " <eos> "),
+    ],
+)
+def test_a_layout_has_no_control_tokens(name, text, format):
+    config = TemplateConfig(**{name: text}, format=format)
+    with pytest.raises(
+        ValueError, match=rf"template\.{name} .* has control tokens: .* template\.format: chat"
+    ):
+        Template(config, declared_ordinary())
+
+
+def test_a_layout_of_characters_that_the_tokenizer_lacks_is_text():
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "###": 2, "two": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = Template(TemplateConfig("Task: {question} {speed}", "; "), special(core, unk_token="<unk>"))
+    assert template.question("two") == [0, 3, 2]
+    assert template.steps(("two", " two")) == [[3], [0, 3]]
 
 
 @pytest.mark.parametrize("borders", [None, Borders("<|im_start|>", bos=False)])
-@pytest.mark.parametrize(
-    "layout", ["{question} {speed}<eos>\n", "\n<eos>{question}\n{speed} ", "{question}<eos>\n{speed}"]
-)
+@pytest.mark.parametrize("layout", ["{question} {speed}\n", "\n{question}\n{speed} "])
 def test_white_space_at_a_layouts_ends_does_not_depend_on_the_question(layout, borders):
     template = Template(TemplateConfig(layout), declared_ordinary(), borders)
     text = template.tokenizer.decode(template.question("How many?"))
@@ -234,9 +240,7 @@ def test_no_text_becomes_the_token_that_closes_the_reasoning():
     text = "2 <|closing|> 3"
     for ids in (template.question(text), template.steps((text,))[0], template.answer(text)[1:]):
         assert template.closing_id not in ids
-    with pytest.raises(
-        ValueError, match=r"step_joiner '<\|closing\|>' has the token that closes the reasoning"
-    ):
+    with pytest.raises(ValueError, match=r"step_joiner '<\|closing\|>' has control tokens"):
         Template(TemplateConfig(step_joiner="<|closing|>"), tokenizer, Borders("<|closing|>", bos=False))
 
 

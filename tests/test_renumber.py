@@ -375,6 +375,28 @@ def test_a_row_with_a_number_of_thousands_of_digits_stays_as_it_is(number):
     assert [example.id for example in found.examples] == ["own/0~1", "own/0~2"]
 
 
+def test_a_row_whose_earlier_turns_may_have_its_numbers_stays_alone():
+    """Other numbers in the last question alone would leave the first one's 8, and "He finds 6 more" is not 12."""
+    more = row("He finds 8 more. How many has he?", "<<8+8=16>>")
+    turns = [
+        (("user", "Tom has 8 toys."),),
+        (("system", "Tom has eight toys."),),
+        (("user", "A pair of toys."),),
+    ]
+    found = new_rows.renumbered([dataclasses.replace(more, context=context) for context in turns], 2, 0)
+    assert not found.examples
+    assert found.alone == {"an earlier turn may have numbers": 3}
+
+
+def test_a_system_message_without_numbers_goes_with_the_new_rows():
+    told = dataclasses.replace(PENS, context=(("system", "Be brief."),))
+    first, second = new_rows.renumbered([told], 2, 0).examples
+    assert first.context == second.context == told.context
+    assert [first.question, second.question] == [
+        new.question for new in new_rows.renumbered([PENS], 2, 0).examples
+    ]
+
+
 def test_a_result_of_thousands_of_digits_is_no_other_result_of_a_row():
     """Factors of the longest numbers that are read, which the row's own numbers multiply by 0."""
     factor = "7" * 999

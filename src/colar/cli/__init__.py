@@ -6,7 +6,6 @@ underscores or hyphens. Only the module of the command that was given is importe
 
 import atexit
 import contextlib
-import dis
 import gc
 import io
 import logging
@@ -19,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -174,14 +174,9 @@ def _failed(command: str, error: Exception) -> int:
 
 def _raised_by_colar(error: Exception) -> bool:
     """True if a `raise` in colar made the error: its words are for users. Others may be defects."""
-    origin = error.__traceback__
-    while origin is not None and origin.tb_next is not None:
-        origin = origin.tb_next
-    if origin is None:
-        return False
-    code = origin.tb_frame.f_code
-    raises = code.co_code[origin.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raises and origin.tb_frame.f_globals["__name__"].startswith("colar.")
+    (origin,) = traceback.extract_tb(error.__traceback__, limit=-1)
+    ours = Path(__file__).parents[1] in Path(origin.filename).parents
+    return ours and (origin.line or "").startswith("raise ")
 
 
 def underscored(word: str) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -14,6 +13,7 @@ import torch
 from colar import files, progress
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
+from colar.data.example import Example, asked
 from colar.data.user_rows import AutoFolder
 from colar.engine.request import decoding_of
 from colar.evaluation.report_rows import AVERAGE
@@ -158,16 +158,13 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
             )
 
 
-def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
+def say_trained_on(name: str, examples: Sequence[Example], checkpoints: Iterable[str]) -> None:
     """Say how many questions a run of `auto` was trained on."""
     for folder in checkpoints:
         path = AutoFolder.of(folder).rows("train")
         if path.exists():
-            # With the turns before it: without them "And in total?" would be one question.
-            trained = {
-                (json.dumps(row.get("context", [])), row["question"]) for _, row in files.read_jsonl(path)
-            }
-            n = sum((json.dumps(example.context), example.question) in trained for example in examples)
+            trained = {asked(row["question"], row.get("context", ())) for _, row in files.read_jsonl(path)}
+            n = sum(example.asked in trained for example in examples)
             if n:
                 progress.say(
                     f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"

@@ -1,5 +1,6 @@
 """`Example`: one problem with its reasoning. Every source yields these, and every method learns from them."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -51,6 +52,11 @@ class Example:
         """The id of the first example that asks this question: its own, or its `cluster`."""
         return self.cluster or self.id
 
+    @property
+    def asked(self) -> str:
+        """The earlier turns and the question: equal for two rows that ask the same."""
+        return asked(self.question, self.context)
+
     def as_row(self) -> dict[str, Any]:
         """The example as a row of a JSONL file, which `colar.data.sources.load_examples` reads back to an equal one.
 
@@ -66,6 +72,11 @@ class Example:
 def collapsed(text: str) -> str:
     """The text with every run of white space as one space: two copies of a question differ in no more than that."""
     return " ".join(text.split())
+
+
+def asked(question: str, context: Iterable[Sequence[str]] = ()) -> str:
+    """A question with the turns before it, as one text: without them "And in total?" would be one question."""
+    return collapsed(" ".join([*(text for _, text in context), question]))
 
 
 def question_hash(question: str) -> str:

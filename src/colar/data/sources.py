@@ -24,7 +24,7 @@ from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
-from colar.data.example import SPLITS, Example, collapsed, question_hash
+from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
 from colar.data.programs import NotStraight
 
@@ -204,14 +204,13 @@ def _part(examples: list[Example], location: Split) -> list[Example]:
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
     """Give each example whose question, with its turns, came before the first one's id as its cluster."""
-    first_id: dict[tuple[Any, ...], str] = {}
+    first_id: dict[str, str] = {}
     marked = []
     for example in examples:
-        question = (example.context, collapsed(example.question))
-        if question in first_id:
-            example = dataclasses.replace(example, cluster=first_id[question])
+        if example.asked in first_id:
+            example = dataclasses.replace(example, cluster=first_id[example.asked])
         else:
-            first_id[question] = example.id
+            first_id[example.asked] = example.id
         marked.append(example)
     return marked
 

@@ -226,38 +226,33 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
         raise ValueError(
             f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
         )
-    tested = {_question(row) for row in test or ()}
-    by_question: defaultdict[str, list[Example]] = defaultdict(list)
+    tested = {row.asked for row in test or ()}
+    by_hash: defaultdict[str, list[Example]] = defaultdict(list)
     for row in rows:
-        if _question(row) not in tested:
-            by_question[_question(row)].append(row)
-    n = sum(map(len, by_question.values()))
+        if row.asked not in tested:
+            by_hash[question_hash(row.asked)].append(row)
+    n = sum(map(len, by_hash.values()))
     held = min(MOST, max(LEAST, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []
     validation: list[Example] = []
     test_rows: list[Example] = []
-    for question in sorted(by_question):
+    for key in sorted(by_hash):
         if test is None and len(test_rows) < held:
-            test_rows += by_question[question]
+            test_rows += by_hash[key]
         elif len(validation) < held:
-            validation += by_question[question]
+            validation += by_hash[key]
         else:
-            training += by_question[question]
+            training += by_hash[key]
     if not training or not validation:
         tested_rows = f" ({len(rows) - n} of {len(rows)} rows have a question of the test)" if tested else ""
         raise ValueError(
-            f"{len(by_question)} different questions are too few to train on and to measure with{tested_rows}"
+            f"{len(by_hash)} different questions are too few to train on and to measure with{tested_rows}"
         )
     # In the order of the file.
     order = {id(row): place for place, row in enumerate(rows)}
     for part in (training, validation, test_rows):
         part.sort(key=lambda row: order[id(row)])
     return Divided(training, validation, test_rows if test is None else list(test), len(rows) - n)
-
-
-def _question(row: Example) -> str:
-    """A hash of what a row asks, its context included."""
-    return question_hash(" ".join([*(text for _, text in row.context), row.question]))
 
 
 class AutoFolder:

@@ -94,6 +94,13 @@ class Request:
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, as in `Example`."""
 
+    @classmethod
+    def of(
+        cls, example: Example, params: Any, decoding: Decoding = GREEDY, seed: int = 0, **others: Any
+    ) -> "Request":
+        """The request for an example's question, the turns before it included."""
+        return cls(example.id, example.question, params, decoding, seed, context=example.context, **others)
+
 
 def check_runnable(method: Method, request: Request) -> None:
     """Reject what would fail in a step, or hold up those of others. ValueError names the request and the value."""
@@ -164,9 +171,8 @@ def fitting_questions(
     for index, example in enumerate(progress.track(examples, f"check {what}")):
         # The speed slot of the prompt may be longer for one value than for another: each is tried.
         for values in params:
-            request = Request(example.id, example.question, values, decoding, context=example.context)
             try:
-                prompt_ids(lm, method, request)
+                prompt_ids(lm, method, Request.of(example, values, decoding))
             except TooLong as error:
                 too_long[index] = str(error)
     return leave_out(examples, too_long, what, remedy)

@@ -296,8 +296,7 @@ def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -
 
 def request_of(example: Example, params: Any, decoding: Decoding, seed: int = 0) -> Request:
     """The engine's request for a question; `seed` is the evaluation's."""
-    question_seed = seed_of(example, seed)
-    return Request(example.id, example.question, params, decoding, question_seed, context=example.context)
+    return Request.of(example, params, decoding, seed_of(example, seed))
 
 
 def seed_of(example: Example, seed: int = 0) -> int:

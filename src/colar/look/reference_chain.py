@@ -117,10 +117,11 @@ def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], p
     if example is None or not method.thinks_whole_chain(params):
         return False
     (row,) = reference_rows(lm, method, [example], params)
+    # Latents of the model's own stand for no tokens.
+    if row.n_latents:
+        return False
     n_groups = len(reference_groups(lm, method, row))
-    n_thoughts = int(reference_thoughts(lm, method, [example], params).counts_R[0])
-    # Thoughts of the model's own may happen to be as many as the chain has tokens.
-    return not row.n_latents and n_groups > 0 and n_thoughts == n_groups
+    return 0 < n_groups == int(reference_thoughts(lm, method, [example], params).counts_R[0])
 
 
 def groups_thought(
@@ -195,7 +196,7 @@ def reference_passes(
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
         hidden_TD = lm.hidden(fed_1TD)[0]
-        request = Request(example.id, example.question, params, seed=row.seed, context=example.context)
+        request = Request.of(example, params, seed=row.seed)
         # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.
         hidden_KD = hidden_TD[len(row.question) - 1 :]
         n = len(hidden_KD)

@@ -257,7 +257,11 @@ class Method(ABC):
         return batch.positions()
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The embeddings that training feeds between the separators, (B, K, D), and each row's number of them, (B,)."""
+        """The embeddings that training feeds in place of the chain, (B, K, D), and each row's number of them, (B,).
+
+        `colar inspect` compares them with a model's thoughts, but not where rows have `n_latents`: these stand for
+        no tokens.
+        """
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:

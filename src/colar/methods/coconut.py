@@ -138,18 +138,6 @@ class Coconut(base.Method):
         labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
         return losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN), fed_BKD
 
-    @torch.no_grad()
-    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The model's own latents, then what is left of the steps."""
-        chain_BTD = lm.embed(batch.chain_ids)
-        K = int(batch.n_latents.max())
-        blank_BKD = chain_BTD.new_zeros(len(batch.n_latents), K, lm.width)
-        counts_B = batch.n_latents + batch.chain_lengths
-        tail_BND = ragged.pack((blank_BKD, batch.n_latents), (chain_BTD, batch.chain_lengths))
-        real_BN = ragged.length_mask(counts_B, tail_BND.shape[1])
-        _, _, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
-        return torch.cat([fed_BKD, tail_BND[:, K:]], dim=1), counts_B
-
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         return thinking.fixed_thought(state, state.hidden, self.config.n_latents)
 

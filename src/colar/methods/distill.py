@@ -130,12 +130,6 @@ class Distill(base.Method):
         projected: Tensor = module(hidden_BD.to(next(module.parameters()).dtype))
         return projected
 
-    @torch.no_grad()
-    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The student's own latents."""
-        _, _, fed_BKD = self._unroll(lm, batch)
-        return fed_BKD, torch.full_like(batch.seeds, self.config.n_latents)
-
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         return thinking.fixed_thought(state, self.project(lm, state.hidden), self.config.n_latents)
 

@@ -15,7 +15,7 @@ from accelerate import PartialState
 
 from colar import files, processes, progress
 from colar.data import sources
-from colar.data.example import Example, collapsed
+from colar.data.example import Example
 from colar.data.judge import answers
 from colar.data.renumber import new_rows
 from colar.engine import cache
@@ -284,12 +284,8 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
 
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """
-
-    def conversation(example: Example) -> tuple[str, ...]:
-        return (*(collapsed(text) for _, text in example.context), collapsed(example.question))
-
-    trained = {conversation(example) for example in train_rows}
-    both = [example.id for example in held_out if conversation(example) in trained]
+    trained = {example.asked for example in train_rows}
+    both = [example.id for example in held_out if example.asked in trained]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "

@@ -38,8 +38,6 @@ CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
 """Characters of a cached text."""
-MARK = "\ue000"
-"""Of the place of a question in its layout: a private-use character."""
 
 
 @dataclass(frozen=True)
@@ -147,22 +145,15 @@ class Template:
         # One that cannot be written in other tokens would make the first text that contains it fail.
         for token_id in border_ids - tokenizer.added_tokens_decoder.keys():
             self._control.others(token_id)
-        # A layout may have chat markers: these are the only control tokens.
-        layout = config.question.format(question="", speed="")
-        self._layout_controls = self._control.of(self._raw_ids(layout))
-        joiner_controls = self._control.of(self._raw_ids(config.step_joiner))
-        if self.closing_id in joiner_controls:
-            raise ValueError(
-                f"template.step_joiner {config.step_joiner!r} has the token that closes the reasoning"
-            )
-        self._joiner_has_controls = bool(joiner_controls)
+        for name in ("question", "step_joiner"):
+            text = getattr(config, name)
+            if self._control.among(self._raw_ids(text), text):
+                raise ValueError(
+                    f"template.{name} {text!r} has control tokens: leave them out, and set template.format: chat for "
+                    "the markers of the tokenizer's chat template"
+                )
         self.chat: ChatFormat | None = None
         if config.format == "chat":
-            if self._layout_controls:
-                raise ValueError(
-                    f"template.question {config.question!r} has control tokens, which the chat template writes: leave "
-                    "them out, or set template.format: plain"
-                )
             self.chat = ChatFormat(tokenizer, self._control, self._raw_ids, self._text_ids)
             if self.chat.end_id is not None:
                 self.eos_id = self.chat.end_id
@@ -195,29 +186,22 @@ class Template:
         return self._question_ids(question, speed, context)
 
     def _question_ids(self, question: str, speed: str, context: Sequence[Turn]) -> list[int]:
-        text = self._laid_out(question, speed)
+        text = self.config.question.format(question=question, speed=speed)
+        text = text if self.borders else text.strip()
         if self.chat is not None:
             ids = self.chat.encode([*context, ("user", text)])
             self.require_known(ids)
             return [*ids, self.separator_id]
-        ids = self._layout_ids(text, question, speed) if self._layout_controls else self._text_ids(text)
         bos = [] if self.bos_id is None else [self.bos_id]
-        return [*bos, *ids, self.separator_id]
-
-    def _laid_out(self, question: str, speed: str) -> str:
-        text = self.config.question.format(question=question, speed=speed)
-        return text if self.borders else text.strip()
+        return [*bos, *self._text_ids(text), self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
         """Ids of each reasoning step."""
-        segments = []
-        for i, step in enumerate(steps):
-            # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
-            if i and self._joiner_has_controls:
-                segments.append(self._raw_ids(self.config.step_joiner) + self._cached_text_ids(step))
-            else:
-                segments.append(self._cached_text_ids(self.config.step_joiner + step if i else step))
-        return segments
+        # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
+        return [
+            self._cached_text_ids(self.config.step_joiner + step if i else step)
+            for i, step in enumerate(steps)
+        ]
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
@@ -323,10 +307,9 @@ class Template:
 
     # Encoders, each on top of the one before it
     #
-    #     _raw_ids            as the tokenizer does: names of control tokens become these tokens    layouts, markers
+    #     _raw_ids            as the tokenizer does: names of control tokens become these tokens    chat markers
     #     _text_ids           without control tokens, even if the text spells one                   requests, chats
     #     _cached_text_ids    the same, once for each text                                          training rows
-    #     _layout_ids         a question whose layout has control tokens of its own, for instance chat markers
 
     def _raw_ids(self, text: str) -> list[int]:
         """Ids as the tokenizer makes them: the name of a control token becomes that token."""
@@ -359,19 +342,6 @@ class Template:
                 self._cached.clear()
             self._cached[key] = array("i", ids)
         return ids
-
-    def _layout_ids(self, text: str, question: str, speed: str) -> list[int]:
-        """Ids of a question `text` (layout, question and speed) whose layout has control tokens of its own."""
-        ids = self._raw_ids(text)
-        if self._control.of(ids) == self._layout_controls:
-            self.require_known(ids)
-            return ids
-        # The question spells some too.
-        pieces = [(piece, True) for piece in self._laid_out(MARK, speed).split(MARK)]
-        spelt = [pieces[0]]
-        for piece in pieces[1:]:
-            spelt += [(question, False), piece]
-        return self._control.encode_within(spelt, self._text_ids)
 
     def require_known(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""

@@ -144,6 +144,9 @@ class Problem:
 
 def problem_of(example: Example) -> Problem:
     """Read a row as a function of its numbers. `CannotRenumber`, with the reason, if it is none."""
+    # Earlier turns would keep the old numbers. A system message without numbers fits every question.
+    if any(role != "system" or mentions.find(text) for role, text in example.context):
+        raise CannotRenumber("an earlier turn may have numbers")
     text = " ".join((example.question, *example.steps, example.answer))
     # Python makes no number of more than 4,300 digits: this leaves room for what a step makes of several.
     if any(len(digits) > MAX_DIGITS for digits in _DIGITS.findall(text)):

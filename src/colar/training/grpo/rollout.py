@@ -121,15 +121,8 @@ def requests(
         question_seed = seed_from(seed, "rollout", generation, example.id)
         params = draw_params(method, config, question_seed)
         for sample in range(config.num_generations):
-            request = Request(
-                example.id,
-                example.question,
-                params,
-                config.decoding,
-                question_seed,
-                sample,
-                keep_latents=True,
-                context=example.context,
+            request = Request.of(
+                example, params, config.decoding, question_seed, sample=sample, keep_latents=True
             )
             queue.append(request)
     return queue
