@@ -23,7 +23,9 @@ COMMANDS += (
 
 def render() -> str:
     """The page."""
-    parts = ["# Command line\n\nMade from `--help` by `scripts/write_cli_docs.py`.\n"]
+    parts = [
+        "# Command line\n\nMade from `--help` by `scripts/write_cli_docs.py`. `-` works in place of `_` in options.\n"
+    ]
     for command in COMMANDS:
         parts.append(f"## colar {command}".rstrip() + f"\n\n```\n{_help(command)}```\n")
     return "\n".join(parts)

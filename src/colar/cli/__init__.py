@@ -34,7 +34,7 @@ COMMANDS = {
         "inspect",
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
-    "report": ("evaluate", "fold records into a report again, or several into one"),
+    "report": ("evaluate", "aggregate the records of one or more evaluations into a report"),
     "export": ("convert", "copy a checkpoint in half precision or with its adapter merged"),
     "import": (
         "convert",

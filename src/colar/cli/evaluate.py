@@ -1,4 +1,4 @@
-"""`colar evaluate`, `colar report`, which folds its records again, and `colar lm-eval`."""
+"""`colar evaluate`, `colar report`, which aggregates its records again, and `colar lm-eval`."""
 
 import argparse
 import contextlib
@@ -88,7 +88,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def add_report(parser: Parser) -> None:
-    parser.description = "Fold records into a report: records.jsonl files, or folders that hold one."
+    parser.description = "Aggregate records into a report: records.jsonl files, or folders that hold one."
     parser.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
     parser.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
     parser.add_argument("--title", help="heading of the report")

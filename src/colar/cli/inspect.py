@@ -41,8 +41,8 @@ def add_inspect(inspect: Parser) -> None:
     options.judge_option(inspect)
     inspect.add_argument(
         "--data",
-        help="source or file; its rows must have reasoning steps (default: the questions that a run of `colar train "
-        "auto` held out, or else arithmetic)",
+        help="source or file; of rows without reasoning steps no chain is compared (default: the questions that a run "
+        "of `colar train auto` held out, or else arithmetic)",
     )
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")

@@ -123,7 +123,7 @@ def batching_options(parser: Parser) -> None:
     parser.add_argument(
         "--eager",
         action="store_true",
-        help="run decode steps on a GPU without CUDA graphs, which make them several times faster",
+        help="run decode steps on a GPU without CUDA graphs, which avoid launch overhead",
     )
 
 

@@ -48,15 +48,16 @@ def add_train(train: Parser) -> None:
         "a recipe for your model and your file", "colar train auto, see docs/train.md"
     )
     own.add_argument("--model", help="a folder, a Hub id, or a built-in backbone (tiny, smollm2-135m)")
-    own.add_argument("--data", help="a file of problems, a folder, or a Hub data set owner/name")
+    own.add_argument(
+        "--data",
+        help="a file of problems, a folder (its train file), or a Hub data set owner/name[:split] (default: train)",
+    )
     own.add_argument("--output", help="folder of the run (of other recipes too)")
-    own.add_argument("--test", help="another file, for the table at the end (default: 5%% of the rows)")
+    own.add_argument("--test", help="another file, for the table at the end (default: rows held out)")
     own.add_argument(
         "--method", choices=["sequential", "colar"], help="sequential (ours; default) or colar (the paper's)"
     )
-    own.add_argument(
-        "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
-    )
+    own.add_argument("--grpo", action="store_true", help="also learn by reinforcement, the judge as reward")
     columns_option(own)
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"

@@ -52,8 +52,8 @@ class Engine:
     questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
     minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
     layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights); an
-    idle engine leaves them, and their cache, to the next engine of the model.
+    as CUDA graphs, which avoids launch overhead (None: on a GPU, without `compile` and with whole weights); an idle
+    engine leaves them, and their cache, to the next engine of the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """

@@ -51,7 +51,7 @@ class AnswerSettings:
     compile: bool = False
     """Compile the decode step: takes a minute, and pays off after some thousand steps."""
     eager: bool = False
-    """Run decode steps on a GPU without CUDA graphs, which make them several times faster."""
+    """Run decode steps on a GPU without CUDA graphs, which avoid launch overhead."""
 
     def __post_init__(self) -> None:
         # A decoding checks its limits: here, and not with the first question.

@@ -85,7 +85,8 @@ def train(
 
     Args:
         model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).
-        data: A file, a folder of SPLIT files, a Hub data set `owner/name`, a list of dicts, or a `datasets.Dataset`.
+        data: A file, a folder (its `train` file), a Hub data set `owner/name[:split]` (default: `train`), a list of
+            dicts, or a `datasets.Dataset`.
         output: Folder of the run; afterwards a checkpoint by its name.
         method: `sequential` (ours) or `colar` (the paper's Gaussian head).
         grpo: Also learn by reinforcement, for answers that can be judged.

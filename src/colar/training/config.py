@@ -63,8 +63,8 @@ class TrainingConfig:
     """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
     like length. A limit of memory: updates and results are the same. null: none."""
     packing: bool = False
-    """Put several rows into one sequence, where each sees itself alone: less padding. Updates and results are the same.
-    Not for methods whose loss feeds the model several times (coconut, sim_cot, distill, sequential with
+    """Put several rows into one sequence, with attention restricted to each row: less padding, the same updates. Not
+    for methods whose loss feeds the model several times (coconut, sim_cot, distill, sequential with
     confidence_thresholds)."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
@@ -92,7 +92,7 @@ class TrainingConfig:
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     fsdp: bool = False
-    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one card does not
+    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one GPU does not
     hold. SFT without validation (data.validation_size 0); docs/parallel.md."""
     compile: bool | None = None
     """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after on a CPU, and

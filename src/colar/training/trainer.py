@@ -8,7 +8,7 @@
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
-| weights split between processes (`training.fsdp`) | models that one card does not hold (`model/sharded.py`) |
+| weights split between processes (`training.fsdp`) | models that one GPU does not hold (`model/sharded.py`) |
 | each term of the loss in the logs | |
 | a stop at a loss or gradient that is not finite | before it reaches the weights |
 
