@@ -36,7 +36,7 @@ OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/sequential/best" "$o
   --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report" \
   >"$out/tables.txt"
 sed '/^Paired differences/,$d' "$out/tables.txt"
-echo "Two of the test problems at c = 2 and c = 5; the tokens of each thought in brackets (sequential):"
+echo "Two of the test problems at c = 2 and c = 5 (sequential); for each thought its tokens, and those nearest to it:"
 colar data prepare arithmetic --splits test --limit 2 --output "$out/problems" >/dev/null
 colar generate "$out/sequential/best" --input "$out/problems/test.jsonl" --compression_factor 2 5 --show-latents \
   --max_latents 64 --max_completion_length 8 2>/dev/null

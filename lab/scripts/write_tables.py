@@ -68,7 +68,7 @@ ACCURACIES = {
         {"colar c=2 (sequential)": "sequential (ours), c = 2"},
     ),
     "toy/grpo": (
-        "Toy model, a teacher who errs, c = 2",
+        "Toy model, training chains with errors, c = 2",
         "reinforcement",
         {"colar c=2": "Gaussian head (the paper's): SFT", "colar c=2 (RL)": "Gaussian head: GRPO"},
     ),
