@@ -185,7 +185,7 @@ def test_a_run_is_that_of_one_process(starts: dict[str, Path], tmp_path: Path) -
     for mine, theirs in zip(found, curve(run(alone)), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-2, abs=1e-4)
     # The number of actors may change when a run goes on.
-    RunFolder(made.output).claim(to_json(dataclasses.replace(alone, output=made.output)))
+    RunFolder(made.output).check_recipe(to_json(dataclasses.replace(alone, output=made.output)))
 
 
 def test_outputs_are_pickled_without_the_rows_beside_them(starts: dict[str, Path]) -> None:

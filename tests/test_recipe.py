@@ -572,7 +572,9 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
 
 
 def claim(made, folder):
-    RunFolder(folder).claim(to_json(made))
+    """As a run does at its start, and when its rows and its model are loaded."""
+    RunFolder(folder).check_recipe(to_json(made))
+    RunFolder(folder).begin(to_json(made), resume=True)
 
 
 def test_a_run_folder_belongs_to_one_run(tiny, capsys):

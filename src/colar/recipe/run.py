@@ -70,7 +70,8 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
-        processes.from_main(lambda: folder.claim(to_json(recipe), resume))
+        if resume:
+            processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
         roll_out = lock.enter_context(rollouts(recipe, method))
         lm, examples, held_out = load_model_and_rows(recipe, method)
         result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
@@ -97,8 +96,8 @@ def run_trainer(
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
-    `run_info` goes into the checkpoint's colar.json. `callbacks` come beside ours. `stopped_for_good` says of a saved
-    state that its run has ended and must not resume.
+    `run_info` goes into the checkpoint's colar.json, and its recipe also into recipe.json. `callbacks` come beside ours.
+    `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -111,11 +110,7 @@ def run_trainer(
     processes.require_shared(folder.path)
     with contextlib.ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
-        # The folder is touched only now, when nothing is wrong with the call.
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
-        if trainer.args.should_save and not resume:
-            folder.clear()
-        PartialState().wait_for_everyone()
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
@@ -132,6 +127,8 @@ def run_trainer(
                 f"{curriculum.max_steps:,}: give the length that it has (training.num_train_epochs or max_steps), "
                 "another output, or --no_resume"
             )
+        # Files of an earlier run are touched only now, when nothing is wrong with the call.
+        processes.from_main(lambda: folder.begin(info.get("recipe"), resume))
         if trainer.args.should_save:
             # Outputs of a killed run after its last checkpoint. Only now is it sure that the run resumes there.
             folder.drop_completions(saved.global_step)

@@ -8,7 +8,7 @@ logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inspect.html, .json   what the model thinks (`recipe/run.py`)
-recipe.json           the recipe, and a digest of the weights that it starts from: `RunFolder.claim`
+recipe.json           the recipe, and a digest of the weights that it starts from: `RunFolder.begin`
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 
@@ -72,30 +72,36 @@ class RunFolder:
         self.recipe = self.path / "recipe.json"
         self.finished = self.path / "finished.json"
 
-    def claim(self, recipe: dict[str, Any], resume: bool = True) -> None:
-        """Write a recipe's values into the folder. ValueError where it holds another run.
-
-        Without `resume` any run that is there is to be replaced. Logs where a run that has ended goes on.
-        """
-        values = _with_start(recipe)
+    def check_recipe(self, recipe: dict[str, Any]) -> None:
+        """ValueError where the folder holds the run of another recipe. Logs where a run that has ended goes on."""
         # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
-        if resume and self.recipe.exists() and (self.best.exists() or self.last_resume_state()):
-            before, now = _dotted(files.read_json(self.recipe)), _dotted(values)
-            # The same weights may lie in another folder by now.
-            free = RESUMABLE | ({"model.init_from"} if START in now else set())
-            check_same_run(
-                self.path,
-                {key: value for key, value in before.items() if key not in free},
-                {key: value for key, value in now.items() if key not in free},
-                "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
-            )
-            for key in changed_keys(before, now):
-                if self.finished.exists() and key in BUDGET:
-                    progress.say(
-                        f"{self.path} had ended with {key} {before[key]}: it goes on with {now[key]}"
-                    )
+        if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
+            return
+        values = _with_start(recipe)
+        before, now = _dotted(files.read_json(self.recipe)), _dotted(values)
+        # The same weights may lie in another folder by now.
+        free = RESUMABLE | ({"model.init_from"} if START in now else set())
+        check_same_run(
+            self.path,
+            {key: value for key, value in before.items() if key not in free},
+            {key: value for key, value in now.items() if key not in free},
+            "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
+        )
+        for key in changed_keys(before, now):
+            if self.finished.exists() and key in BUDGET:
+                progress.say(f"{self.path} had ended with {key} {before[key]}: it goes on with {now[key]}")
+
+    def begin(self, recipe: dict[str, Any] | None, resume: bool) -> None:
+        """Write the recipe of the run that starts or goes on here; without `resume` an earlier one is removed first.
+
+        All that can be wrong with the run is known by then: one that ends in an error leaves the folder as it was.
+        """
+        values = None if recipe is None else _with_start(recipe)
+        if not resume:
+            self.clear()
         self.finished.unlink(missing_ok=True)
-        files.write_json(self.recipe, values)
+        if values is not None:
+            files.write_json(self.recipe, values)
 
     def has_finished(self, recipe: dict[str, Any]) -> bool:
         """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
@@ -114,10 +120,17 @@ class RunFolder:
         return True
 
     def clear(self) -> None:
-        """Remove the files of a run, and nothing else that lies there."""
-        for folder in (self.best, self.checkpoints, self.logs):
+        """Remove the files of a run, and nothing else that lies there.
+
+        After a kill at any moment the rest is still that of recipe.json, which goes last.
+        """
+        self.finished.unlink(missing_ok=True)
+        # Without them a state counts as one that a kill has torn, and never as damaged.
+        for state in self.resume_states():
+            (state / DIGESTS).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.best, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.completions, self.page, self.numbers, self.finished):
+        for file in (self.history, self.completions, self.page, self.numbers, self.recipe):
             file.unlink(missing_ok=True)
 
     def drop_completions(self, step: int) -> None:
