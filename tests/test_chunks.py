@@ -214,15 +214,15 @@ def test_scores_are_those_of_all_logits_at_once(settings: dict[str, Any], decodi
     config = GrpoConfig(num_generations=2, max_latents=5, max_completion_length=6, **decoding)
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     rollouts = rollout.collate(outputs, lm.width)
-    whole = method.logps(lm, rollouts, "mean")
+    whole = method.logps(lm, rollouts)
     wanted = gradients(lm, whole.logps.sum())
-    found = method.logps(in_chunks(lm, 3), rollouts, "mean")
+    found = method.logps(in_chunks(lm, 3), rollouts)
     torch.testing.assert_close(found.logps, whole.logps, **TOLERANCE)
     torch.testing.assert_close(found.entropy, whole.entropy, equal_nan=True, **TOLERANCE)
     assert_close(gradients(lm, found.logps.sum()), wanted)
     # A policy is scored without a gradient, and by exactly the numbers that are trained.
     with torch.no_grad():
-        assert torch.equal(method.logps(lm, rollouts, "mean").logps, found.logps)
+        assert torch.equal(method.logps(lm, rollouts).logps, found.logps)
 
 
 def test_surprisal_is_that_of_all_logits_at_once() -> None:

@@ -437,12 +437,12 @@ def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at
         ends = set(tensors.endings.unique().tolist())
         assert Ending.START in ends
         assert Ending.DIGIT_OR_START in ends
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, outputs, tensors)
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     # It counts.
     without = dataclasses.replace(tensors, endings=torch.full_like(tensors.endings, -1))
-    other = method.logps(lm, without, "mean")
+    other = method.logps(lm, without)
     at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
     assert bool((other.logps[at] >= scores.logps[at]).all())
     assert bool((other.logps[at] > scores.logps[at]).any())

@@ -411,7 +411,7 @@ def grpo_updates(case: str, folder: Path, grpo: dict[str, Any], **config: Any) -
     return later.parts()
 
 
-OTHER_LOSS = {"beta": 0.1, "loss_type": "bnpo", "importance_sampling_level": "sequence", "temperature": 0.8}
+OTHER_LOSS = {"beta": 0.1, "loss_type": "dapo", "importance_sampling_level": "sequence", "temperature": 0.8}
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,6 @@ WEIGHTED = [
     ("grpo", [-(1 - 2) / 2, -(0.5 + 4) / 2]),
     ("dr_grpo", [-(1 * 1 - 2 * 3) / 5 / 2, -(0.5 * 2 + 4 * 2) / 5 / 2]),  # the constant is 5
     ("dapo", [-(1 * 1 - 2 * 3) / 4, -(0.5 * 2 + 4 * 2) / 4]),
-    ("bnpo", [-(1 - 2) / 2, -(0.5 + 4) / 2]),  # batches of one output: as grpo
 ]
 
 
@@ -192,17 +191,6 @@ def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
     loss, _ = policy_loss(logps, logps, mask, gains, CLIP)
     found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.outputs_per_update
     assert found.tolist() == pytest.approx(wanted)
-
-
-def test_bnpo_averages_over_the_actions_of_each_batch() -> None:
-    """Batches of two: (1, 3 actions) and (2, 2): -(1 - 6) / 4 and -(1 + 8) / 4, and their mean."""
-    lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
-    plan = GenerationPlan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
-    loss = -gains * lengths
-    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
-    assert float(found) == pytest.approx((5 / 4 - 9 / 4) / 2)
-    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
-    assert float(dapo) == pytest.approx((5 - 9) / 8)
 
 
 def test_clipping_by_hand() -> None:
@@ -336,7 +324,7 @@ def sample(
 
 
 @torch.no_grad()
-def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
+def naive(lm: LatentLM, method: Colar, each: Output) -> list[float]:
     """One output's log-probs, by a forward over it alone and torch.distributions."""
     completion = each.completion
     decoding = completion.request.decoding
@@ -354,7 +342,7 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
             drawn = Normal(mean, decoding.latent_temperature * log_std.exp()).log_prob(
                 latent / method.sigma_e
             )
-            logp = logp + (drawn.mean() if how == "mean" else drawn.sum())
+            logp = logp + drawn.mean()
         found.append(float(logp))
     of_tokens = choices.logits[range(len(latents), len(states) - 1), answer].tolist()
     # A stop that was forced was no choice.
@@ -362,29 +350,29 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
 
 
 CASES = [
-    ("gemma3", {}, "mean", {}),
-    ("gpt2", {}, "mean", {}),
-    ("llama", {}, "sum", {}),
-    ("llama", {}, "mean", {"temperature": 0.7, "latent_temperature": 1.6}),
-    ("qwen2", {"head": "deterministic"}, "mean", {}),
-    ("gpt2", {}, "sum", {"latent_temperature": 0.0}),
+    ("gemma3", {}, {}),
+    ("gpt2", {}, {}),
+    ("llama", {}, {}),
+    ("llama", {}, {"temperature": 0.7, "latent_temperature": 1.6}),
+    ("qwen2", {"head": "deterministic"}, {}),
+    ("gpt2", {}, {"latent_temperature": 0.0}),
 ]
 
 
-@pytest.mark.parametrize(("family", "head", "how", "decoding"), CASES)
+@pytest.mark.parametrize(("family", "head", "decoding"), CASES)
 def test_log_probs_are_those_of_torch_distributions(
-    family: str, head: dict[str, Any], how: Any, decoding: dict[str, float]
+    family: str, head: dict[str, Any], decoding: dict[str, float]
 ) -> None:
     lm, method = model(family, **head)
-    outputs = sample(lm, method, grpo(latent_logprob=how, **decoding))
+    outputs = sample(lm, method, grpo(**decoding))
     rollouts = rollout.collate(outputs, lm.width)
-    scores = method.logps(lm, rollouts, how)
-    engine = rollout.engine_logps(method, outputs, rollouts, how)
+    scores = method.logps(lm, rollouts)
+    engine = rollout.engine_logps(method, outputs, rollouts)
     lengths = {each.completion.length for each in outputs}
     assert 5 in lengths  # forced stops are there,
     assert len(lengths) > 2  # and others
     for row, each in enumerate(outputs):
-        wanted = naive(lm, method, each, how)
+        wanted = naive(lm, method, each)
         mask = scores.mask[row]
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
         assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
@@ -429,8 +417,8 @@ def test_tokens_of_a_chain_are_actions_like_those_of_the_answer(
     tensors = rollout.collate(outputs, lm.width)
     if bool(tensors.thought_counts.any()):
         assert tensors.latents.shape[-1] == 0  # tokens are embedded again: their embeddings may be trained
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, outputs, tensors)
     lengths = {each.completion.length for each in outputs}
     if name == "no_cot":
         assert lengths == {0}
@@ -448,7 +436,7 @@ def test_tokens_of_a_chain_are_actions_like_those_of_the_answer(
 def test_gradients_reach_what_a_chain_of_tokens_was_embedded_by() -> None:
     lm, method = tiny_lm("llama"), Cot(CotConfig())
     tensors = rollout.collate(sample(lm, method, grpo(compression_factors=None)), lm.width)
-    method.logps(lm, tensors, "mean").logps.sum().backward()
+    method.logps(lm, tensors).logps.sum().backward()
     thought = {int(i) for i in tensors.thought_ids[0, : tensors.thought_counts[0]]}
     asked = {int(i) for i in tensors.question_ids.flatten()}
     only_thought = sorted(thought - asked)
@@ -460,7 +448,7 @@ def test_gradients_reach_what_a_chain_of_tokens_was_embedded_by() -> None:
 def test_entropies_and_sigma_are_means_over_an_outputs_own_actions() -> None:
     lm, method = model()
     rollouts = rollout.collate(sample(lm, method, grpo(latent_temperature=2.0)), lm.width)
-    scores = method.logps(lm, rollouts, "mean")
+    scores = method.logps(lm, rollouts)
     none = rollouts.thought_counts == 0
     assert none.any()
     assert scores.logged["latents/sigma"].isnan().tolist() == none.tolist()
@@ -474,7 +462,7 @@ def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> Non
     lm, method = model("qwen2", LoraSettings(r=4))
     rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
     rollouts.latents.requires_grad_(True)
-    scores = method.logps(lm, rollouts, "mean")
+    scores = method.logps(lm, rollouts)
     scores.logps.sum().backward()
     assert rollouts.latents.grad is None
     moved = {name for name, p in lm.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
@@ -485,7 +473,7 @@ def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> Non
 
 @pytest.mark.parametrize(
     ("loss_type", "level"),
-    [("grpo", "token"), ("dr_grpo", "sequence"), ("dapo", "token"), ("bnpo", "sequence")],
+    [("grpo", "token"), ("dr_grpo", "sequence"), ("dapo", "token")],
 )
 def test_the_objective_is_the_formula_over_naive_log_probs(
     tmp_path: Path, loss_type: Any, level: Any
@@ -502,10 +490,10 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     old, ref, gains = -2 * torch.rand(8, N), -2 * torch.rand(8, N), torch.randn(8)
     lengths = [int(n) for n in rollouts.n_actions()]
     total, wanted = sum(lengths), 0.0
-    masks = method.logps(lm, rollouts, "mean").mask
+    masks = method.logps(lm, rollouts).mask
     for row, each in enumerate(outputs):
         mask = masks[row]
-        now = naive(lm, method, each, "mean")
+        now = naive(lm, method, each)
         logs = [n - then for n, then in zip(now, old[row][mask].tolist(), strict=True)]
         if level == "sequence":
             logs = [sum(logs) / len(logs)] * len(logs)
@@ -513,7 +501,7 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
         A = float(gains[row])
         sum_ = -sum(min(w * A, min(max(w, 0.9), 1.4) * A) for w in map(math.exp, logs))
         sum_ += 0.3 * sum(math.exp(d) - d - 1 for d in away)
-        divisor = {"grpo": 8 * lengths[row], "dr_grpo": 8 * 3.5, "dapo": total, "bnpo": total}[loss_type]
+        divisor = {"grpo": 8 * lengths[row], "dr_grpo": 8 * 3.5, "dapo": total}[loss_type]
         wanted += sum_ / divisor
     weights = output_weights(loss_type, rollouts.n_actions(), made.plan, 3.5)
     columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
@@ -749,13 +737,13 @@ def test_outputs_are_taken_with_their_own_padding_and_scored_alike(name: str, co
     outputs = sample(liven(lm), method, grpo(compression_factors=None, num_generations=8))
     rollouts = rollout.collate(outputs, lm.width)
     longest = rollouts.thought_counts.max()
-    whole = method.logps(lm, rollouts, "mean").logps
+    whole = method.logps(lm, rollouts).logps
     for n_thoughts in (0, 1, int(longest)):
         (places,) = torch.where(rollouts.thought_counts == n_thoughts)
         assert len(places)
         taken = Rollouts.from_tensors(take(rollouts.tensors(), places))
         assert taken.latents.shape[1] == taken.thought_ids.shape[1] == taken.endings.shape[1] == n_thoughts
-        scores = method.logps(lm, taken, "mean").logps
+        scores = method.logps(lm, taken).logps
         torch.testing.assert_close(scores, whole[places, : scores.shape[1]], atol=1e-4, rtol=1e-4)
     assert longest > 1
 
@@ -921,7 +909,7 @@ def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
         assert inputs["kept"].tolist() == ((~cut) | (not mask)).tolist()
         total = float(rollouts.n_actions()[inputs["kept"]].sum())
         assert inputs["weights"].tolist() == pytest.approx([8 / total] * 8)
-        logps = method.logps(lm, rollouts, "mean")
+        logps = method.logps(lm, rollouts)
         kept = logps.mask & inputs["kept"][:, None]
         wanted = -(inputs["advantages"][:, None] * kept).sum() / total  # every ratio is 1
         assert float(made.objective(**inputs)["loss"]) == pytest.approx(float(wanted), abs=1e-6)
@@ -999,11 +987,11 @@ def test_accumulation_and_batches_give_the_same_run(tmp_path: Path) -> None:
 def test_batches_in_parts_give_the_same_run(tmp_path: Path) -> None:
     """Outputs go through the model one by one; with two iterations they are scored before, too.
 
-    Of bnpo, whose divisor is the actions of the batch, and not of its parts.
+    Of dapo, whose divisor is the actions of the update, and not of its parts.
     """
     curves = []
     for tokens in (None, 1):
-        config = grpo(loss_type="bnpo", num_iterations=2)
+        config = grpo(loss_type="dapo", num_iterations=2)
         curves.append(curve(run(tmp_path / str(tokens), config, tokens_per_batch=tokens, max_steps=3)[1]))
     for mine, theirs in zip(curves[1], curves[0], strict=True):
         assert mine.keys() == theirs.keys()
@@ -1281,10 +1269,9 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
             {"temperature": 0.0},
             "grpo.temperature must be above 0 (at 0 nothing is drawn, and nothing explores), got 0.0",
         ),
-        ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got 'ppo'"),
+        ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, got 'ppo'"),
         ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
         ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
-        ({"latent_logprob": "max"}, "must be one of mean, sum, got 'max'"),
         ({"num_generations": 1}, "grpo.num_generations must be a whole number, 2 or more, got 1"),
         ({"num_iterations": 0}, "grpo.num_iterations must be a whole number, 1 or more, got 0"),
         ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
@@ -1343,11 +1330,6 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
     lm, pause = tiny_lm("llama"), registry.build("pause")
     with pytest.raises(ValueError, match="method.name pause cannot be trained by grpo"):
         grpo_train.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
-    for without in (registry.build("sequential"), registry.build("colar", {"head": "deterministic"})):
-        with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for .* got 'sum'"):
-            grpo_train.train(
-                lm, without, EXAMPLES, TrainingConfig(**QUICK), grpo(latent_logprob="sum"), tmp_path
-            )
     lm, method = model()
     with pytest.raises(ValueError, match="some questions are there twice"):
         grpo_train.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)

@@ -148,9 +148,9 @@ def test_reinforcement_scores_what_it_sampled(case: str, elsewhere: str) -> None
     lm.to(elsewhere)
     outputs = rollout.roll_out(lm, method, config, EXAMPLES[:2], 0, 0)
     rollouts = rollout.collate(outputs, lm.width)
-    old_RN = rollout.engine_logps(config.check_method(method), outputs, rollouts, "mean")
+    old_RN = rollout.engine_logps(method, outputs, rollouts)
     tensors = {name: column.to(elsewhere) for name, column in rollouts.tensors().items()}
-    scores = config.check_method(method).logps(lm, Rollouts.from_tensors(tensors), "mean")
+    scores = method.logps(lm, Rollouts.from_tensors(tensors))
     difference_RN = (scores.logps.detach().cpu() - old_RN).abs()
     assert float(difference_RN[scores.mask.cpu()].max()) < 1e-3
     scores.logps.sum().backward()

@@ -531,12 +531,12 @@ def test_factors_that_are_not_whole_are_scored_like_others() -> None:
     )
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(outputs, lm.width)
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, outputs, tensors)
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     tensors.params["confidence_threshold"][1] = 0.5
     with pytest.raises(ValueError, match="confidence_threshold must be 0 or above 0.5 in outputs that are"):
-        method.logps(lm, tensors, "mean")
+        method.logps(lm, tensors)
 
 
 @pytest.mark.parametrize(("shortlist", "latent_temperature"), [(False, 0.3), (True, 1.0)])
@@ -559,12 +559,12 @@ def test_groups_that_end_early_are_scored(shortlist: bool, latent_temperature: f
     assert sizes.max() > 1
     declined = tensors.endings >= 0
     assert declined.any()
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, outputs, tensors)
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     # It counts: without it, a group that was ended by a draw would be as likely as its tokens alone.
     without = dataclasses.replace(tensors, endings=torch.full_like(tensors.endings, -1))
-    other = method.logps(lm, without, "mean")
+    other = method.logps(lm, without)
     at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
     assert bool((other.logps[at] > scores.logps[at]).all())
     torch.testing.assert_close(other.logps[~at], scores.logps[~at])

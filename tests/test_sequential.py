@@ -208,8 +208,8 @@ def test_log_probs_of_thoughts_are_exact(
     )
     rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(rollouts, lm.width)
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, rollouts, tensors)
     for row, each in enumerate(rollouts):
         mask, wanted = scores.mask[row], naive_logps(lm, each)
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
@@ -221,7 +221,7 @@ def test_log_probs_of_thoughts_are_exact(
     with torch.no_grad():
         embeddings = lm.causal_lm.get_input_embeddings().weight
         embeddings += 0.1 * embeddings.std() * torch.randn_like(embeddings)
-    later = method.logps(lm, tensors, "mean")
+    later = method.logps(lm, tensors)
     if drawn_at == 0:
         return  # another thought is the likeliest now
     for row, each in enumerate(rollouts):
@@ -240,7 +240,7 @@ def test_what_was_chosen_is_fed_anew_with_gradient() -> None:
     # Tied ones would get gradient as labels, too.
     assert lm.causal_lm.get_output_embeddings().weight is not embeddings
 
-    scores = method.logps(lm, tensors, "mean")
+    scores = method.logps(lm, tensors)
     answer = scores.logps.gather(1, tensors.thought_counts[:, None] + 1)
     (gradient,) = torch.autograd.grad(answer.sum(), embeddings)
     chosen = tensors.group_ids[tensors.group_ids >= 0].unique()

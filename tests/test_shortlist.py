@@ -501,8 +501,8 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_
     )
     rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(rollouts, lm.width)
-    scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    scores = method.logps(lm, tensors)
+    engine = rollout.engine_logps(method, rollouts, tensors)
     for row, each in enumerate(rollouts):
         wanted = naive_logps(lm, each, method.config.shortlist_ids)
         n = each.completion.length

@@ -148,7 +148,7 @@ def generation(system: str, lm: LatentLM, method: Any, job: RolloutJob, batch: i
     outputs = ours(lm, method, job, merged=system == "merged")
     if system == "rescored":
         for start in range(0, len(job.requests), batch):
-            method.logps(lm, slice_of(outputs, start, start + batch, lm.device), "mean")
+            method.logps(lm, slice_of(outputs, start, start + batch, lm.device))
     return outputs
 
 
@@ -161,7 +161,7 @@ def ours(lm: LatentLM, method: Any, job: RolloutJob, merged: bool) -> Rollouts:
         sampled.append(Output(example, ids, completion, lm.template.eos_id))
     # Log-probs that were kept while drawing, one for each latent, stop and token.
     outputs = rollout.collate(sampled, lm.width)
-    rollout.engine_logps(method, sampled, outputs, "mean")
+    rollout.engine_logps(method, sampled, outputs)
     return outputs
 
 

@@ -18,8 +18,8 @@ has the log-prob
 
     log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
 
-Its density is a mean over the D dimensions (`latent_logprob: mean`, of the size of a token's log-prob) or their sum
-(the true one). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
+Its density is the mean over the D dimensions, of the size of a token's log-prob: under their sum, the true one, updates
+would be noise (lab/LOG.md). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
 
 Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is the
 expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none of its
@@ -47,7 +47,7 @@ from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch, ScaledMethod, check_sigma_e
 from colar.methods.grouping import Factors, GroupMethod, MergedChains
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
+from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
@@ -225,10 +225,10 @@ class Colar(GroupMethod, ScaledMethod):
 
     @property
     def has_density(self) -> bool:
-        """Latents are drawn (at a latent_temperature above 0), so that `latent_logprob` has something to act on."""
+        """True if latents are drawn, at a latent_temperature above 0."""
         return bool(self.config.head != "deterministic")
 
-    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+    def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
         closing_id = lm.template.closing_id
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
@@ -243,23 +243,18 @@ class Colar(GroupMethod, ScaledMethod):
             temperature_L = devices.beside(rollouts.latent_temperature[thoughts.row].float(), mean_LD)
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
-            density_L = density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)
             with torch.no_grad():
                 # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
                 entropy_L = torch.where(temperature_L > 0, gaussian_entropy(spread_LD), torch.nan)
                 sigma_L = log_std_LD.exp().mean(-1)
-            return go_on_L + density_L, {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
+            return go_on_L + density_LD.mean(-1), {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
 
         return score_actions(lm, rollouts, thought_logps)
 
-    def sampled_logps(
-        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
-    ) -> Tensor:
+    def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         stop_K = info["stop_logp"]
-        # `latent_logp` is the mean over the dimensions: the sum is that many times as large.
-        dimensions = info["mu"].shape[-1] if latent_logprob == "sum" else 1
         # log(1 - p[###]) from log p[###]: `expm1` keeps the digits that 1 - exp would lose where p is nearly 1.
-        thought_K = torch.log(-torch.expm1(stop_K)) + dimensions * info["latent_logp"]
+        thought_K = torch.log(-torch.expm1(stop_K)) + info["latent_logp"]
         return torch.where(stopped, stop_K, thought_K)
 
     # Thinking

@@ -20,7 +20,7 @@ from torch import Tensor
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
 from colar.methods.base import Batch, Row
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
+from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
@@ -57,9 +57,7 @@ class Cot(base.Method):
 
     # Reinforcement: a thought is a token like any other.
 
-    has_density: ClassVar[bool] = False
-
-    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+    def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             ids_L = devices.beside(thoughts.ids, thoughts.hidden)
             (logps_L,) = lm.reduce_logits(losses.chosen_logps, thoughts.hidden, ids_L, thoughts.temperature)
@@ -67,9 +65,7 @@ class Cot(base.Method):
 
         return score_actions(lm, rollouts, thought_logps)
 
-    def sampled_logps(
-        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
-    ) -> Tensor:
+    def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         return info["logp"]
 
 

@@ -22,7 +22,7 @@ M positions of all rows, L thoughts of all rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from colar.methods import losses
 from colar.methods.base import Columns
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-
-LatentLogprob = Literal["mean", "sum"]
-"""A latent's log-density: the mean over its dimensions (of the size of a token's log-prob), or their sum."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +117,11 @@ class Scores:
 class Scorable(Protocol):
     """A method that reinforcement can train: beside `Method` it has the log-probs of its own choices."""
 
-    @property
-    def has_density(self) -> bool:
-        """True if latents are drawn from a density: only then does `latent_logprob` change anything."""
-        ...
-
-    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+    def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
         """By the present weights, with gradient to them."""
         ...
 
-    def sampled_logps(
-        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
-    ) -> Tensor:
+    def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         """By the weights that sampled, from the `info` of `think`: columns (K, ...) of one request's steps -> (K,).
 
         `stopped` (K,) bool says at which step the thinking ended.

@@ -25,6 +25,7 @@ from typing import Any
 
 from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
+from colar.methods.rollouts import require_scorable
 from colar.model.masks import MASKED
 from colar.recipe.schema import Recipe, Stage, build_method
 from colar.training.grpo import rewards
@@ -195,8 +196,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
             recipe.grpo.plan(recipe.training, processes.launched())
             rewards.by_name(recipe.grpo.reward_funcs)
-            # By what the recipe says of its method; the run asks the checkpoint, which knows the rest.
-            recipe.grpo.check_method(method)
+            require_scorable(method)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     _check_unused(recipe, overrides)

@@ -106,7 +106,6 @@ def load_method(recipe: Recipe) -> Method:
             raise ValueError(
                 f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
             )
-    recipe.grpo.check_method(trained)
     recipe.validation.check_params(trained)
     return trained
 

@@ -96,8 +96,8 @@ def run_trainer(
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
-    `run_info` goes into the checkpoint's colar.json, and its recipe also into recipe.json. `callbacks` come beside ours.
-    `stopped_for_good` says of a saved state that its run has ended and must not resume.
+    `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `callbacks` come beside
+    ours. `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(

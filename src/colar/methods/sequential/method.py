@@ -39,7 +39,7 @@ from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch
 from colar.methods.grouping import Deck, GroupMethod, MergedChains
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
+from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import choice, decoder, merging
 from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows, most_tokens
 from colar.methods.sequential.choice import Groups, Rules
@@ -231,11 +231,8 @@ class Sequential(GroupMethod):
 
     # Reinforcement
 
-    has_density: ClassVar[bool] = False
-    """A thought's log-prob is that of its tokens."""
-
-    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
-        """Exact: a latent is the sum of tokens that were chosen one by one.
+    def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
+        """Exact: a latent is the sum of tokens that were chosen one by one, and its log-prob is theirs.
 
         Where a group could go on at all was decided by the weights that sampled; the present ones are asked how likely
         they find what was drawn there.
@@ -258,9 +255,7 @@ class Sequential(GroupMethod):
         latents_BKD = _latents_of_groups(lm, rollouts.group_ids, equations)
         return score_actions(lm, rollouts, thought_logps, latents_BKD)
 
-    def sampled_logps(
-        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
-    ) -> Tensor:
+    def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         return info["logp"]
 
     # Thinking

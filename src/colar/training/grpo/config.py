@@ -6,18 +6,15 @@ from typing import Literal, get_args
 
 from colar import checks
 from colar.engine.request import Decoding
-from colar.methods.base import Method
-from colar.methods.rollouts import LatentLogprob, Scorable, require_scorable
 from colar.training.config import TrainingConfig
 
-LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo"]
+LossType = Literal["grpo", "dr_grpo", "dapo"]
 Level = Literal["token", "sequence"]
 Scale = Literal["group", "batch", "none"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": get_args(LossType),
     "importance_sampling_level": get_args(Level),
     "scale_rewards": get_args(Scale),
-    "latent_logprob": get_args(LatentLogprob),
 }
 
 
@@ -58,8 +55,7 @@ class GrpoConfig:
     # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average"), the
-    mean number of actions of the first generation's outputs; dapo: mean over all actions of an update; bnpo: over those
-    of a batch."""
+    mean number of actions of the first generation's outputs; dapo: mean over all actions of an update."""
     importance_sampling_level: Level = "token"
     """Ratio of new to old probability: token, of each action; sequence, one for an output (GSPO's mean)."""
     epsilon: float = 0.2
@@ -68,10 +64,6 @@ class GrpoConfig:
     """And at 1 + epsilon_high; null: epsilon."""
     beta: float = 0.0
     """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
-    latent_logprob: LatentLogprob = "mean"
-    """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one. Where latents
-    are not drawn from a density (`sequential`, the deterministic head, CoT) it must be mean, which does nothing
-    there."""
     # Which outputs are learnt from.
     mask_truncated_completions: bool = False
     """Leave out outputs whose thinking or answer was cut."""
@@ -133,16 +125,6 @@ class GrpoConfig:
             _ = self.decoding  # the engine's Decoding checks the others
         except ValueError as error:
             raise ValueError(f"grpo.{error}") from error
-
-    def check_method(self, method: Method) -> Scorable:
-        """The method, where it can be trained and has a use for what is set here. ValueError where it has not."""
-        scorable = require_scorable(method)
-        allowed = (
-            f"mean for method.name {method.name} as it is set here: its thoughts are not drawn from a density"
-        )
-        used = scorable.has_density or self.latent_logprob == "mean"
-        checks.check_holds("grpo.latent_logprob", used, self.latent_logprob, allowed)
-        return scorable
 
     @property
     def decoding(self) -> Decoding:

@@ -197,7 +197,7 @@ class RolloutSampler:
         weights_R = output_weights(self.config.loss_type, counted_R, plan, self.dr_grpo_length)
         # Only logged: how far the engine that sampled is from the trainer that scores.
         method = require_scorable(self.method)
-        engine_logps_RN = rollout.engine_logps(method, outputs, rollouts, self.config.latent_logprob)
+        engine_logps_RN = rollout.engine_logps(method, outputs, rollouts)
         return {
             "advantages": advantages_R,
             "weights": weights_R,

@@ -13,7 +13,6 @@ stop, a token; `methods/rollouts.py`), and with pi the model, pi_old the one tha
     grpo     c_i = 1 / |o_i|                              the paper's: "averaged when applied to each latent/token"
     dr_grpo  c_i = 1 / a constant                         its ablation "w/o average"
     dapo     c_i = M / (sum of |o| over the update)       mean over all actions
-    bnpo     c_i = B / (sum of |o| over the batch of B)   mean over those of each batch, averaged over the batches
 
 Departures from the paper: the ratio is an action's (or GSPO's length-normalised one), where the formula has the whole
 output's; the stop is an action like a token. From TRL: |o| counts latents and the stop; docs/grpo.md has the rest.
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from colar.methods.base import Method
-from colar.methods.rollouts import Rollouts, Scores
+from colar.methods.rollouts import Rollouts, Scores, require_scorable
 from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -71,8 +70,8 @@ def output_weights(loss_type: LossType, lengths_R: Tensor, plan: GenerationPlan,
         return 1 / lengths_R.clamp(min=1)
     if loss_type == "dr_grpo":
         return torch.full_like(lengths_R, 1 / constant)
-    # Outputs are in the order in which they are learnt from: an update, or a batch, is a slice of `size` of them.
-    size = plan.outputs_per_update if loss_type == "dapo" else plan.batch
+    # Outputs are in the order in which they are learnt from: an update is a slice of `size` of them.
+    size = plan.outputs_per_update
     totals = lengths_R.view(-1, size).sum(1).clamp(min=1)
     return (size / totals).repeat_interleave(size)
 
@@ -131,13 +130,13 @@ class GrpoObjective(Objective):
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
         super().__init__(lm, method)
-        self.scorable = config.check_method(method)
+        self.scorable = require_scorable(method)
         self.grpo = config  # not `config`: Trainer writes into a model's
 
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions, by the present weights."""
         with lora.casts_left_to_autocast(self.lm.causal_lm):
-            return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
+            return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors))
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update.

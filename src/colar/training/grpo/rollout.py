@@ -24,7 +24,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
+from colar.methods.rollouts import Rollouts, Scorable
 from colar.methods.thinking import param_columns
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
@@ -59,7 +59,7 @@ class Output:
             return [*self.completion.token_ids, self.eos_id]
         return list(self.completion.token_ids)
 
-    def logps(self, method: Scorable, latent_logprob: LatentLogprob) -> Tensor:
+    def logps(self, method: Scorable) -> Tensor:
         """The engine's log-prob of each position, (K + 1 + A,): thoughts, the stop (0 if forced), tokens."""
         completion = self.completion
         # One entry for each decision of the thinking: K thoughts, and the stop where it was chosen.
@@ -72,7 +72,7 @@ class Output:
             for name in decisions[0]:
                 columns[name] = torch.stack([info[name] for info in decisions]).cpu()
             is_stop = torch.arange(len(decisions)) == completion.length
-            thinking[: len(decisions)] = method.sampled_logps(columns, is_stop, latent_logprob)
+            thinking[: len(decisions)] = method.sampled_logps(columns, is_stop)
         # Answer tokens have their log-probs from the engine, EOS included.
         return torch.cat([thinking, torch.tensor(completion.token_logps)])
 
@@ -247,12 +247,10 @@ def _ids_of_thoughts(
     return ids
 
 
-def engine_logps(
-    method: Scorable, outputs: Sequence[Output], rollouts: Rollouts, latent_logprob: LatentLogprob
-) -> Tensor:
+def engine_logps(method: Scorable, outputs: Sequence[Output], rollouts: Rollouts) -> Tensor:
     """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
     logps_RN = torch.zeros(len(outputs), int(rollouts.action_positions().max()))
     for row, output in enumerate(outputs):
-        values = output.logps(method, latent_logprob)
+        values = output.logps(method)
         logps_RN[row, : len(values)] = values
     return logps_RN
