@@ -482,10 +482,10 @@ def test_full_weights_serve_as_a_backbone(saved):
 
 def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     base = saved("full").base
-    prints = {dtype: backbones.load(base, dtype).fingerprints for dtype in ("float32", "bfloat16")}
+    prints = {dtype: backbones.load(base, dtype).fingerprint for dtype in ("float32", "bfloat16")}
     assert prints["float32"] == prints["bfloat16"]
-    assert set(backbone("llama", seed=9).fingerprints).isdisjoint(prints["float32"])
-    assert set(backbones.load("tiny", seed=1).fingerprints).isdisjoint(backbones.load("tiny").fingerprints)
+    assert backbone("llama", seed=9).fingerprint != prints["float32"]
+    assert backbones.load("tiny", seed=1).fingerprint != backbones.load("tiny").fingerprint
 
 
 def test_a_model_that_an_adapter_was_merged_into_has_another_fingerprint(saved):
@@ -493,20 +493,11 @@ def test_a_model_that_an_adapter_was_merged_into_has_another_fingerprint(saved):
     old = saved("lora")
     lm, _ = pretrained.load(old.folder)
     lm.merge()
-    (base, of_embedding) = backbones.load(old.base).fingerprints
-    merged, same = backbones.fingerprints(lm.causal_lm)
-    assert same == of_embedding
-    assert merged != base == old.lm.fingerprint
-
-
-def test_an_adapter_with_a_fingerprint_of_the_embedding_alone_is_loaded(saved, copy):
-    """Checkpoints had one, before every weight had a part in it."""
-    folder = copy("lora")
-    info = files.read_json(folder / "colar.json")
-    _, info["fingerprint"] = backbones.load(saved("lora").base).fingerprints
-    files.write_json(folder / "colar.json", info)
-    lm, _ = checkpoint.load(folder)
-    assert lm.fingerprint == saved("lora").lm.fingerprint != info["fingerprint"]
+    base = backbones.load(old.base)
+    torch.testing.assert_close(
+        lm.causal_lm.get_input_embeddings().weight, base.lm.get_input_embeddings().weight
+    )
+    assert backbones.fingerprint_of(lm.causal_lm) != base.fingerprint == old.lm.fingerprint
 
 
 def test_a_backbone_beside_full_weights_is_refused(saved):
@@ -531,8 +522,8 @@ def test_small_weights_have_one_fingerprint_in_every_dtype(tmp_path, stored):
     loaded = {dtype: backbones.load(base, dtype) for dtype in backbones.DTYPES}
     assert {made.lm.dtype for made in loaded.values()} == set(backbones.DTYPES.values())
     assert len({made.fingerprint for made in loaded.values()}) == 1
-    rounded = backbones.fingerprints(loaded["float16"].lm)
-    assert (rounded == loaded["float16"].fingerprints) == (stored == "float16")
+    rounded = backbones.fingerprint_of(loaded["float16"].lm)
+    assert (rounded == loaded["float16"].fingerprint) == (stored == "float16")
 
 
 PAIRS = [

@@ -59,7 +59,7 @@ def build(
     made = backbone(family, scale=scale)
     torch.manual_seed(0)  # peft draws the adapter
     weights = made.lm.to(backbones.DTYPES[dtype])
-    lm = LatentLM.from_backbone(Backbone(made.name, weights, made.tokenizer, made.fingerprints), lora=lora)
+    lm = LatentLM.from_backbone(Backbone(made.name, weights, made.tokenizer, made.fingerprint), lora=lora)
     kind, config = METHODS[name]
     method = registry.build(kind, config)
     pretrained.attach(lm, method, seed=1)

@@ -142,7 +142,7 @@ def test_a_machine_with_little_memory(colar):
             tries += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    small = [r for r in colar.requests if len(ids(colar, r)) + r.decoding.most_positions <= 48]
+    small = [r for r in colar.requests if len(ids(colar, r)) + r.decoding.positions_after_question <= 48]
     assert len(small) > 6
     engine = Engine(colar.lm, colar.method, 16)
     starve(engine.cache, fails)

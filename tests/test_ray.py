@@ -79,7 +79,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(answer_files, "PART_ROWS", 4)
+    monkeypatch.setattr(ray_answers, "PART_ROWS", 4)
 
 
 def words(checkpoint, source, output, address, actors=1):
@@ -132,8 +132,8 @@ def test_each_row_is_answered_once_whatever_is_killed(
     given = words(checkpoint, source, folder, machines.address, actors=2)
     script = tmp_path / "driver.py"
     script.write_text(
-        "import os, sys\nfrom pathlib import Path\nfrom colar.cli import main\nfrom colar.evaluation import answer_files\n"
-        "Path(sys.argv[1]).write_text(str(os.getpid()))\nanswer_files.PART_ROWS = 4\nmain(sys.argv[2:])"
+        "import os, sys\nfrom pathlib import Path\nfrom colar.cli import main\nfrom colar.integrations import ray_answers\n"
+        "Path(sys.argv[1]).write_text(str(os.getpid()))\nray_answers.PART_ROWS = 4\nmain(sys.argv[2:])"
     )
     # Forked as the workers are.
     driver = subprocess.Popen([sys.executable, ray_workers.__file__, script, tmp_path / "id", *given])

@@ -442,7 +442,7 @@ def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
     drawn = factors.draw(Random(0), 2000)
     assert all(c in factors for c in [*drawn, *factors.offered()])
     assert factors.offered() == [1.004, 1.25, 1.5, 1.76, 2.006]
-    for values in method.efforts().values():
+    for values in registry.efforts_of(method).values():
         assert method.check_params(SequentialParams(**values)) is None
 
 

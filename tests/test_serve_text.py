@@ -18,7 +18,6 @@ from colar.ask import Model
 from colar.engine.completion import AnswerText, TokenText
 from colar.look import thought
 from colar.methods import registry
-from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.app import read_keys
 from colar.serve.chat_request import ChatRequest
 from colar.serve.chat_response import Sample, pieces
@@ -147,26 +146,28 @@ def test_an_error_reaches_all_who_wait():
     ],
 )
 def test_efforts_lie_evenly_over_what_was_trained(values, expected):
-    assert EFFORTS == ("xhigh", "high", "medium", "low", "minimal")
-    assert [each["c"] for each in efforts_over("c", values).values()] == expected
+    method = registry.build("colar", {"compression_factors": values})
+    efforts = registry.efforts_of(method)
+    assert list(efforts) == ["xhigh", "high", "medium", "low", "minimal"]
+    assert [each["compression_factor"] for each in efforts.values()] == expected
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_what_a_method_offers_it_takes(name):
     method = registry.build(name)
     for param, values in method.choices().items():
-        assert list(values) == sorted(values)
+        assert list(values) == sorted(values, reverse=param == "ratio")
         for value in values:
             registry.make_params(method, {param: value})
-    for effort, values in method.efforts().items():
-        assert effort in EFFORTS
+    for effort, values in registry.efforts_of(method).items():
+        assert effort in registry.EFFORTS
         assert method.check_params(registry.make_params(method, values)) is None
 
 
 def test_a_real_range_offers_five_values():
     method = registry.build("sequential", {"compression_factors": "1.0..4.0"})
     assert method.choices()["compression_factor"] == [1, 1.75, 2.5, 3.25, 4]
-    assert method.efforts()["low"] == {"compression_factor": 3.25}
+    assert registry.efforts_of(method)["low"] == {"compression_factor": 3.25}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,9 @@ def test_values_mean_the_same_to_the_server_and_to_ask(factors, default):
     model = Model(lm, method)
     asked = [{}, {"compression_factor": 1}, {"confidence_threshold": 0.5}]
     bodies = [(values, values) for values in asked]
-    bodies += [(values, {"reasoning_effort": effort}) for effort, values in method.efforts().items()]
+    bodies += [
+        (values, {"reasoning_effort": effort}) for effort, values in registry.efforts_of(method).items()
+    ]
     for values, fields in bodies:
         body = ChatRequest(model="x", messages=[{"role": "user", "content": QUESTION}], **fields)
         [request] = build_request(served, body, "r").requests

@@ -37,7 +37,6 @@ import torch
 
 from colar import files, progress
 from colar.cli import main as colar
-from colar.evaluation import answer_files
 from colar.evaluation.provenance import collect_provenance
 from colar.integrations import ray_answers
 
@@ -54,7 +53,7 @@ BATCH = 4
 LIMITS = ["--max_latents", "12", "--max_completion_length", "12", "--decoding", "sampled"]
 STORE_BYTES = 80 * 2**20
 """Ray's least is 75 MiB."""
-SMALL_PARTS = "from colar.evaluation import answer_files\nanswer_files.PART_ROWS = 4"
+SMALL_PARTS = "from colar.integrations import ray_answers\nray_answers.PART_ROWS = 4"
 
 
 def write_questions(path: Path, n: int) -> Path:
@@ -75,9 +74,9 @@ def rows_of(paths: list[Path]) -> list[dict[str, Any]]:
 
 def judged(folder: Path, alone: dict[str, Any]) -> dict[str, Any]:
     """The state of an output: rows, rows that are there twice, torn files, rows that differ from one process's."""
-    found = rows_of(answer_files.parts(folder))
+    found = rows_of(ray_answers.parts(folder))
     times = Counter(row["id"] for row in found)
-    others = {path.name for path in folder.iterdir()} - {path.name for path in answer_files.parts(folder)}
+    others = {path.name for path in folder.iterdir()} - {path.name for path in ray_answers.parts(folder)}
     return {
         "rows": len(found),
         "missing": len(alone.keys() - times.keys()),
@@ -130,7 +129,7 @@ def kill_runs(
                 time.sleep(0.02)
             if driver.process.poll() is not None:
                 continue
-            parts = len(answer_files.parts(folder / "out")) if (folder / "out").exists() else 0
+            parts = len(ray_answers.parts(folder / "out")) if (folder / "out").exists() else 0
             if kind == "actor":
                 for each in workers("Answerer")[:1]:
                     each.kill()
@@ -263,7 +262,7 @@ def growth_run(
     finally:
         ray_answers.Answerer, ray_answers.answers = answerer, real  # type: ignore[misc]
     n = len(times)
-    steps = [row["length"] for row in rows_of(answer_files.parts(work / "out"))]
+    steps = [row["length"] for row in rows_of(ray_answers.parts(work / "out"))]
     # Of the middle half: all actors are at work there.
     first, last = times[n // 4], times[3 * n // 4]
     return {

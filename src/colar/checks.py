@@ -41,6 +41,11 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
+def is_int(value: object) -> TypeGuard[int]:
+    """True if `value` is an int; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def is_whole(value: object) -> bool:
     """True if `value` is a whole number of at most 64 bits, 6.0 included: a larger one fits no tensor and no loop."""
     return is_number(value) and float(value).is_integer() and int(value) in INT64
@@ -66,8 +71,7 @@ def check_range(name: str, value: object) -> None:
     right = False
     if isinstance(value, list | tuple) and len(value) == 2:
         fewest, most = value
-        are_ints = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in value)
-        right = are_ints and 1 <= fewest <= most
+        right = is_int(fewest) and is_int(most) and 1 <= fewest <= most
     check_holds(name, right, value, "[fewest, most] with 1 <= fewest <= most")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from colar.checks import is_int
 from colar.data import programs
 from colar.data.example import ROLES
 from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
@@ -243,7 +244,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _key(row: Mapping[str, Any]) -> str | None:
     value = row.get("id")
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    return str(value) if isinstance(value, str) or is_int(value) else None
 
 
 # --- steps -------------------------------------------------------------------------------------------------

@@ -53,12 +53,11 @@ class Decoding:
         checks.check_holds("top_p", checks.is_number(top_p) and 0 < top_p <= 1, top_p, "in (0, 1]")
         for name, least in (("max_latents", 0), ("max_completion_length", 1)):
             value = getattr(self, name)
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            checks.check_holds(name, is_whole, value, "a whole number")
+            checks.check_holds(name, checks.is_int(value), value, "a whole number")
             checks.check_holds(name, value >= least, value, f"{least} or more")
 
     @property
-    def most_positions(self) -> int:
+    def positions_after_question(self) -> int:
         """The most positions that a row may need after its question: thoughts, separator, answer."""
         return self.max_latents + 1 + self.max_completion_length
 
@@ -115,7 +114,7 @@ def check_runnable(method: Method, request: Request) -> None:
         for name in ("seed", "sample"):
             value = getattr(request, name)
             # Draws are computed in int64 columns.
-            fits = isinstance(value, int) and not isinstance(value, bool) and value in checks.INT64
+            fits = checks.is_int(value) and value in checks.INT64
             checks.check_holds(name, fits, value, "a whole number from -2^63 to 2^63 - 1")
         if not isinstance(request.decoding, Decoding):
             raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
@@ -144,7 +143,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
         raise ValueError(f"request {request.id}: {error}") from error
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
-    needed = len(ids) + decoding.most_positions
+    needed = len(ids) + decoding.positions_after_question
     if needed > lm.context.length:
         raise TooLong(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "

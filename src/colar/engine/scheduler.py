@@ -55,7 +55,7 @@ class Entry:
     @property
     def most_positions(self) -> int:
         """The most positions that it may need."""
-        return len(self.ids) + self.request.decoding.most_positions
+        return len(self.ids) + self.request.decoding.positions_after_question
 
 
 class Scheduler:
@@ -77,8 +77,9 @@ class Scheduler:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
         for name, value in limits.items():
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            checks.check_holds(name, value is None or (is_whole and value >= 1), value, "1 or more")
+            checks.check_holds(
+                name, value is None or (checks.is_int(value) and value >= 1), value, "1 or more"
+            )
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting

@@ -8,9 +8,7 @@ file, or a folder of parts, each of which is written whole or not at all.
 import dataclasses
 import itertools
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,6 @@ from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request
 from colar.ops.noise import seed_from
-
-PART_ROWS = 10_000
-"""Most answers of a part."""
-PART_SECONDS = 30.0
-"""A part is written after this time, full or not: as much work a killed driver loses."""
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
@@ -159,45 +152,6 @@ def answer_row(completion: Completion, settings: Mapping[str, Any]) -> dict[str,
         "truncated": completion.truncated,
         "seconds": round(completion.seconds, 4),
     }
-
-
-def parts(folder: Path) -> list[Path]:
-    """The files of a folder of answers, the oldest first."""
-    return sorted(folder.glob("part-*.jsonl"))
-
-
-@dataclass
-class PartWriter:
-    """Writes answers into the parts of a folder, behind those that are there."""
-
-    folder: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    started: float = 0.0
-
-    def __enter__(self) -> "PartWriter":
-        # What a kill left of a part that was being written.
-        for torn in self.folder.glob(".part-*"):
-            torn.unlink()
-        last = parts(self.folder)[-1:]
-        self.number = int(last[0].stem.removeprefix("part-")) if last else 0
-        return self
-
-    def __call__(self, row: dict[str, Any]) -> None:
-        if not self.rows:
-            self.started = time.monotonic()
-        self.rows.append(row)
-        if len(self.rows) >= PART_ROWS or time.monotonic() - self.started >= PART_SECONDS:
-            self._end()
-
-    def _end(self) -> None:
-        if self.rows:
-            self.number += 1
-            files.write_jsonl(self.folder / f"part-{self.number:06d}.jsonl", self.rows)
-            self.rows = []
-
-    def __exit__(self, *error: object) -> None:
-        # Also after Ctrl-C: what was answered is not answered again.
-        self._end()
 
 
 def _check_answer(where: str, record: Any) -> None:

@@ -18,8 +18,9 @@ import functools
 import itertools
 import math
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,10 @@ from colar.model.latent_lm import LatentLM
 
 Keys = npt.NDArray[np.uint64]
 """Keys of answers, sorted: ten million take 80 MB, once on each machine."""
+PART_ROWS = 10_000
+"""Most answers of a part."""
+PART_SECONDS = 30.0
+"""A part is written after this time, full or not: as much work a killed driver loses."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,48 @@ def input_files(source: Path) -> dict[str, str]:
 
 def _keys_answered(folder: Path, settings: Mapping[str, Any]) -> Keys:
     """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
-    keys = (answer_files.find_answers(str(part), settings) for part in answer_files.parts(folder))
+    keys = (answer_files.find_answers(str(part), settings) for part in parts(folder))
     numbers = (int(key, 16) for key in itertools.chain.from_iterable(keys))
     return np.sort(np.fromiter(numbers, dtype=np.uint64))
+
+
+def parts(folder: Path) -> list[Path]:
+    """The files of a folder of answers, the oldest first."""
+    return sorted(folder.glob("part-*.jsonl"))
+
+
+@dataclass
+class PartWriter:
+    """Writes answers into the parts of a folder, behind those that are there."""
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    started: float = 0.0
+
+    def __enter__(self) -> "PartWriter":
+        # What a kill left of a part that was being written.
+        for torn in self.folder.glob(".part-*"):
+            torn.unlink()
+        last = parts(self.folder)[-1:]
+        self.number = int(last[0].stem.removeprefix("part-")) if last else 0
+        return self
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        if not self.rows:
+            self.started = time.monotonic()
+        self.rows.append(row)
+        if len(self.rows) >= PART_ROWS or time.monotonic() - self.started >= PART_SECONDS:
+            self._end()
+
+    def _end(self) -> None:
+        if self.rows:
+            self.number += 1
+            files.write_jsonl(self.folder / f"part-{self.number:06d}.jsonl", self.rows)
+            self.rows = []
+
+    def __exit__(self, *error: object) -> None:
+        # Also after Ctrl-C: what was answered is not answered again.
+        self._end()
 
 
 def _answer(
@@ -151,7 +195,7 @@ def _answer(
     written: set[str] = set()
     failed = repeated = 0
     with (
-        answer_files.PartWriter(folder) as write_answer,
+        PartWriter(folder) as write_answer,
         files.append_jsonl(failures) as write_failed,
         progress.bar("generate") as bar,
     ):

@@ -13,7 +13,6 @@ texts, D width, V vocabulary.
 
 import dataclasses
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +28,6 @@ from colar.methods.thinking import RequestView, ThinkState, Thought, param_colum
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import length_mask, pad
 from colar.template.template import Template
-
-EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
-"""Words by which a server's clients ask for more or less thinking, the most first. "none" is a limit, and no value of a
-method."""
-DEFAULT_EFFORT = "medium"
-"""Its values are the defaults where a method's own were not trained."""
 
 
 @dataclass(frozen=True)
@@ -297,13 +290,9 @@ class Method(ABC):
     # Serving
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        """The values of its `Params` that a user should be offered, ascending, by name: those that were trained."""
-        return {}
+        """The trained values of its `Params`, by name: those that a user should be offered.
 
-    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        """The reasoning efforts that it knows, each as values of its `Params`: {"low": {"ratio": 0.5}}.
-
-        Empty where there is one speed only.
+        Of the first name the value that thinks most comes first: reasoning efforts are values of it (`efforts_of`).
         """
         return {}
 
@@ -352,18 +341,3 @@ def keep_tokens(steps: list[list[int]], numbers: Container[int]) -> list[list[in
     counter = itertools.count()
     pruned = [[token for token in step if next(counter) in numbers] for step in steps]
     return [step for step in pruned if step]
-
-
-def efforts_over(name: str, values: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Each effort as a value of the parameter `name`; `values` are the trained ones, the most thinking first.
-
-        trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
-
-    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
-    """
-    efforts = {}
-    for i, effort in enumerate(EFFORTS):
-        place = i * (len(values) - 1) / (len(EFFORTS) - 1)
-        # Halfway between two: the earlier one.
-        efforts[effort] = {name: values[math.ceil(place - 0.5)]}
-    return efforts

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from colar.checks import check_holds, check_number, is_number
 from colar.data.example import Example
 from colar.methods import base, losses
-from colar.methods.base import Batch, Row, efforts_over
+from colar.methods.base import Batch, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
 from colar.template.template import Template
@@ -297,9 +297,6 @@ class GroupMethod(base.Method):
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
         return {"compression_factor": self.config.factors.offered()}
-
-    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        return efforts_over("compression_factor", self.config.factors.offered())
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         (row,) = self.encode_draws(template, example, rng, epoch, 1)

@@ -167,7 +167,7 @@ def load_for_training(
     if isinstance(lm.lm, PeftModel) and lora is not None:
         lora.check_same(lm.lm, folder)
     elif lora is not None:
-        backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, (lm.fingerprint,))
+        backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
     # Modules of other names or shapes are an error there, but for those that say how they start (`Startable`).

@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from colar import yaml_settings
 from colar.checks import did_you_mean
-from colar.methods.base import DEFAULT_EFFORT, Method
+from colar.methods.base import Method
 from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
@@ -19,6 +20,11 @@ from colar.methods.sequential import Sequential
 from colar.methods.sim_cot import SimCot
 from colar.methods.tokenskip import TokenSkip
 
+EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
+"""Words by which a server's clients ask for more or less thinking, the most first. "none" is a limit, and no value of a
+method."""
+DEFAULT_EFFORT = "medium"
+"""Its values are the defaults where a method's own were not trained."""
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause, Ruplar, SimCot)
@@ -69,7 +75,23 @@ def _trained_defaults(method: Method) -> Mapping[str, Any]:
         untrained = method.check_params(method.Params()) is not None
     except ValueError:
         untrained = True
-    return method.efforts().get(DEFAULT_EFFORT, {}) if untrained else {}
+    return efforts_of(method).get(DEFAULT_EFFORT, {}) if untrained else {}
+
+
+def efforts_of(method: Method) -> dict[str, dict[str, Any]]:
+    """The reasoning efforts, each as a trained value of the first of the method's `choices`; {} where it has none.
+
+        trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
+
+    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
+    """
+    efforts = {}
+    for name, values in itertools.islice(method.choices().items(), 1):
+        for i, effort in enumerate(EFFORTS):
+            place = i * (len(values) - 1) / (len(EFFORTS) - 1)
+            # Halfway between two: the earlier one.
+            efforts[effort] = {name: values[math.ceil(place - 0.5)]}
+    return efforts
 
 
 def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> list[Any]:

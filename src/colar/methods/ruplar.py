@@ -39,7 +39,7 @@ from torch.nn.functional import pad
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base, losses
+from colar.methods import base, grouping, losses
 from colar.methods.base import Batch, NoParams, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -108,7 +108,7 @@ class Ruplar(base.Method):
         T = batch.chain_ids.shape[1]
         position_T = torch.arange(T, device=batch.chain_ids.device)
         sizes_BK = self.group_sizes(lm, batch)
-        starts_BK1 = (sizes_BK.cumsum(1) - sizes_BK)[..., None]
+        starts_BK1 = grouping.group_starts(sizes_BK)[..., None]
         member_BKT = (position_T >= starts_BK1) & (position_T < starts_BK1 + sizes_BK[..., None])
 
         equals = devices.constant(lm.template.ids_matching(EQUALS), batch.chain_ids.device)

@@ -34,7 +34,7 @@ from torch import Tensor
 from colar import checks, processes, progress
 from colar.data.example import Example
 from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams, Row, efforts_over
+from colar.methods.base import Batch, NoParams, Row
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -113,11 +113,8 @@ class TokenSkip(Cot):
         return params.ratio == 1
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        return {"ratio": sorted(set(self.config.ratios))}
-
-    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
         # A high ratio keeps most of the chain.
-        return efforts_over("ratio", sorted(set(self.config.ratios), reverse=True))
+        return {"ratio": sorted(set(self.config.ratios), reverse=True)}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         ratio = rng.choice(self.config.ratios)

@@ -63,17 +63,12 @@ class Backbone:
     name: str
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    fingerprints: tuple[str, ...] = ()
-    """Of the weights as they are stored (`fingerprints`); taken from `lm` where they are not given."""
+    fingerprint: str = ""
+    """Of the weights as they are stored (`fingerprint_of`); taken from `lm` where it is not given."""
 
     def __post_init__(self) -> None:
-        if not self.fingerprints:
-            object.__setattr__(self, "fingerprints", fingerprints(self.lm))
-
-    @property
-    def fingerprint(self) -> str:
-        """The one that an adapter saves."""
-        return self.fingerprints[0]
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint_of(self.lm))
 
 
 def load(
@@ -103,10 +98,10 @@ def load(
             tokenizer = AutoTokenizer.from_pretrained(name)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
         # bfloat16. That one is dropped at once: there is never more than one model in memory.
-        stored: tuple[str, ...] = ()
+        stored = ""
         if dtype == "float16" and config.dtype != torch.float16:
             rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
-            stored = fingerprints(rounded)
+            stored = fingerprint_of(rounded)
             del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
@@ -135,20 +130,20 @@ def _unknown(name: str) -> str:
     )
 
 
-def fingerprints(lm: PreTrainedModel) -> tuple[str, str]:
-    """Digests by which an adapter knows its backbone (16 hex digits each): of the architecture and the first numbers of
-    every weight, and of the embedding alone, which checkpoints had before.
+def fingerprint_of(lm: PreTrainedModel) -> str:
+    """Digest by which an adapter knows its backbone (16 hex digits): of the architecture and the first numbers of every
+    weight.
 
     A few numbers of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded
     to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has rounded
-    already, and lost the digits of values below 6e-5. `Backbone.fingerprints` holds the digests of the stored weights
-    in every dtype.
+    already, and lost the digits of values below 6e-5. `Backbone.fingerprint` is that of the stored weights in every
+    dtype.
     """
     config = lm.config.get_text_config()
     shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
     of_embedding = files.digest([shape, _rounded(lm.get_input_embeddings().weight[:64])])
     first_numbers = (_rounded(weight.reshape(-1)[:FIRST_NUMBERS]) for weight in lm.parameters())
-    return files.digest([of_embedding, *first_numbers]), of_embedding
+    return files.digest([of_embedding, *first_numbers])
 
 
 def _rounded(values: Tensor) -> bytes:

@@ -254,7 +254,7 @@ def load(
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
     loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
-    if not is_full and info["fingerprint"] not in loaded.fingerprints:
+    if not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
@@ -262,7 +262,7 @@ def load(
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
     # It keeps the name of the backbone that training began with.
-    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprints), template)
+    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
     if is_full:
         return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):

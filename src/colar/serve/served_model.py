@@ -40,8 +40,7 @@ class ServedModel:
         # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
         self.nearest = NearestTokens(lm, self.engine.run)
         self.created = int(time.time())
-        self.efforts: dict[str, dict[str, Any]] = {"none": {"thinking_token_budget": 0}}
-        self.efforts.update({name: dict(values) for name, values in method.efforts().items()})
+        self.efforts = {"none": {"thinking_token_budget": 0}, **registry.efforts_of(method)}
 
     def effort(self, effort: str) -> dict[str, Any]:
         """The fields that an effort stands for. ApiError 400 where this checkpoint does not have it."""
@@ -91,7 +90,7 @@ def _params_card(method: Method) -> dict[str, Any]:
         # One value is no choice: it belongs to another method or head, or was not trained.
         if offered is not None and list(offered) == [default]:
             continue
-        allowed = None if offered is None else list(offered)
+        allowed = None if offered is None else sorted(offered)
         card[name] = {"default": default, "allowed": allowed, "about": about[name]}
     return card
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from colar import progress
-from colar.checks import check_choice, check_number
+from colar.checks import check_choice, check_number, is_int
 from colar.data.example import Example
 from colar.methods.grouping import Factors
 from colar.template.template import Template
@@ -83,7 +83,7 @@ class SequentialConfig:
     def _check_shortlist(self, ids: tuple[int, ...]) -> None:
         if not self.shortlist:
             raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
-        are_ids = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        are_ids = all(is_int(i) and i >= 0 for i in ids)
         if not are_ids or list(ids) != sorted(set(ids)) or not ids:
             raise ValueError("method.shortlist_ids must be token ids in ascending order, each once, or null")
 
