@@ -118,7 +118,7 @@ def test_a_group_with_an_operand_missing_is_a_wrong_plan():
 def test_a_token_that_was_chosen_once_is_said_once():
     """Where the reference has 11, a thought of 12 is wrong: it has one 1."""
     eleven = [Token(5, "sign"), Token(1, "result"), Token(1, "result")]
-    assert thought.says([5, 1, 1], [5, 1, 2]) == [True, True, False]
+    assert thought.covered([5, 1, 1], [5, 1, 2]) == [True, True, False]
     assert missing(eleven, [5, 1, 2]) == [Token(1, "result")]
     assert missing(eleven, [1, 5, 1]) == []
     assert classify([eleven], [[5, 1, 2]], True, False) == "wrong result"

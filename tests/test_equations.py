@@ -22,12 +22,12 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
-from colar.methods.sequential.boundaries import LONGEST, Equations, Windows
+from colar.methods.sequential.boundaries import MOST_DIGITS, Equations, Windows
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.methods.sequential.decoder import Ending
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.ops.sampling import Ways
+from colar.ops.sampling import DrawModes
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -146,7 +146,7 @@ def test_groups_are_those_of_a_naive_loop(chain: list[int], c: float, phase: flo
     naive = Naive.of(BY_HAND, c)
     sizes = found_sizes(chain, c, phase)
     assert sizes == naive.sizes(chain, c, phase)
-    assert max(sizes) <= math.ceil(c) + LONGEST - 1
+    assert max(sizes) <= math.ceil(c) + MOST_DIGITS - 1
     ids = torch.tensor([chain])
     # The places that merging goes by.
     grouped, start = torch.full((len(sizes), max(sizes)), -1), 0
@@ -454,7 +454,7 @@ def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at
 @pytest.mark.parametrize("threshold", [0.0, 0.6])
 @torch.no_grad()
 def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
-    """Many draws of one group: the share of each outcome against exp(logp), all ways to end included."""
+    """Many draws of one group: the share of each outcome against exp(logp), all modes to end included."""
     lm, method = lively()
     equations = equations_of(lm, method)
     n = 8_000
@@ -471,7 +471,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
                 most_units=2 + i % 2,
                 temperature=columns,
                 top_p=columns,
-                ways=Ways(greedy=False, plain=True, nucleus=False),
+                modes=DrawModes(greedy=False, plain=True, nucleus=False),
                 confidence_threshold=threshold * columns,
                 has_threshold=threshold > 0,
                 uniform=lambda place, u=uniform: u[place],
@@ -501,7 +501,7 @@ def test_a_threshold_is_asked_behind_numbers_alone() -> None:
             most_units=3,
             temperature=ones,
             top_p=ones,
-            ways=Ways(greedy=False, plain=True, nucleus=False),
+            modes=DrawModes(greedy=False, plain=True, nucleus=False),
             confidence_threshold=ones,
             has_threshold=True,
             uniform=lambda place, u=uniform: u[place],

@@ -28,7 +28,7 @@ from colar.methods.sequential import Sequential
 from colar.methods.sequential import choice as group_choice
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
-from colar.ops.sampling import Ways, is_drawn, sample_tokens
+from colar.ops.sampling import DrawModes, is_drawn, sample_tokens
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
@@ -197,9 +197,9 @@ def test_no_token_changes_where_all_rows_are_computed(
     tokens = wanted.unique().tolist()
     wanted_tokens = [is_drawn(token, logits, drawn, top_p, uniform) for token in tokens]
     monkeypatch.setattr(devices, "is_asynchronous", lambda device: True)
-    for ways in (None, Ways(True, True, True)):
-        assert torch.equal(sample_tokens(logits, temperature, top_p, uniform, ways), wanted)
-        found = [is_drawn(token, logits, drawn, top_p, uniform, ways) for token in tokens]
+    for modes in (None, DrawModes(True, True, True)):
+        assert torch.equal(sample_tokens(logits, temperature, top_p, uniform, modes), wanted)
+        found = [is_drawn(token, logits, drawn, top_p, uniform, modes) for token in tokens]
         assert torch.equal(torch.stack(found), torch.stack(wanted_tokens))
 
 
@@ -220,7 +220,7 @@ def test_groups_are_the_same_where_all_places_are_computed(
         most_units=4,
         temperature=temperature * columns,
         top_p=columns,
-        ways=Ways.of([(temperature, 1.0)]),
+        modes=DrawModes.of([(temperature, 1.0)]),
         confidence_threshold=threshold * columns,
         has_threshold=threshold > 0,
         uniform=lambda place: uniform[place],

@@ -16,10 +16,10 @@ from colar.engine.request import Decoding, Request
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import LOG_STD_RANGE, ColarParams, latent_loss
-from colar.methods.thinking import Branches, ThinkState
+from colar.methods.thinking import StepConditions, ThinkState
 from colar.model.latent_lm import LoraSettings
 from colar.ops import noise, trees
-from colar.ops.sampling import Ways
+from colar.ops.sampling import DrawModes
 
 METHODS = tuple(registry.METHODS)
 LAST_STAGE = math.inf
@@ -341,11 +341,11 @@ def state_of(lm, hidden, **params):
     columns |= {name: torch.full((n,), float(value)) for name, value in params.items()}
     zeros = torch.zeros(n, dtype=torch.float64)
     whole = torch.arange(n)
-    greedy = Ways.of([(0.0, 1.0)])
+    greedy = DrawModes.of([(0.0, 1.0)])
     most = tuple((name, math.ceil(column.max())) for name, column in columns.items())
-    branches = Branches(greedy, greedy, True, most, frozenset(columns))
+    conditions = StepConditions(greedy, greedy, True, most, frozenset(columns))
     return ThinkState(
-        hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits, branches
+        hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits, conditions
     )
 
 

@@ -29,7 +29,7 @@ from colar.methods.sequential import Sequential, SequentialConfig, SequentialPar
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.ops.sampling import Ways
+from colar.ops.sampling import DrawModes
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -600,7 +600,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
             most_units=3,
             temperature=columns,
             top_p=columns,
-            ways=Ways(greedy=False, plain=True, nucleus=False),
+            modes=DrawModes(greedy=False, plain=True, nucleus=False),
             confidence_threshold=threshold * columns,
             has_threshold=True,
             uniform=lambda place, u=uniform: u[place],

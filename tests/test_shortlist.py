@@ -38,7 +38,7 @@ from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
-from colar.ops.sampling import Ways
+from colar.ops.sampling import DrawModes
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
 from colar.training.grpo import train as grpo_train
@@ -427,10 +427,10 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
     for temperature in (zero, one):
         decoded.clear()
         draws = torch.rand(5, 40, dtype=torch.float64)
-        ways = Ways.of([(float(temperature[0]), 1.0)])
+        modes = DrawModes.of([(float(temperature[0]), 1.0)])
 
         def rules_of(
-            some: Any, draws: Any = draws, ways: Any = ways, temperature: Any = temperature
+            some: Any, draws: Any = draws, modes: Any = modes, temperature: Any = temperature
         ) -> Rules:
             columns = [column[some] for column in (most, temperature, one, zero)]
             units, own_temperature, top_p, threshold = columns
@@ -439,7 +439,7 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
                 5,
                 own_temperature,
                 top_p,
-                ways,
+                modes,
                 threshold,
                 False,
                 lambda place: draws[place, some],

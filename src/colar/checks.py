@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-LONGEST = 400
+ERROR_CHARACTERS = 400
 """Characters of a library's error that are shown: torch's have the frames of its C++."""
 INT64 = range(-(2**63), 2**63)
 """Whole numbers that tensors and C count with."""
@@ -26,7 +26,7 @@ def in_library(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        words = " ".join(str(error).split())[:LONGEST]
+        words = " ".join(str(error).split())[:ERROR_CHARACTERS]
         raise ValueError(f"{what}: {words or type(error).__name__}") from error
 
 

@@ -83,7 +83,7 @@ Parser = Callable[[Any], "Fields"]
 """A function of one raw row."""
 EQUATION = re.compile(r"<<[^<>]*>>")
 """A mark of GSM8K's calculator: `<<21/7=3>>`."""
-LONGEST = 100_000
+MOST_CHARACTERS = 100_000
 """Characters of a text of a row: more is a mistake in the file, and longer than any model's context."""
 _WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
 _EXPECTED = {
@@ -115,8 +115,8 @@ class Fields:
         }
         for name, text in texts.items():
             check_text(name, text)
-            if len(text) > LONGEST:
-                raise ValueError(f"{name} has more than {LONGEST:,} characters")
+            if len(text) > MOST_CHARACTERS:
+                raise ValueError(f"{name} has more than {MOST_CHARACTERS:,} characters")
 
     def example(self, name: str, answer_type: AnswerType) -> Example:
         """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""

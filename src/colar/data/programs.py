@@ -69,7 +69,7 @@ MOST_BITS = 128
 """Size of the largest numerator and denominator: a chain of powers would fill any memory."""
 MOST_CHARACTERS = 10_000
 """Length of the longest program."""
-LONGEST = 50
+EQUATION_CHARACTERS = 50
 """Characters of the longest equation, as in GSM8k-Aug."""
 MOST_FACTORS = 4
 """Exponent of the largest power."""
@@ -232,7 +232,10 @@ def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
         text = f"{left_text}{sign}({right_text})" if closed else f"{left_text}{sign}{right_text}"
     if isinstance(node.op, ast.FloorDiv) and value.denominator != 1:
         raise NotStraight("// drops a remainder")
-    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS or len(text) > LONGEST:
+    if (
+        max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS
+        or len(text) > EQUATION_CHARACTERS
+    ):
         raise NotStraight("a number or an equation that is too long")
     return value, text, PRECEDENCE[sign]
 

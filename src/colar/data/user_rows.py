@@ -27,7 +27,7 @@ FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
 HELD_OUT = 0.05
 """Share of the rows for validation, and as many for the test."""
-LEAST, MOST = 50, 500
+FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 500
 """Bounds of that number."""
 ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged so."""
@@ -232,7 +232,7 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
         if row.asked not in tested:
             by_hash[question_hash(row.asked)].append(row)
     n = sum(map(len, by_hash.values()))
-    held = min(MOST, max(LEAST, round(HELD_OUT * n)), n // 4)
+    held = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []
     validation: list[Example] = []
     test_rows: list[Example] = []

@@ -151,14 +151,14 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.release()
         # Layers change one after another. If one fails, all have at least the smaller of both sizes.
         self.size = CacheSize(min(self.size.slots, size.slots), min(self.size.columns, size.columns))
-        for layer in self._filled():
+        for layer in self._allocated_layers():
             layer.resize(size, rows)
         self.size = size
 
     def release(self) -> None:
         """Give all memory back; what is cached is lost."""
         self.size = EMPTY
-        for layer in self._filled():
+        for layer in self._allocated_layers():
             # Copies: a view would keep the memory.
             layer.keys = layer.keys[:0, :, :0].clone()
             layer.values = layer.values[:0, :, :0].clone()
@@ -170,12 +170,12 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def tensors(self) -> list[Tensor]:
         """The keys and values of all layers that have been allocated."""
-        filled = self._filled()
-        return [*(layer.keys for layer in filled), *(layer.values for layer in filled)]
+        layers = self._allocated_layers()
+        return [*(layer.keys for layer in layers), *(layer.values for layer in layers)]
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` columns of slots `sources` into slots `targets`."""
-        for layer in self._filled():
+        for layer in self._allocated_layers():
             for cached in (layer.keys, layer.values):
                 cached[targets, :, :columns] = cached[sources, :, :columns]
 
@@ -183,16 +183,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Clear what failed requests have left: a NaN passes through any mask."""
         if not slots:
             return
-        for layer in self._filled():
+        for layer in self._allocated_layers():
             layer.keys[slots] = 0
             layer.values[slots] = 0
 
     @property
-    def filled(self) -> bool:
+    def allocated(self) -> bool:
         """True once the first forward pass has allocated all layers."""
-        return len(self._filled()) == len(self.layers)
+        return len(self._allocated_layers()) == len(self.layers)
 
-    def _filled(self) -> list[SlotLayer]:
+    def _allocated_layers(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
 
     # The next forward pass

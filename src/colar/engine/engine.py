@@ -218,7 +218,7 @@ class Engine:
         self.prefill = Prefill(admitted, rows, self.prefill_chunk)
         if not len(rows):
             # The weights may have been trained since the last requests.
-            self.runner.start()
+            self.runner.refresh_weights()
         widest = max(rows.widest, *(entry.most_positions for entry in admitted))
         size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
         self.cache.reserve(size, len(rows))

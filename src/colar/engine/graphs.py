@@ -14,7 +14,7 @@ numbers, the columns that are read to one of a few widths, and what is fed is co
 
 These are functions of the rows that run: what an engine has answered before changes no bit of an answer. Rows that fill
 up are copies of the first one: they write into the last slot, which nothing reads. What a method branches by in Python
-(`Branches`) is decided for good in a recording, so thoughts of other branches are another graph.
+(`StepConditions`) is decided for good in a recording, so thoughts of other conditions are another graph.
 
 A graph belongs to the tensors that it was recorded with: if the cache or the weights have moved, all graphs are
 recorded anew. So the cache only grows, and it goes with its graphs from one engine of a model to the next:
@@ -56,7 +56,7 @@ REPLAYED_ON = "cuda"
 """Type of the devices that have graphs."""
 WARM_UP = 2
 """Runs before one is recorded: libraries make their workspaces in the first."""
-MOST = 256
+MOST_GRAPHS = 256
 """Graphs of one cache; where there are more shapes, all are recorded anew."""
 
 
@@ -166,7 +166,7 @@ class Graphs:
             thought = think(lm, own)
             return thought.embeds, thought.done, thought.token_ids, thought.info
 
-        kind = (state.wants_info, state.branches)
+        kind = (state.wants_info, state.conditions)
         rows = rows_of(len(state.step), most_rows)
         return Thought(*self._run(name, kind, rows, (columns,), work))
 
@@ -191,7 +191,7 @@ class Graphs:
 
     def _record(self, key: Any, own: list[Tensor], work: Callable[[], Any]) -> None:
         """Record work on tensors of its own. A failure is noted, and logged once for each name."""
-        if len(self.recorded) >= MOST:
+        if len(self.recorded) >= MOST_GRAPHS:
             self._drop()
         device = own[0].device
 

@@ -66,7 +66,7 @@ class Runner:
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
 
-    def start(self) -> None:
+    def refresh_weights(self) -> None:
         """Follow weights that were trained since the last requests."""
         pack_again(self.lm)
         self.partial_head.cache_clear()
@@ -154,7 +154,7 @@ class Runner:
 def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     """Choose a token of the answer, as a thought that is a token: EOS is done."""
     ids_B = sample_tokens(
-        state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways
+        state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
     )
     # Over the whole vocabulary: only where it is read.
     info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
@@ -184,7 +184,7 @@ class CompiledHidden:
         kind = f"{'prefill' if embeds_NTD.shape[1] > 1 else 'decode'}, {rows}"
 
         # A graph that allocates the cache would be of use only once.
-        if not cache.filled:
+        if not cache.allocated:
             self._fill(embeds_NTD, position_NT, cache)
         with grouped_heads(self.lm):
             if kind not in self.compiled:

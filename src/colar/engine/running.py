@@ -36,7 +36,7 @@ from colar.engine.cache import SlotCache
 from colar.engine.completion import Event, EventKind
 from colar.engine.runner import Runner
 from colar.engine.scheduler import Entry
-from colar.methods.thinking import Branches, ThinkState, Thought, param_columns, sampling_columns
+from colar.methods.thinking import StepConditions, ThinkState, Thought, param_columns, sampling_columns
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices
 
@@ -75,7 +75,7 @@ class RunningRows:
     """Events since the row started, those included that were reported before it was preempted (`Entry.reported`)."""
     next_ND: Tensor | None = None
     """The embedding that is fed next; None for all rows until it is chosen."""
-    _branches: Branches | None = None
+    _conditions: StepConditions | None = None
     """Until a row joins or leaves."""
 
     @classmethod
@@ -122,7 +122,7 @@ class RunningRows:
 
     def append(self, other: "RunningRows") -> None:
         """Add these rows behind the others."""
-        self._branches = None
+        self._conditions = None
         if not len(self):
             vars(self).update(vars(other))
             return
@@ -138,7 +138,7 @@ class RunningRows:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        self._branches = None
+        self._conditions = None
         rows_N = devices.numbers(rows, self.hidden_ND.device)
         for name, column in list(vars(self).items()):
             if isinstance(column, Tensor):
@@ -175,11 +175,11 @@ class RunningRows:
     # A step
 
     @property
-    def branches(self) -> Branches:
-        """The branches of a step of these rows."""
-        if self._branches is None:
-            self._branches = Branches.of_requests([entry.request for entry in self.entries])
-        return self._branches
+    def conditions(self) -> StepConditions:
+        """The conditions of a step of these rows."""
+        if self._conditions is None:
+            self._conditions = StepConditions.of_requests([entry.request for entry in self.entries])
+        return self._conditions
 
     def fed(self, hidden_ND: Tensor) -> None:
         """Note that each row was fed its next embedding, and the hidden state that came out."""
@@ -208,7 +208,7 @@ class RunningRows:
             params=_taken(self.params, rows_B),
             **_taken(self.sampling, rows_B),
             make_logits=logits,
-            branches=self.branches,
+            conditions=self.conditions,
             begun=_taken(self.begun, rows_B),
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_partial_head=partial_head,
@@ -256,8 +256,8 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
         return rows.think_state(rows_B, hidden_ND, logits, runner.partial_head)
 
     # What Python needs to know of each row: is it finite, is it done, which token.
-    told_3N = torch.zeros(3, len(rows), dtype=torch.int64, device=device)
-    told_3N[0] = finite_N
+    readback_3N = torch.zeros(3, len(rows), dtype=torch.int64, device=device)
+    readback_3N[0] = finite_N
     if thinking:
         rows_B = devices.numbers(thinking, device)
         thoughts = runner.think(state_of(rows_B))
@@ -267,15 +267,15 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
         separator_1D = lm.embed(rows_B.new_full((1,), lm.template.closing_id)).to(hidden_ND.dtype)
         fed_BD = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
         chosen.embeds_ND[rows_B] = fed_BD
-        told_3N[1:, rows_B] = torch.stack([thoughts.done.long(), thoughts.token_ids])
+        readback_3N[1:, rows_B] = torch.stack([thoughts.done.long(), thoughts.token_ids])
     if answering:
         rows_B = devices.numbers(answering, device)
         tokens = runner.answer(state_of(rows_B))
         chosen.embeds_ND[rows_B] = tokens.embeds.to(hidden_ND.dtype)
-        told_3N[1:, rows_B] = torch.stack([tokens.done.long(), tokens.token_ids])
+        readback_3N[1:, rows_B] = torch.stack([tokens.done.long(), tokens.token_ids])
 
     # The one synchronisation.
-    finite, done, token_ids = told_3N.tolist()
+    finite, done, token_ids = readback_3N.tolist()
     chosen.ended = {i: "error" for i, is_finite in enumerate(finite) if not is_finite}
     for j, i in enumerate(thinking):
         _report_thought(rows, chosen, i, _details(rows, i, thoughts, j), bool(done[i]), token_ids[i])

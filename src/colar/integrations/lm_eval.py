@@ -84,7 +84,7 @@ class ColarLM(LM):  # type: ignore[misc]
         super().__init__()
         # A folder may be called 2024, which lm-eval reads as a number.
         self.lm, self.method = checkpoints.load_for_inference(
-            str(pretrained), dtype, backbone, place(device), weights
+            str(pretrained), dtype, backbone, device_for(device), weights
         )
         self.params = registry.make_params(self.method, params)
         self.decoding = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
@@ -159,7 +159,7 @@ class ColarLM(LM):  # type: ignore[misc]
         return NAME
 
 
-def place(device: str | None) -> str:
+def device_for(device: str | None) -> str:
     """The device to compute on. lm-eval says "cuda:0" where the user says nothing, GPU or not."""
     if torch.cuda.is_available():
         return device or "cuda"

@@ -41,13 +41,13 @@ from colar.look.reference_chain import (
     reference_thoughts,
 )
 from colar.look.thought import (
-    DecodedAs,
+    DecodedIds,
     EmbeddingIndex,
+    covered,
+    decode_thoughts,
     group_size,
     nearest_ids,
     read_thoughts,
-    said_by,
-    says,
     vocabulary_of,
 )
 from colar.methods.base import Method
@@ -93,7 +93,7 @@ def _decoded_answer(
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it
     says them. `missing` are groups without a thought.
     """
-    decoded_as = said_by(completion, group_size(params), vocabulary)
+    decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
     judged = verdict(completion.text, example)
     parsed = judged.parsed is not None
     thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
@@ -124,7 +124,7 @@ def _decoded_answer(
     }
 
 
-def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedAs]) -> list[str]:
+def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> list[str]:
     """The mark of each thought."""
     marks = []
     wrong = False
@@ -139,9 +139,9 @@ def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedAs])
     return marks
 
 
-def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedAs) -> list[dict[str, Any]]:
+def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedIds) -> list[dict[str, Any]]:
     tokens = []
-    for token, said in zip(group, says([token.token_id for token in group], decoded_as), strict=True):
+    for token, said in zip(group, covered([token.token_id for token in group], decoded_as), strict=True):
         tokens.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return tokens
 
@@ -149,14 +149,14 @@ def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedAs) -> l
 # Causes
 
 
-def missing(group: Sequence[Token], decoded_as: DecodedAs) -> list[Token]:
+def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
     """The tokens of a group that a thought does not say."""
-    said = says([token.token_id for token in group], decoded_as)
+    said = covered([token.token_id for token in group], decoded_as)
     return [token for token, is_said in zip(group, said, strict=True) if not is_said]
 
 
 def classify(
-    groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedAs], parsed: bool, correct: bool
+    groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds], parsed: bool, correct: bool
 ) -> str:
     """Put an answer down to the first thing that went wrong, as `inspect_tables.CAUSES` has it."""
     if correct:

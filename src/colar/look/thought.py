@@ -192,7 +192,7 @@ def _mean(column: Tensor | None) -> float | None:
 
 # Thoughts as token ids, to compare with a reference chain
 
-DecodedAs = set[int] | list[int]
+DecodedIds = set[int] | list[int]
 """The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
 
 
@@ -203,12 +203,12 @@ def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
     return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
 
 
-def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[DecodedAs]:
+def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[DecodedIds]:
     """The tokens that each embedding can be read as: its c nearest."""
     return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
 
 
-def said_by(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[DecodedAs]:
+def decode_thoughts(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[DecodedIds]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
@@ -222,7 +222,7 @@ def said_by(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[
     return decoded_as
 
 
-def says(token_ids: Sequence[int], decoded_as: DecodedAs) -> list[bool]:
+def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:
     """Of each token of a group whether a thought says it. A thought chosen as 1 and 2 does not cover 1
     and 1."""
     if isinstance(decoded_as, set):

@@ -8,7 +8,7 @@ A group is the reasoning tokens that one latent stands for.
     MergedChains   the latents of a batch's chains and their group sizes, as training feeds them
     ThinkState     rows before a step of thinking;  Thought: the step's result, an embedding to feed or the stop
     begun          columns of ThinkState that the method's `begin` made once for each request
-    branches       facts by which Python branches in a step;  ways: those about draws (greedy, plain, nucleus)
+    conditions     facts by which Python branches in a step;  modes: those about draws (greedy, plain, nucleus)
     phase          a draw that shifts where groups begin, for a c that is not whole
     unit           what c counts: a token, or in `grouping: equations` a number or a sign
     endings        how draws ended groups: the token that would have continued one, or a class of tokens that end it

@@ -266,7 +266,7 @@ class Colar(GroupMethod, ScaledMethod):
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD
         spread_BD = torch.zeros_like(mean_BD)
-        if self.has_density and state.branches.latent_ways.drawn:
+        if self.has_density and state.conditions.latent_modes.drawn:
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
 
@@ -302,16 +302,16 @@ class Colar(GroupMethod, ScaledMethod):
         """
         closing_id = lm.template.closing_id
         greedy_B = state.temperature == 0
-        ways = state.branches.ways
+        modes = state.conditions.modes
         stops_B = torch.zeros_like(greedy_B)
-        if ways.greedy:
+        if modes.greedy:
             if self.config.stop == "majority":
                 stops_B = probability(closing_id, logits_BV) > 0.5
             else:
                 stops_B = logits_BV.argmax(-1) == closing_id
-        if not ways.drawn:
+        if not modes.drawn:
             return stops_B
-        drawn_B = is_drawn(closing_id, logits_BV, state.temperature, state.top_p, state.uniform(), ways)
+        drawn_B = is_drawn(closing_id, logits_BV, state.temperature, state.top_p, state.uniform(), modes)
         return torch.where(greedy_B, stops_B, drawn_B)
 
 

@@ -48,7 +48,7 @@ class Cot(base.Method):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         ids_B = sample_tokens(
-            state.logits(), state.temperature, state.top_p, state.uniform(), state.branches.ways
+            state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
         )
         info = {}
         if state.wants_info:

@@ -147,7 +147,7 @@ class Ruplar(base.Method):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV = state.logits()
         chosen_B = sample_tokens(
-            logits_BV, state.temperature, state.top_p, state.uniform(), state.branches.ways
+            logits_BV, state.temperature, state.top_p, state.uniform(), state.conditions.modes
         )
         info = {}
         if state.wants_info:

@@ -2,8 +2,8 @@
 
     requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought
 
-`ThinkState` has a row for each request that still thinks. `Branches` are the facts about these rows by which Python may
-branch; all else is columns, so that a step can be recorded as a CUDA graph.
+`ThinkState` has a row for each request that still thinks. `StepConditions` are the facts about these rows by which
+Python may branch; all else is columns, so that a step can be recorded as a CUDA graph.
 
 Shape suffixes: B rows, D width, V vocabulary.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
-from colar.ops.sampling import Ways
+from colar.ops.sampling import DrawModes
 
 CPU = torch.device("cpu")
 
@@ -45,16 +45,16 @@ class RequestView(Protocol):
 
 
 @dataclass(frozen=True)
-class Branches:
+class StepConditions:
     """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
 
-    Steps of equal branches do the same operations, so that one CUDA graph serves them. Those of more rows than a step
+    Steps of equal conditions do the same operations, so that one CUDA graph serves them. Those of more rows than a step
     has serve it too: they may cost a little more, and give the same.
     """
 
-    ways: Ways
-    """Ways of drawing tokens at `temperature`."""
-    latent_ways: Ways
+    modes: DrawModes
+    """Modes of drawing tokens at `temperature`."""
+    latent_modes: DrawModes
     """The same at `latent_temperature`."""
     one_temperature: bool
     """True if every row has the same temperature for both."""
@@ -64,7 +64,7 @@ class Branches:
     """The params whose values are all whole numbers."""
 
     @classmethod
-    def of_requests(cls, requests: Sequence[RequestView]) -> "Branches":
+    def of_requests(cls, requests: Sequence[RequestView]) -> "StepConditions":
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
         decodings = {request.decoding for request in requests}
@@ -75,8 +75,8 @@ class Branches:
             values[name] = [float(each[name]) for each in settings]
         whole_numbers = [name for name, column in values.items() if all(map(float.is_integer, column))]
         return cls(
-            Ways.of([(decoding.temperature, decoding.top_p) for decoding in decodings]),
-            Ways.of([(decoding.latent_temperature, decoding.top_p) for decoding in decodings]),
+            DrawModes.of([(decoding.temperature, decoding.top_p) for decoding in decodings]),
+            DrawModes.of([(decoding.latent_temperature, decoding.top_p) for decoding in decodings]),
             all(decoding.temperature == decoding.latent_temperature for decoding in decodings),
             tuple((name, math.ceil(max(column))) for name, column in values.items()),
             frozenset(whole_numbers),
@@ -105,7 +105,7 @@ class ThinkState:
     seed: Tensor
     sample: Tensor
     make_logits: Callable[[Tensor], Tensor]
-    branches: Branches
+    conditions: StepConditions
     """Those of these rows or more."""
     begun: dict[str, Tensor] = field(default_factory=dict)
     """The columns of the method's `begin` for these rows."""
@@ -130,7 +130,7 @@ class ThinkState:
             params=param_columns([request.params for request in requests], hidden.device),
             **sampling_columns(requests, hidden.device),
             make_logits=make_logits,
-            branches=Branches.of_requests(requests),
+            conditions=StepConditions.of_requests(requests),
             begun=begun,
         )
 

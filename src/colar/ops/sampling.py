@@ -39,8 +39,8 @@ WINDOW = 64
 """Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
 
 
-class Ways(NamedTuple):
-    """The ways in which at least one row of a batch chooses its token: what Python branches by."""
+class DrawModes(NamedTuple):
+    """The modes in which at least one row of a batch chooses its token: what Python branches by."""
 
     greedy: bool
     plain: bool
@@ -49,8 +49,8 @@ class Ways(NamedTuple):
     """Drawn, with a top-p below 1."""
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[float, float]]) -> "Ways":
-        """The ways of rows with these temperatures and top-ps."""
+    def of(cls, pairs: Iterable[tuple[float, float]]) -> "DrawModes":
+        """The modes of rows with these temperatures and top-ps."""
         met = {(temperature > 0, temperature > 0 and top_p < 1) for temperature, top_p in pairs}
         return cls((False, False) in met, (True, False) in met, (True, True) in met)
 
@@ -66,25 +66,25 @@ def sample_tokens(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    ways: Ways | None = None,
+    modes: DrawModes | None = None,
 ) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
     A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. With
-    `ways`, those of these rows or more, nothing synchronises.
+    `modes`, those of these rows or more, nothing synchronises.
     """
-    if ways is None:
+    if modes is None:
         temperatures, top_ps = torch.stack([temperature_B, top_p_B]).tolist()
-        ways = Ways.of(zip(temperatures, top_ps, strict=True))
-    if not ways.drawn:
+        modes = DrawModes.of(zip(temperatures, top_ps, strict=True))
+    if not modes.drawn:
         return logits_BV.argmax(-1)
     weights_BV = _weights(logits_BV, temperature_B)
     ids_B = torch.zeros(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
-    if ways.plain:
+    if modes.plain:
         ids_B = first_above(weights_BV, uniform_B)
-    if ways.nucleus:
+    if modes.nucleus:
         ids_B = torch.where(top_p_B < 1, _from_nucleus(weights_BV, top_p_B, uniform_B), ids_B)
-    if ways.greedy:
+    if modes.greedy:
         ids_B = torch.where(temperature_B > 0, ids_B, logits_BV.argmax(-1))
     return ids_B
 
@@ -96,7 +96,7 @@ def is_drawn(
     temperature_B: Tensor,
     top_p_B: Tensor,
     uniform_B: Tensor,
-    ways: Ways | None = None,
+    modes: DrawModes | None = None,
 ) -> Tensor:
     """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
 
@@ -106,7 +106,7 @@ def is_drawn(
     total_B = mass(weights_BV)
     mine_B = devices.to_widest(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
-    if ways is not None and not ways.nucleus:
+    if modes is not None and not modes.nucleus:
         return drawn_B
     # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
     cut_B = top_p_B < 1

@@ -149,7 +149,10 @@ def same_maths(gold: str, answer: str) -> bool:
     if formula(gold) is None or formula(answer) is None:
         return False  # math-verify would take the last one
     gold, answer = _undelimited(gold), _undelimited(answer)
-    (gold, unit, bases), (answer, other_unit, other_bases) = measured(gold, answer), measured(answer, gold)
+    (gold, unit, bases), (answer, other_unit, other_bases) = (
+        split_unit(gold, answer),
+        split_unit(answer, gold),
+    )
     # One of the two may have none.
     if (unit and other_unit and unit != other_unit) or (bases and other_bases and bases != other_bases):
         return False
@@ -215,7 +218,7 @@ def _braced(text: str, start: int) -> str | None:
 # --- units and bases --------------------------------------------------------------------------------------
 
 
-def measured(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
+def split_unit(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
     """An answer in LaTeX without its unit and its bases, and these, each in one spelling; "" and () for none.
 
     The letter of "5 m" is a unit where the `other` answer has one in words; else it is a variable.

@@ -36,7 +36,7 @@ from colar.data.renumber.problem import Problem, problem_of
 
 TRIES = 400
 """Draws for one new row, after which there is none."""
-MOST = 100
+MOST_NEW_ROWS = 100
 """The largest number of new rows for each row."""
 Choices = Mapping[Fraction, Sequence[Fraction]]
 """Value of a number -> the others that could stand in its place, from the smallest."""
@@ -67,7 +67,7 @@ class Renumbered:
 
 def check(key: str, n_new: object, source: str, split: str) -> None:
     """Reject a number of new rows out of range, a source whose steps are no equations, and rows that are tested on."""
-    check_number(key, n_new, 0, MOST, whole=True)
+    check_number(key, n_new, 0, MOST_NEW_ROWS, whole=True)
     if not n_new:
         return
     if source == "arithmetic":

@@ -19,9 +19,9 @@ one. (The later digits of a longer operand do: 1234 is fed as 1 and 234.)
 Below c = 2 digits are tokens like all others. So a request at c = 1 thinks token by token, as CoT does, and keeps what
 the model knows of digits.
 
-All of this holds at inference as in training: `Extents` has the rules for one token more, and `Windows` runs them over
-given chains. A group goes on as long as its next token may join it. So the decoder also computes the token behind a
-number, which says that the number ends; that token is then chosen anew, as the next group's first.
+All of this holds at inference as in training: `OpenGroups` has the rules for one token more, and `Windows` runs them
+over given chains. A group goes on as long as its next token may join it. So the decoder also computes the token
+behind a number, which says that the number ends; that token is then chosen anew, as the next group's first.
 
 Where c alone ends the groups of given chains, `grouping.even_sizes` has their sizes. Otherwise the rules run over a
 chain from each of its tokens on, because a group's start depends on where the one before it ended:
@@ -51,7 +51,7 @@ from colar.template.template import Template
 
 DIGITS = tuple("0123456789")
 SIGNS = ("+", "-", "*", "/")
-LONGEST = 3
+MOST_DIGITS = 3
 """Digits of a unit, at most: those of a token of Llama's."""
 NUMBERS_FROM = 2
 """The least c at which a number is a unit."""
@@ -100,7 +100,7 @@ class Equations:
         digits = [torch.zeros_like(ids[..., 0])]
         for g in range(1, ids.shape[-1]):
             both = digit[..., g] & digit[..., g - 1]
-            same = both & (digits[-1] < LONGEST - 1)
+            same = both & (digits[-1] < MOST_DIGITS - 1)
             digits.append(torch.where(same, digits[-1] + 1, 0))
             units.append(units[-1] + (~same).long())
         worth = [torch.zeros_like(ids[..., 0])]
@@ -112,10 +112,10 @@ class Equations:
 def most_tokens(units: int, equations: Equations | None) -> int:
     """The most tokens that a group of `units` units may have."""
     # A number that begins a group is one unit; behind it a unit is one token.
-    return units if equations is None else units + LONGEST - 1
+    return units if equations is None else units + MOST_DIGITS - 1
 
 
-class Extents:
+class OpenGroups:
     """State of the groups of a batch's rows while they are chosen, and tokens that may join them.
 
     Rows are named by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
@@ -132,7 +132,7 @@ class Extents:
         self.used_B = torch.ones_like(first_B)
         """Units so far, the last one included."""
         self.run_B = torch.zeros_like(first_B) if equations is None else equations.is_digit(first_B).long()
-        """Digits of the last unit so far, 0 where it is no number; `LONGEST` where it takes no more."""
+        """Digits of the last unit so far, 0 where it is no number; `MOST_DIGITS` where it takes no more."""
 
     def open(self, rows_X: Tensor) -> Tensor:
         """True if any token may join, (X,) bool."""
@@ -161,16 +161,16 @@ class Extents:
         digit_X = self.equations.is_digit(ids_X)
         same_X = digit_X & self.takes_digit(rows_X)
         # A number that begins no group has one digit of it.
-        self.run_B[rows_X] = torch.where(same_X, self.run_B[rows_X] + 1, LONGEST * digit_X.long())
+        self.run_B[rows_X] = torch.where(same_X, self.run_B[rows_X] + 1, MOST_DIGITS * digit_X.long())
         self.used_B[rows_X] += (~same_X).long()
         self.last_B[rows_X] = ids_X
 
     def takes_digit(self, rows_X: Tensor) -> Tensor:
         """True if a digit would belong to the last unit, (X,) bool."""
         run_X = self.run_B[rows_X]
-        return (run_X > 0) & (run_X < LONGEST) & self.unites_digits_B[rows_X]
+        return (run_X > 0) & (run_X < MOST_DIGITS) & self.unites_digits_B[rows_X]
 
-    def compares(self, rows_X: Tensor) -> Tensor:
+    def threshold_applies(self, rows_X: Tensor) -> Tensor:
         """True if a threshold applies to the next token, (X,) bool: of equations, only behind a number that may go on.
 
         There it is a digit of that number, or its end. A result's digits are computed one from another; a sign and the
@@ -182,7 +182,7 @@ class Extents:
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
         """True if no digit may join, be there room or not, (X,) bool."""
-        return (self.run_B[rows_X] >= LONGEST) & self.unites_digits_B[rows_X]
+        return (self.run_B[rows_X] >= MOST_DIGITS) & self.unites_digits_B[rows_X]
 
 
 def _any_of(ids: Tensor, some: tuple[int, ...]) -> Tensor:
@@ -223,19 +223,19 @@ class Windows:
 
         all_N = torch.arange(len(ids_NG), device=ids_BT.device)
         units_N = torch.full_like(all_N, most_units)
-        extents = Extents(ids_NG[:, 0], units_N, equations, unites_digits_B.repeat_interleave(T))
+        open_groups = OpenGroups(ids_NG[:, 0], units_N, equations, unites_digits_B.repeat_interleave(T))
         joins_N = in_chain_NG[:, 0]
-        units = [torch.where(joins_N, extents.used_B, NEVER)]
+        units = [torch.where(joins_N, open_groups.used_B, NEVER)]
         # The first token is never compared.
         compared = [torch.zeros_like(joins_N)]
         for place in range(1, G):
             token_N = ids_NG[:, place]
-            joins_N = joins_N & in_chain_NG[:, place] & extents.open(all_N)
+            joins_N = joins_N & in_chain_NG[:, place] & open_groups.open(all_N)
             if equations is not None:
-                joins_N = joins_N & extents.admits(all_N, token_N[:, None])[:, 0]
-            compared.append(joins_N & extents.compares(all_N))
-            extents.add(all_N, token_N)
-            units.append(torch.where(joins_N, extents.used_B, NEVER))
+                joins_N = joins_N & open_groups.admits(all_N, token_N[:, None])[:, 0]
+            compared.append(joins_N & open_groups.threshold_applies(all_N))
+            open_groups.add(all_N, token_N)
+            units.append(torch.where(joins_N, open_groups.used_B, NEVER))
         units_NG, compared_NG = torch.stack(units, dim=-1), torch.stack(compared, dim=-1)
         return cls(ids_BTG, units_NG.view(ids_BTG.shape), compared_NG.view(ids_BTG.shape))
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from colar.methods.losses import go_on_logps
-from colar.methods.sequential.boundaries import Equations, Extents, most_tokens
+from colar.methods.sequential.boundaries import Equations, OpenGroups, most_tokens
 from colar.methods.sequential.decoder import NOTHING, Ending, without
 from colar.methods.thinking import ThinkState
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
-from colar.ops.sampling import Ways, sample_tokens, token_logps, unlikely_logps
+from colar.ops.sampling import DrawModes, sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Rules:
     temperature: Tensor
     """Of the tokens behind the first."""
     top_p: Tensor
-    ways: Ways
-    """The ways in which these rows, or more, draw by the two."""
+    modes: DrawModes
+    """The modes in which these rows, or more, draw by the two."""
     confidence_threshold: Tensor
     """A group ends before a token that is less likely than this; 0 for none."""
     has_threshold: bool
@@ -55,9 +55,9 @@ class Rules:
         """The most tokens that a group may have."""
         return most_tokens(self.most_units, self.equations)
 
-    def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
+    def thresholds(self, rows_X: Tensor, open_groups: OpenGroups) -> Tensor:
         """The threshold of each group's next token, (X,)."""
-        return torch.where(extents.compares(rows_X), self.confidence_threshold[rows_X], 0)
+        return torch.where(open_groups.threshold_applies(rows_X), self.confidence_threshold[rows_X], 0)
 
 
 @dataclass
@@ -92,20 +92,20 @@ class Groups:
 
 def choose_first(state: ThinkState, closing_id: int) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops."""
-    logits_BV, branches = state.logits(), state.branches
+    logits_BV, conditions = state.logits(), state.conditions
     # No draw: its noise would cost more than the choice.
-    if not branches.ways.drawn and not branches.latent_ways.drawn:
+    if not conditions.modes.drawn and not conditions.latent_modes.drawn:
         return logits_BV.argmax(-1)
-    first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform(), branches.ways)
+    first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform(), conditions.modes)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
-    if branches.one_temperature:
+    if conditions.one_temperature:
         return first_B
 
     def token_if_no_stop(at: Any) -> Tensor:
         others_XV = without(logits_BV[at], closing_id)
         uniform_X = state.uniform(noise.TOKEN, 1)[at]
         return sample_tokens(
-            others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, branches.latent_ways
+            others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, conditions.latent_modes
         )
 
     again_B = (state.temperature != state.latent_temperature) & (first_B != closing_id)
@@ -156,8 +156,8 @@ def choose_groups(
     unites_digits_B = rules.unites_digits
     if unites_digits_B is None:
         unites_digits_B = torch.zeros_like(first_B, dtype=torch.bool)
-    extents = Extents(first_B, rules.units, rules.equations, unites_digits_B)
-    going_X = (token_X != lm.template.closing_id) & extents.open(rows_X)
+    open_groups = OpenGroups(first_B, rules.units, rules.equations, unites_digits_B)
+    going_X = (token_X != lm.template.closing_id) & open_groups.open(rows_X)
     for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
@@ -167,10 +167,10 @@ def choose_groups(
         state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
         draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules)
         token_X = draw.token_X
-        joins_X = _joins(groups, draw, going_X, rules, extents, wants_logps)
+        joins_X = _joins(groups, draw, going_X, rules, open_groups, wants_logps)
         groups.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
-        extents.add(rows_X, token_X)
-        going_X = joins_X & (token_X != lm.template.closing_id) & extents.open(rows_X)
+        open_groups.add(rows_X, token_X)
+        going_X = joins_X & (token_X != lm.template.closing_id) & open_groups.open(rows_X)
     return groups
 
 
@@ -190,53 +190,55 @@ class Draw:
 def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
     """Draw a token for each row."""
     # No draw where all are greedy: its noise would cost more than the choice.
-    if not rules.ways.drawn:
+    if not rules.modes.drawn:
         index_X = logits_XV.argmax(-1)
     else:
         uniform_X = rules.uniform(place)[rows_X]
         temperature_X, top_p_X = rules.temperature[rows_X], rules.top_p[rows_X]
-        index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.ways)
+        index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.modes)
     token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
     return Draw(place, rows_X, logits_XV, index_X, token_X)
 
 
 def _joins(
-    groups: Groups, draw: Draw, going_X: Tensor, rules: Rules, extents: Extents, wants_logps: bool
+    groups: Groups, draw: Draw, going_X: Tensor, rules: Rules, open_groups: OpenGroups, wants_logps: bool
 ) -> Tensor:
     """True where a drawn token joins its group, (X,) bool. Log-probs, and what ended a group, are recorded."""
     rows_X = draw.rows_X
     joins_X = going_X
     if rules.equations is not None:
-        joins_X = going_X & extents.admits(rows_X, draw.token_X[:, None])[:, 0]
+        joins_X = going_X & open_groups.admits(rows_X, draw.token_X[:, None])[:, 0]
     # A softmax over the vocabulary: only where its result is read.
     if not rules.has_threshold and not wants_logps:
         return joins_X
 
     # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
     logps_X = token_logps(draw.logits_XV, rules.temperature[rows_X], draw.index_X)
-    low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, extents))
+    low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
     joins_X = joins_X & ~low_confidence_X
 
     groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
     groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
     # The likeliest token is drawn where all are greedy: then nothing else could have been.
     may_end = rules.has_threshold or rules.equations is not None
-    if may_end and wants_logps and rules.ways.drawn:
+    if may_end and wants_logps and rules.modes.drawn:
         ended_X = going_X & ~joins_X
-        _record_endings(groups, draw, ended_X, rules, extents)
+        _record_endings(groups, draw, ended_X, rules, open_groups)
     return joins_X
 
 
-def _record_endings(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
+def _record_endings(
+    groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
+) -> None:
     """Record how the draw has ended these groups, and how likely such an end was."""
     rows_X, logits_XV = draw.rows_X, draw.logits_XV
     temperature_X = rules.temperature[rows_X]
-    threshold_X = rules.thresholds(rows_X, extents)
+    threshold_X = rules.thresholds(rows_X, open_groups)
     allowed_XV = None
     if rules.equations is not None:
         ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)
         ids_S = ids_V if rules.shortlist is None else rules.shortlist.ids_S
-        allowed_XV = extents.admits(rows_X, ids_S[None, :])
+        allowed_XV = open_groups.admits(rows_X, ids_S[None, :])
         best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
     else:
         best_XV = logits_XV
@@ -247,7 +249,7 @@ def _record_endings(groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, e
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold all tokens outside a class would have continued it.
-    class_X = torch.where(extents.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
+    class_X = torch.where(open_groups.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
     ending_X = torch.where(threshold_X > 0, best_X, class_X)
     groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
     groups.ending_logps[rows_X] = torch.where(is_drawn_X, end_logps_X, groups.ending_logps[rows_X])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.sequential.boundaries import LONGEST, Equations
+from colar.methods.sequential.boundaries import MOST_DIGITS, Equations
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
@@ -79,7 +79,7 @@ def make_maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
     if most > 1:
         modules["place_maps"] = PlaceMaps(width, most)
     if equations:
-        modules["digit_maps"] = PlaceMaps(width, LONGEST)
+        modules["digit_maps"] = PlaceMaps(width, MOST_DIGITS)
     return modules
 
 

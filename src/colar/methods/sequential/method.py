@@ -278,14 +278,14 @@ class Sequential(GroupMethod):
         return Rules(
             units=self._units(state),
             # For a c that is not whole the phase decides, which is drawn on the device.
-            most_units=state.branches.largest("compression_factor"),
+            most_units=state.conditions.largest("compression_factor"),
             equations=self.equations(lm),
             unites_digits=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
-            ways=state.branches.latent_ways,
+            modes=state.conditions.latent_modes,
             confidence_threshold=state.params["confidence_threshold"],
-            has_threshold=state.branches.largest("confidence_threshold") > 0,
+            has_threshold=state.conditions.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place - 1),
             shortlist=self.shortlist_head(lm, state),
@@ -297,7 +297,7 @@ class Sequential(GroupMethod):
         """The groups as columns, their log-probs, and the probability of the stop."""
         logits_BV, closing_id = state.logits(), lm.template.closing_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
-        if state.branches.one_temperature:
+        if state.conditions.one_temperature:
             first_logp_B = token_logps(logits_BV, temperature_B, first_B)
         else:
             first_logp_B = choice.first_logps(
@@ -323,7 +323,7 @@ class Sequential(GroupMethod):
         """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        if "compression_factor" in state.branches.whole_numbers:
+        if "compression_factor" in state.conditions.whole_numbers:
             return c_B.long()
         return grouping.nominal_units(state.step, c_B, grouping.draw_phase(state.seed, state.sample))
 
