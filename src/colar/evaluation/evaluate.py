@@ -228,7 +228,7 @@ def make_records(
         cuda_graphs=False if settings.eager else None,
     )
     # Most often a dtype of too small a range is what makes them so.
-    dtype = str(model.lm.lm.dtype).removeprefix("torch.")
+    dtype = str(model.lm.causal_lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
     for completion in completions_of(model.lm, events):
         question = questions[completion.number]

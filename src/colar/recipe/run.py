@@ -266,8 +266,8 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"{where}: some rows occur twice, {repeated[0]!r} for one: name a source once, and give rows of files of "
             "one name ids of their own"
         )
-    trained = {(example.id, example.question) for example in train_rows}
-    shared = [example.id for example in held_out if (example.id, example.question) in trained]
+    trained = {(example.id, example.asked) for example in train_rows}
+    shared = [example.id for example in held_out if (example.id, example.asked) in trained]
     if shared:
         raise ValueError(
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
