@@ -318,6 +318,25 @@ def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
     assert not judge("(v+1)^2", "v^2+2v+2", "latex").correct
 
 
+def test_a_worker_that_hangs_in_its_imports_holds_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "hangs.py"
+    hangs.write_text("import time\ntime.sleep(60)\n")
+    worker = math_process.Worker()
+    with monkeypatch.context() as patched:
+        patched.setattr(math_process, "__file__", str(hangs))
+        patched.setattr(math_process, "START_S", 0.2)
+        start = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"math-verify did not start, or not within 0\.2 s"):
+                worker.same("x+y", "y+x")
+        assert time.monotonic() - start < 30
+    # Another one is started at the next question.
+    assert worker.same("x+y", "y+x")
+    worker._stop()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="forking a threaded test process warns")
 def test_a_forked_child_has_a_comparer_of_its_own() -> None:

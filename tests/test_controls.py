@@ -64,7 +64,8 @@ def test_what_each_control_feeds(name):
     kinds = ("zeroed", "random", "halved", "shuffled")
     built = dict(zip(kinds, controls.build(lm, method, kinds, requests), strict=True))
     table = controls.thoughts_of(lm, own)
-    again, otherwise = (controls.KINDS["random"](table, requests, seed).embeds_RKD for seed in (0, 1))
+    reseeded = [dataclasses.replace(request, seed=request.seed + 1) for request in requests]
+    again, otherwise = (controls.randomised(table, asked).embeds_RKD for asked in (requests, reseeded))
 
     def fed(control):
         return answers(lm, control, requests, batch=4)
@@ -107,10 +108,12 @@ def test_samples_of_one_question_never_get_each_others():
     marked = dataclasses.replace(
         own, embeds_RKD=torch.arange(len(requests)).float()[:, None, None].expand(-1, 6, 32)
     )
-    for seed in range(5):
-        found = controls.shuffled(marked, requests, seed).embeds_RKD[:, 0, 0].long().tolist()
-        for request, source in zip(requests, found, strict=True):
-            assert request.question != requests[source].question
+    for turn in range(5):
+        # Other questions are shuffled otherwise.
+        asked = [dataclasses.replace(each, question=f"{each.question} {turn}") for each in requests]
+        found = controls.shuffled(marked, asked).embeds_RKD[:, 0, 0].long().tolist()
+        for request, source in zip(asked, found, strict=True):
+            assert request.question != asked[source].question
 
 
 def test_errors_name_what_is_wrong():
@@ -212,13 +215,13 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
     decoding = Decoding(max_latents=30, max_completion_length=6)
     requests = [Request(e.id, e.question, method.Params(), decoding) for e in HEART]
     chains = [lm.embed(torch.tensor(row.chain)) for row in rows[:: len(HEART)]]
-    own = controls.Thoughts(
+    own = controls.ThoughtTable(
         torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),
         torch.tensor([len(c) for c in chains]),
     )
     right = answers(lm, controls.GivenThoughts(method, requests, own), requests)
     assert [done.text for done in right] == [e.answer for e in HEART]
-    other = controls.shuffled(own, requests, seed=0)
+    other = controls.shuffled(own, requests)
     source = [int((own.embeds_RKD == row).all(-1).all(-1).nonzero()[0]) for row in other.embeds_RKD]
     misled = answers(lm, controls.GivenThoughts(method, requests, other), requests)
     assert [done.text for done in misled] == [HEART[s].answer for s in source]

@@ -60,13 +60,21 @@ def test_a_write_that_fails_at_its_end_leaves_the_old_file_and_no_rubbish(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.fixture
+def umask_stays(monkeypatch):
+    """It is the whole process's: in the moment in which it is read by setting it, other threads' files are open to all."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+
+
+@pytest.mark.usefixtures("umask_stays")
 def test_a_new_file_is_readable_as_the_umask_says(tmp_path):
-    """mkstemp's 0600 would make results that colleagues cannot read."""
+    """A file of `tempfile` has 0600: results that colleagues cannot read."""
     plain = tmp_path / "plain"
     plain.touch()
     assert files.write_text(tmp_path / "x", "text").stat().st_mode == plain.stat().st_mode
 
 
+@pytest.mark.usefixtures("umask_stays")
 def test_a_new_folders_files_are_readable_as_the_umask_says(tmp_path):
     """Also one that a library wrote for its owner alone, as safetensors does."""
     plain = tmp_path / "plain"

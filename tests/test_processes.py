@@ -29,7 +29,9 @@ def exchange(folder: Path) -> dict[str, Any]:
     processes.join(120)
     state = PartialState()
     seen: dict[str, Any] = {
-        "split": processes.split("abcde", lambda share: [letter.upper() for letter in share]),
+        "split": processes.split_and_gather("abcde", lambda share: [letter.upper() for letter in share]),
+        # Fewer items than processes.
+        "few": processes.split_and_gather("ab", list),
         "main": processes.from_main(lambda: state.process_index),
     }
     own = folder / f"disk{state.process_index // 2}"
@@ -37,8 +39,8 @@ def exchange(folder: Path) -> dict[str, Any]:
         path.mkdir(exist_ok=True)
     processes.require_shared(folder / "shared")
     tries = {
-        "second": lambda: processes.split("abcde", lambda share: refuse(share, "c")),
-        "both": lambda: processes.split("abcde", lambda share: refuse(share, "be")),
+        "second": lambda: processes.split_and_gather("abcde", lambda share: refuse(share, "c")),
+        "both": lambda: processes.split_and_gather("abcde", lambda share: refuse(share, "be")),
         "refused": lambda: processes.from_main(refuse_all),
         "apart": lambda: processes.require_shared(own),
     }
@@ -66,7 +68,7 @@ def test_what_processes_tell_each_other(tmp_path: Path) -> None:
     """Three processes, of which the third has a disk of its own."""
     found = together(3, tmp_path, exchange, tmp_path)
     for seen in found:
-        assert (seen["split"], seen["main"]) == (list("ABCDE"), 0)
+        assert (seen["split"], seen["few"], seen["main"]) == (list("ABCDE"), ["a", "b"], 0)
         assert seen["apart"][0] == "ValueError"
         assert "all machines of the run share" in seen["apart"][1]
     # The process that found it raises it; of two errors the first one counts.
@@ -84,7 +86,7 @@ from accelerate import PartialState
 from colar import processes
 processes.join(120)
 rank = PartialState().process_index
-found = processes.split("abc", lambda share: [letter.upper() for letter in share])
+found = processes.split_and_gather("abc", lambda share: [letter.upper() for letter in share])
 Path(sys.argv[1], f"rank{rank}").write_text("".join(found))
 # As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
 processes.leave()
@@ -108,7 +110,7 @@ def test_torchrun_starts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_process_works_alone(tmp_path: Path) -> None:
-    assert processes.split("abc", list) == ["a", "b", "c"]
+    assert processes.split_and_gather("abc", list) == ["a", "b", "c"]
     processes.require_shared(tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="no"):

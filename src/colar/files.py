@@ -7,6 +7,7 @@ renamed over it. Records are appended one line at a time; a line torn by a kill 
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -24,15 +25,15 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     """Replace `path` in one step, making its folders. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder: a rename is atomic within one file system only.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # In the same folder: a rename is atomic within one file system only. By `open`, as those of `tempfile` can be read
+    # by their owner alone.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with open(temporary, "xb") as stream:
             stream.write(content)
-        os.chmod(temporary, _mode())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
@@ -220,7 +221,8 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     # Some libraries write files that only their owner may read: safetensors from 0.8 on. A server has its own user.
-    mode = _mode()
+    # The umask can only be read by setting it; the new folder was made by it.
+    mode = partial.stat().st_mode & 0o666
     for path in partial.rglob("*"):
         if path.is_file():
             path.chmod(mode)
@@ -229,11 +231,3 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
         os.replace(target, old)
     os.replace(partial, target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _mode() -> int:
-    """The mode of a file that the umask gives it; libraries make files that their owner alone may read."""
-    # It can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

@@ -3,9 +3,9 @@
 torchrun and `accelerate launch` start N equal processes. `join` makes them a group; who is who, and what they tell each
 other, is `PartialState`'s and `gather_object`'s. Where one process fails alone, the others would wait for it in vain:
 
-    split(items, work)      each process works on its share; all get all results, or all raise
-    from_main(make)         the main process makes a value; all get it, or all raise
-    locked(folder)          one run writes into a folder; another one gets an error
+    split_and_gather(items, work)    each process works on its share; all get all results, or all raise
+    from_main(make)                  the main process makes a value; all get it, or all raise
+    locked(folder)                   one run writes into a folder; another one gets an error
 
 Values are pickled and sent on the CPU.
 """
@@ -88,7 +88,7 @@ def from_main(make: Callable[[], T]) -> T:
     return value
 
 
-def split(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
+def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
     """`list(work(items))` with the work divided; all get all results. `work` yields a result for each item.
 
     A ValueError is that of the first item that has one, raised where it was found. The other processes raise
@@ -96,18 +96,21 @@ def split(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> lis
     """
     results: list[R] = []
     error: ValueError | None = None
-    with PartialState().split_between_processes(list(items)) as share:
-        try:
-            results.extend(work(share))
-        except ValueError as raised:
-            error = raised
+    state = PartialState()
+    # accelerate 1.10 to 1.12 give the last item to each process that is one too many, in `split_between_processes`.
+    size, extra = divmod(len(items), state.num_processes)
+    start = state.process_index * size + min(state.process_index, extra)
+    try:
+        results.extend(work(items[start : start + size + (state.process_index < extra)]))
+    except ValueError as raised:
+        error = raised
     errors: list[str | None] = gather_object([None if error is None else str(error)])
     # Shares are contiguous: the first process with an error has the first item with one.
     failed = [place for place, message in enumerate(errors) if message is not None]
     if not failed:
         all_results: list[R] = gather_object(results)
         return all_results
-    if error is not None and failed[0] == PartialState().process_index:
+    if error is not None and failed[0] == state.process_index:
         raise error
     raise OtherProcessError(errors[failed[0]])
 

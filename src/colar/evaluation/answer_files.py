@@ -127,15 +127,13 @@ def answer_key(request: Request, settings: Mapping[str, Any]) -> str:
     fields = {
         "id": request.id,
         "question": request.question,
+        "context": request.context,
         "params": dataclasses.asdict(request.params),
         "decoding": dataclasses.asdict(request.decoding),
         "seed": request.seed,
         "sample": request.sample,
         "model": dict(settings),
     }
-    # A question without earlier turns has the key of earlier versions.
-    if request.context:
-        fields["context"] = request.context
     return files.digest([json.dumps(fields, sort_keys=True)])
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from colar.evaluation import stats
 from colar.evaluation.records import Cells, Columns
 from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
@@ -80,13 +78,10 @@ def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Di
     shared = stats.in_both(members["question"], others["question"])
     if not shared.any():
         return None
-    # One side's clusters for both: records from before `cluster` was written may stand beside newer ones.
-    cluster_of = np.zeros(len(shared), dtype=np.int64)
-    cluster_of[members["question"]] = members["cluster"]
 
     def side(columns: Columns) -> tuple[stats.Array, stats.Array]:
         in_both = shared[columns["question"]]
-        return columns["correct"][in_both], cluster_of[columns["question"][in_both]]
+        return columns["correct"][in_both], columns["cluster"][in_both]
 
     estimate = stats.paired_difference(*side(members), *side(others))
     return Difference(

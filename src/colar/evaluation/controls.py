@@ -50,7 +50,7 @@ from colar.template.template import Template
 
 
 @dataclass(frozen=True)
-class Thoughts:
+class ThoughtTable:
     """Request r's thoughts: the first `counts_R[r]` of `embeds_RKD[r]`."""
 
     embeds_RKD: Tensor
@@ -64,7 +64,7 @@ class GivenThoughts(Method):
     that is none of these.
     """
 
-    def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: Thoughts) -> None:
+    def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: ThoughtTable) -> None:
         super().__init__(method.config)
         self.method = method
         self.row_of = {request: r for r, request in enumerate(requests)}
@@ -131,14 +131,12 @@ def build(
     method: Method,
     kinds: Sequence[str],
     requests: Sequence[Request],
-    *,
-    seed: int = 0,
     max_batch: int = 32,
 ) -> list[GivenThoughts]:
     """Let `method` think about the requests once, and replace its thoughts: a control for each of `kinds`.
 
-    All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the controls. ValueError for an unknown
-    kind, no requests, or a single question to be shuffled.
+    All thoughts are kept at once: R x K x D numbers. ValueError for an unknown kind, no requests, or a single question
+    to be shuffled.
     """
     for kind in kinds:
         checks.check_choice("control", kind, tuple(KINDS))
@@ -146,10 +144,10 @@ def build(
         raise ValueError("a control is built from requests, got none")
     with_latents = [replace(request, keep_latents=True) for request in requests]
     own = thoughts_of(lm, Engine(lm, method, max_batch).generate(with_latents))
-    return [GivenThoughts(method, requests, KINDS[kind](own, requests, seed)) for kind in kinds]
+    return [GivenThoughts(method, requests, KINDS[kind](own, requests)) for kind in kinds]
 
 
-def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
+def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable:
     """The thoughts of completions that kept them, in one table."""
     counts = [completion.length for completion in completions]
     # Padded with zeros to the most thoughts of any request.
@@ -158,22 +156,22 @@ def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
     for r, completion in enumerate(completions):
         if completion.latents is not None:
             embeds_RKD[r, : counts[r]] = completion.latents.float()
-    return Thoughts(embeds_RKD, torch.tensor(counts, device=lm.device))
+    return ThoughtTable(embeds_RKD, torch.tensor(counts, device=lm.device))
 
 
 # The kinds of control: each makes other thoughts of a model's own
 
 
-def unchanged(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+def unchanged(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
     return own
 
 
-def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    return Thoughts(torch.zeros_like(own.embeds_RKD), own.counts_R)
+def zeroed(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
+    return ThoughtTable(torch.zeros_like(own.embeds_RKD), own.counts_R)
 
 
-def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    """Give each question the thoughts of the next one in a random round: none keeps its own."""
+def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
+    """Give each question the thoughts of the next one in a random round, always the same: none keeps its own."""
     # By question, not by request: samples of one question think alike.
     by_question: dict[tuple[Any, ...], list[int]] = {}
     for r, request in enumerate(requests):
@@ -182,7 +180,7 @@ def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     questions = sorted(by_question)
     if len(questions) < 2:
         raise ValueError("thoughts can be shuffled between two questions or more, there is only one")
-    Random(seed).shuffle(questions)
+    Random(0).shuffle(questions)
 
     # Samples of one question take turns at the samples of the next: there may be fewer of them.
     source = [0] * len(requests)
@@ -192,11 +190,11 @@ def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
         for i, r in enumerate(by_question[question]):
             source[r] = others[i % len(others)]
     index_R = torch.tensor(source, device=own.counts_R.device)
-    return Thoughts(own.embeds_RKD[index_R], own.counts_R[index_R])
+    return ThoughtTable(own.embeds_RKD[index_R], own.counts_R[index_R])
 
 
-def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    """Draw directions by (seed, request seed, sample, position): batches and their order change nothing."""
+def randomised(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
+    """Draw directions by (request seed, sample, position): batches and their order change nothing."""
     device = own.counts_R.device
     _, K, D = own.embeds_RKD.shape
     seed_R = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
@@ -205,19 +203,19 @@ def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thought
     for k in range(K):
         # Sample 0 counts its positions from 0, sample 1 from 2**32: they share no draw.
         position_R = sample_R * 2**32 + k
-        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, seed, position_R, noise.LATENT), D)
+        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, 0, position_R, noise.LATENT), D)
     unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
     # Padding has length 0, and stays zero.
     norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
-    return Thoughts(unit_RKD * norm_RK1, own.counts_R)
+    return ThoughtTable(unit_RKD * norm_RK1, own.counts_R)
 
 
-def halved(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+def halved(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
     # Rounded up: who had one thought keeps it.
-    return Thoughts(own.embeds_RKD, (own.counts_R + 1) // 2)
+    return ThoughtTable(own.embeds_RKD, (own.counts_R + 1) // 2)
 
 
-KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
+KINDS: dict[str, Callable[[ThoughtTable, Sequence[Request]], ThoughtTable]] = {
     "own": unchanged,
     "zeroed": zeroed,
     "shuffled": shuffled,

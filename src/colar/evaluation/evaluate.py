@@ -157,7 +157,7 @@ def evaluate(
     questions = questions_of(grid, datasets, settings)
     unanswered = [question for question in questions if question.key not in done]
     # A question that does not fit must stop the evaluation now, not after hours of answers.
-    processes.split(unanswered, _check_fit)
+    processes.split_and_gather(unanswered, _check_fit)
     if unanswered:
         _write_answers(unanswered, records, settings, make or make_records)
     put_in_order(records, [question.key for question in questions])
@@ -324,13 +324,11 @@ def validate(
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
-        with PartialState().split_between_processes(questions) as share:
-            mine = [(record["correct"], record["length"]) for record in make_records(model, share, settings)]
+        records = processes.split_and_gather(questions, lambda share: make_records(model, share, settings))
         # Sums of whole numbers: the same however they were divided.
-        graded = gather_object(mine)
         suffix = metric_suffix(param, is_alone=len(params) == 1)
-        accuracies[suffix] = sum(correct for correct, _ in graded) / len(graded)
-        lengths[suffix] = sum(length for _, length in graded) / len(graded)
+        accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
+        lengths[suffix] = sum(record["length"] for record in records) / len(records)
     metrics = {}
     for suffix in accuracies:
         metrics[f"accuracy{suffix}"] = accuracies[suffix]

@@ -332,9 +332,7 @@ def _listed(values: Iterable[int]) -> str:
 def _flat(value: Any) -> str:
     """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
     if isinstance(value, Mapping):
-        # Older reports have null for a library that was not installed.
-        known = {key: inner for key, inner in value.items() if inner is not None}
-        return ", ".join(f"{key} {_flat(inner)}" for key, inner in known.items())
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_flat(inner) for inner in value)
     return BLANK if value is None else str(value)

@@ -255,7 +255,7 @@ def _controls(
         for kind in REPLACED:
             # A single question has no other to take thoughts from.
             if kind != "shuffled" or len(questions) > 1:
-                replaced = KINDS[kind](own, requests, 0)
+                replaced = KINDS[kind](own, requests)
                 yield kind, requests, GivenThoughts(method, requests, replaced)
     # At this limit the engine feeds the closing separator at once, for any choice of the method.
     at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]

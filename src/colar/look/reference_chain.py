@@ -17,7 +17,7 @@ from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.completion import Completion
 from colar.engine.request import Request
-from colar.evaluation.controls import Thoughts
+from colar.evaluation.controls import ThoughtTable
 from colar.evaluation.evaluate import seed_of
 from colar.look.thought import chosen_ids
 from colar.methods.base import Batch, Method, Row
@@ -77,11 +77,13 @@ def _batch(lm: LatentLM, rows: Sequence[Row]) -> Batch:
 
 
 @torch.no_grad()
-def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
+def reference_thoughts(
+    lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
+) -> ThoughtTable:
     """The thoughts of the reference chains as training feeds them."""
     batch = _batch(lm, reference_rows(lm, method, examples, params))
     embeds_RKD, counts_R = method.training_thoughts(lm, batch)
-    return Thoughts(embeds_RKD, counts_R)
+    return ThoughtTable(embeds_RKD, counts_R)
 
 
 def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:

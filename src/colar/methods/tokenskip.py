@@ -156,7 +156,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
 
     # Dropout would make the scores a matter of chance.
     with lm.evaluating():
-        return list(itertools.chain.from_iterable(processes.split(batches, work)))
+        return list(itertools.chain.from_iterable(processes.split_and_gather(batches, work)))
 
 
 def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:

@@ -127,7 +127,7 @@ class TrainingRows(Dataset[Row]):
                     raise of_row
                 yield of_row
 
-        return processes.split(range(len(self)), lengths_of)
+        return processes.split_and_gather(range(len(self)), lengths_of)
 
     def fitting(self, lengths: Sequence[Sequence[int]], kind: str) -> list[Example]:
         """The examples that fit the model's context by all of their `lengths`; logs how many do not.
@@ -180,9 +180,7 @@ def digest_of(examples: Iterable[Example]) -> str:
     """16 hex digits of the examples' ids, questions, chains and answers, in any order."""
 
     def fields(example: Example) -> str:
-        # A row without earlier turns counts as in earlier versions.
-        context = (example.context,) if example.context else ()
-        return repr((example.id, example.question, example.steps, example.answer, *context))
+        return repr((example.id, example.question, example.steps, example.answer, example.context))
 
     return files.digest(map(fields, sorted(examples, key=lambda example: example.id)))
 

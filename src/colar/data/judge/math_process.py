@@ -11,15 +11,19 @@ has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and 
 Departure from math-verify, which takes two values less than 1e-15 apart for one: 1/2004! was 1/2006!.
 """
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 DEADLINE_S = 5.0
+START_S = 120.0
+"""Most seconds of the imports, on a file system that is slow too: a worker that hangs would hold every question."""
 MEMORY_BYTES = 4 * 2**30
 TOLERANCE = 1e-6
 DIGITS = 100
@@ -41,18 +45,11 @@ class Worker:
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
-            # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-            timer = threading.Timer(DEADLINE_S, process.kill)
-            timer.start()
-            try:
+            reply = ""
+            with _killed_after(DEADLINE_S, process), contextlib.suppress(OSError):
                 process.stdin.write(json.dumps([gold, answer]) + "\n")
                 process.stdin.flush()
                 reply = process.stdout.readline().strip()
-            except OSError:
-                reply = ""
-            finally:
-                timer.cancel()
-                timer.join()  # no timer may outlive its question and end the next one
             if not reply:
                 self._stop()
                 raise TimeoutError
@@ -68,9 +65,13 @@ class Worker:
         )  # fmt: skip
         assert self._process.stdout is not None
         # Imports take seconds, and are no part of the first question's time.
-        if self._process.stdout.readline().strip() != "ready":
+        with _killed_after(START_S, self._process):
+            reply = self._process.stdout.readline().strip()
+        if reply != "ready":
             self._stop()
-            raise RuntimeError("LaTeX answers cannot be compared: math-verify did not start")
+            raise RuntimeError(
+                f"LaTeX answers cannot be compared: math-verify did not start, or not within {START_S:g} s"
+            )
         return self._process
 
     def _stop(self) -> None:
@@ -79,6 +80,18 @@ class Worker:
             process.kill()
             # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
             process.communicate()
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill the process if the block takes longer: its pipe closes, and a read from it ends with an empty reply."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # no timer may outlive its block and end the next question
 
 
 WORKER = Worker()

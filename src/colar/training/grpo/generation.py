@@ -233,7 +233,7 @@ class RolloutSampler:
 
     def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
-        return processes.split(questions, partial(self._sample_share, number))
+        return processes.split_and_gather(questions, partial(self._sample_share, number))
 
     def _sample_share(self, number: int, questions: Sequence[int]) -> list[OutputGroup]:
         """The groups of the questions that this process samples."""

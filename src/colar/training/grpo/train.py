@@ -324,8 +324,7 @@ class GrpoTrainer(LatentTrainer):
         state = files.read_json(folder / STATE)
         checks.check_same_run(folder, state["plan"], self._plan(), SIZES_STAY)
         self.sampler.dr_grpo_length = state["length"]
-        # Absent in earlier checkpoints.
-        fitted = state.get("tokens_per_batch")
+        fitted = state["tokens_per_batch"]
         if fitted is not None:
             self.tokens_per_batch = min(fitted, self.tokens_per_batch or fitted)
         if state["generation"] is not None:
