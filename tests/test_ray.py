@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import colar
 from colar import files
 from colar.cli import build_parser, main
-from colar.cli.checkpoints import answering
+from colar.cli.checkpoints import engine_settings
 from colar.engine.request import DECODINGS
 from colar.evaluation import answer_files
 
@@ -197,7 +197,7 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
 def test_an_engine_of_all_weights_is_given_no_backbone(checkpoint):
     """Beside an adapter that --backbone is for."""
     words = ["evaluate", str(checkpoint), "--output", "out", "--backbone", "tiny", "--batch_size", "4"]
-    settings = answering(str(checkpoint), build_parser("evaluate").parse_args(words))
+    settings = engine_settings(str(checkpoint), build_parser("evaluate").parse_args(words))
     assert (settings.backbone, settings.batch_size, settings.checkpoint) == (None, 4, str(checkpoint))
 
 

@@ -215,7 +215,7 @@ def _backbone_of(path: str | Path, args: argparse.Namespace) -> str | None:
     return absolute(args.backbone)
 
 
-def answering(path: str, args: argparse.Namespace) -> Any:
+def engine_settings(path: str, args: argparse.Namespace) -> Any:
     """The `EngineSettings` of a checkpoint, for engines on other machines."""
     # Nothing of Ray is imported without --ray.
     from colar.integrations.ray_answers import EngineSettings

@@ -14,9 +14,9 @@ from colar import files, processes, progress
 from colar.cli import options
 from colar.cli.checkpoints import (
     absolute,
-    answering,
     check_backbone,
     data_of_runs,
+    engine_settings,
     load_checkpoint,
     methods_of,
     name_and_path,
@@ -162,7 +162,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
             of_models = zip(models, checkpoints.values(), strict=True)
-            maker = maker_for and maker_for({model: answering(path, args) for model, path in of_models})
+            maker = maker_for and maker_for({model: engine_settings(path, args) for model, path in of_models})
             evaluate.evaluate(grid, datasets, records, answer_settings, maker)
     if PartialState().is_main_process:
         _write_report([records], output)

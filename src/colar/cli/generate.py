@@ -10,7 +10,13 @@ from typing import Any
 
 from colar import files, progress
 from colar.cli import options
-from colar.cli.checkpoints import answering, check_backbone, load_checkpoint, methods_of, param_combinations
+from colar.cli.checkpoints import (
+    check_backbone,
+    engine_settings,
+    load_checkpoint,
+    methods_of,
+    param_combinations,
+)
 from colar.cli.options import Parser
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
@@ -181,7 +187,10 @@ def _generate_with_ray(
     from colar.integrations import ray_answers, ray_cluster
 
     job = ray_answers.FileJob(
-        answering(args.checkpoint, args), functools.partial(_row, args, settings), make_requests, settings
+        engine_settings(args.checkpoint, args),
+        functools.partial(_row, args, settings),
+        make_requests,
+        settings,
     )
     ray_answers.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
 

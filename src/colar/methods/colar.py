@@ -232,13 +232,15 @@ class Colar(GroupMethod, ScaledMethod):
         closing_id = lm.template.closing_id
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            (go_on_L,) = lm.reduce_logits(
-                lambda logits_LV, temperature_L: (losses.go_on_logps(logits_LV, temperature_L, closing_id),),
+            (continue_L,) = lm.reduce_logits(
+                lambda logits_LV, temperature_L: (
+                    losses.continue_logps(logits_LV, temperature_L, closing_id),
+                ),
                 thoughts.hidden,
                 thoughts.temperature,
             )
             if not self.has_density:
-                return go_on_L, {}
+                return continue_L, {}
             mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)
             temperature_L = devices.beside(rollouts.latent_temperature[thoughts.row].float(), mean_LD)
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
@@ -247,7 +249,7 @@ class Colar(GroupMethod, ScaledMethod):
                 # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
                 entropy_L = torch.where(temperature_L > 0, gaussian_entropy(spread_LD), torch.nan)
                 sigma_L = log_std_LD.exp().mean(-1)
-            return go_on_L + density_LD.mean(-1), {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
+            return continue_L + density_LD.mean(-1), {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
 
         return score_actions(lm, rollouts, thought_logps)
 

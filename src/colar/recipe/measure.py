@@ -116,7 +116,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
     ):
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
-        if not trainer.shards:
+        if not trainer.fsdp:
             longest = preflight.before_training(trainer, curriculum.stage_epochs())
             peak, _ = peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"

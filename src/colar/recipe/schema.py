@@ -91,7 +91,7 @@ class SourceRows:
     options: dict[str, Any] = field(default_factory=dict)
     """Of a generated source."""
     renumber: int = 0
-    """Copies of each row with other numbers."""
+    """New rows for each row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
         if self.train_size is not None:
@@ -133,7 +133,7 @@ class DataConfig:
     mixed_in: tuple[SourceRows, ...] = ()
     """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
     renumber: int = 0
-    """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
+    """New rows for each row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
         least = {"train_size": 1, "validation_size": 0, "train_skip": 0, "max_reasoning_steps": 1}

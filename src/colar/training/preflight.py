@@ -122,10 +122,10 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
     batch = longest_batch(trainer, epochs) if sampled is None else sampled
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
-        measured = measure(trainer, batch)
+        measured = measure_batch(trainer, batch)
         while measured is None:
             halve(trainer, batch)
-            measured = measure(trainer, batch)
+            measured = measure_batch(trainer, batch)
     progress.say(str(measured))
     return measured
 
@@ -162,7 +162,7 @@ def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, 
     return max(in_stages, key=lambda batch: int(trainer.positions(batch).max()))
 
 
-def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:
+def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:
     """Forward and backward of a batch, part by part as in training; None where memory does not suffice."""
     objective = trainer.objective
     device = objective.lm.device

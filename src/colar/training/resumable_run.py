@@ -187,7 +187,7 @@ def _train(
         # would sample its first generation anew. Before its weights are split the model need not fit into one device.
         on_gpu = trainer.args.device.type == "cuda"
         measures = resume_from is None or (on_gpu and trainer.objective.has_curriculum)
-        if measures and not trainer.shards:
+        if measures and not trainer.fsdp:
             preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
@@ -218,7 +218,7 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     return args
 
 
-def place(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
+def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Put a model on the device that it is trained on; Trainer's arguments. ValueError where it cannot be packed."""
     args = arguments(config, folder)
     if config.packing:

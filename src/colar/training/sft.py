@@ -20,7 +20,7 @@ from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
-from colar.training.resumable_run import TrainResult, place, run_trainer
+from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
 from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
@@ -74,7 +74,7 @@ def make_trainer(
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
     config = config.resolved()
     config.check_method(method)
-    args = place(lm, config, folder)
+    args = put_on_device(lm, config, folder)
     if config.fsdp:
         check_fsdp(args.world_size, validate is not None)
     examples = list(method.prepare(lm, examples))

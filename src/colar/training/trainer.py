@@ -85,7 +85,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.held_out = held_out
         self.tokens_per_batch = config.tokens_per_batch
         """The configured limit, or a lower one that the device's memory needs (`preflight.halve`)."""
-        self.shards = config.fsdp
+        self.fsdp = config.fsdp
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
         self.last_update: Tensor | None = None
@@ -165,7 +165,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
         parts = self.parts(inputs)
-        if self.shards:
+        if self.fsdp:
             # All gather weights together, part by part.
             parts = divide(parts, max(gather_object([len(parts)])), self.positions)
         *earlier, last = parts
@@ -214,7 +214,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # The first one that is not finite stays.
         self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
         skips = self.args.optim == "adamw_torch_fused" and norm_too.device.type in ("cpu", "cuda")
-        if skips and not self.shards:
+        if skips and not self.fsdp:
             # The name by which torch's own gradient scaler has an update skipped.
             fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
             fused.found_inf = 1 - self.last_update.isfinite().all().float()
@@ -251,8 +251,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     # Optimiser
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW over `parameter_groups`; with `shards` the weights are split before it sees them."""
-        if self.shards and not sharded.is_sharded(self.objective):
+        """AdamW over `parameter_groups`; with `fsdp` the weights are split before it sees them."""
+        if self.fsdp and not sharded.is_sharded(self.objective):
             sharded.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
         if self.optimizer is None:
             target = self.model if model is None else model
@@ -363,7 +363,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         weights.load_into(self.objective.lm, Path(resume_from_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.shards:
+        if not self.fsdp:
             super()._save_optimizer_and_scheduler(output_dir)
             return
         # Whole, as one process saves it: a run may resume on another number of them.
@@ -373,7 +373,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.shards or checkpoint is None:
+        if not self.fsdp or checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True, mmap=True)

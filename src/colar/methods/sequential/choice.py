@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar.methods.losses import go_on_logps
+from colar.methods.losses import continue_logps
 from colar.methods.sequential.boundaries import Equations, OpenGroups, most_tokens
 from colar.methods.sequential.decoder import NOTHING, Ending, without
 from colar.methods.thinking import ThinkState
@@ -121,9 +121,9 @@ def first_logps(
 
     def in_two_choices(at: Any) -> Tensor:
         scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
-        go_on_X = go_on_logps(logits_BV[at].float(), scale_X, closing_id)
+        continue_X = continue_logps(logits_BV[at].float(), scale_X, closing_id)
         token_X = token_logps(without(logits_BV[at], closing_id), latent_temperature_B[at], first_B[at])
-        return go_on_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
+        return continue_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
 
     return devices.where_rows(again_B, in_two_choices, logps_B)
 

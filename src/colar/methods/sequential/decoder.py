@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.losses import chosen_logps, go_on_logps, log_probs
+from colar.methods.losses import chosen_logps, continue_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.boundaries import Equations
 from colar.model.latent_lm import LatentLM
@@ -163,12 +163,12 @@ def thought_logps(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
     ) -> tuple[Tensor, ...]:
         (token_logps_X,) = chosen_logps(without(logits_XV, closing_id), first_X, scale_X)
-        return token_logps_X, go_on_logps(logits_XV, temperature_X, closing_id)
+        return token_logps_X, continue_logps(logits_XV, temperature_X, closing_id)
 
-    token_logps_L, go_on_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
+    token_logps_L, continue_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
     first_logps_L = torch.where(again_L, token_logps_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
-    return drawn_logps_L + torch.where(again_L, go_on_L, 0)
+    return drawn_logps_L + torch.where(again_L, continue_L, 0)
 
 
 def _log1m_exp(logps: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation, QuestionSchedule, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.rollout import RollOut
-from colar.training.resumable_run import TrainResult, place, run_trainer
+from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
 from colar.training.rows import part_indices, take
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
@@ -124,7 +124,7 @@ def make_trainer(
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     config = config.resolved()
-    args = place(lm, config, folder)
+    args = put_on_device(lm, config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
     plan = grpo.plan(config, args.world_size)
