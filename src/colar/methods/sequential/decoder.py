@@ -165,7 +165,9 @@ def thought_logps(
         (token_logps_X,) = chosen_logps(without(logits_XV, closing_id), first_X, scale_X)
         return token_logps_X, continue_logps(logits_XV, temperature_X, closing_id)
 
-    token_logps_L, continue_L = lm.reduce_logits(reduce, actions.hidden, first_L, scale_L, actions.temperature)
+    token_logps_L, continue_L = lm.reduce_logits(
+        reduce, actions.hidden, first_L, scale_L, actions.temperature
+    )
     first_logps_L = torch.where(again_L, token_logps_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, continue_L, 0)
