@@ -527,3 +527,10 @@ def test_questions_with_other_numbers_are_paired(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "table", str(tmp_path), "--output", str(tmp_path)])
     others.main()
     assert "| m | d | 4 | 75.0 | 50.0 | -25.0 ± 93.8 |" in (tmp_path / "differences.md").read_text()
+
+
+def test_the_tiny_tokenizers_are_those_that_their_script_trains():
+    script = module("scripts/train_tiny_tokenizers.py")
+    for name, digits in script.MOST_DIGITS.items():
+        assert script.trained(digits).to_str() == (script.FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    assert set(script.MOST_DIGITS) == set(backbones.TINY)

@@ -82,6 +82,7 @@ ELSEWHERE = {
     "lab/scripts/toy_backbones.py": "scripts",
     "lab/scripts/updates_in.py": "scripts",
     "scripts/draw_idea.py": "docs",
+    "scripts/train_tiny_tokenizers.py": "scripts",
     "scripts/install.py": "install",  # it makes an environment, as `make test` does itself
 }
 """File -> the tests that run it whole and read what it writes."""

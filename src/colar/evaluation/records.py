@@ -19,10 +19,13 @@ import gzip
 import itertools
 import json
 import math
+import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,32 +67,23 @@ Cells = Mapping[Cell, Columns]
 _NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_amount(value: Any) -> bool:
-    return checks.is_number(value) and value >= 0
-
-
 # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN. Seeds become
 # columns, which would take true for 1.
 _TEXTS = ("model", "method", "label", "dataset", "decoding", "id", "completion")
 _AMOUNTS = ("length", "forward_passes", "seconds")
-_REQUIRED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(_TEXTS, (_is_text, "a text")),
-    "parsed": (lambda value: value is None or _is_text(value), "a text or null"),
-    "params": (lambda value: isinstance(value, Mapping), "an object of numbers"),
-    "train_seed": (lambda value: value is None or type(value) is int, "a whole number or null"),
-    "seed": (lambda value: type(value) is int and value in checks.INT64, "a whole number of at most 64 bits"),
-    **dict.fromkeys(("correct", "truncated"), (lambda value: isinstance(value, bool), "true or false")),
-    **dict.fromkeys(_AMOUNTS, (_is_amount, "a number from 0")),
+_AMOUNT = "a number from 0"
+_SEED = "a whole number of at most 64 bits"
+_REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_TEXTS, ((str,), "a text")),
+    "parsed": ((str, NoneType), "a text or null"),
+    "params": ((Mapping,), "an object of numbers"),
+    "train_seed": ((int, NoneType), "a whole number or null"),
+    "seed": ((int,), _SEED),
+    **dict.fromkeys(("correct", "truncated"), ((bool,), "true or false")),
+    **dict.fromkeys(_AMOUNTS, ((int, float), _AMOUNT)),
 }
-"""Key -> the check of its value, and what is allowed."""
-_CHECKS = _REQUIRED | {
-    "cluster": (_is_text, "a text"),
-    "gold_length": (lambda value: value is None or _is_amount(value), "a number from 0"),
-}
+"""Key -> the types of its value, and what is allowed."""
+_TYPES = _REQUIRED | {"cluster": ((str,), "a text"), "gold_length": ((int, float, NoneType), _AMOUNT)}
 
 
 class RecordKey(NamedTuple):
@@ -179,12 +173,17 @@ def check_record(record: Any) -> None:
     """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    if not record.keys() >= _REQUIRED.keys():
-        missing = [key for key in _REQUIRED if key not in record]
-        raise ValueError(f"the record lacks {', '.join(missing)}")
-    for key, (holds, allowed) in _CHECKS.items():
-        if key in record and not holds(record[key]):
-            raise ValueError(f"{key} must be {allowed}, got {record[key]!r}")
+    wrong = _wrong_type(tuple(record), tuple(map(type, record.values())))
+    for key in _AMOUNTS:
+        if wrong is None and not 0 <= record[key] <= sys.float_info.max:
+            wrong = key, _AMOUNT
+    gold_length = record.get("gold_length")
+    if wrong is None and gold_length is not None and not 0 <= gold_length <= sys.float_info.max:
+        wrong = "gold_length", _AMOUNT
+    if wrong is None and record["seed"] not in checks.INT64:
+        wrong = "seed", _SEED
+    if wrong is not None:
+        raise ValueError(f"{wrong[0]} must be {wrong[1]}, got {record[wrong[0]]!r}")
     for name, value in record["params"].items():
         if not checks.is_number(value):
             raise ValueError(f"params: {name} must be a number, got {value!r}")
@@ -192,6 +191,23 @@ def check_record(record: Any) -> None:
         raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
     if record["dataset"] == AVERAGE:
         raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
+
+
+@lru_cache(
+    maxsize=64
+)  # the records of an evaluation have two or three tuples of types, and there are a million
+def _wrong_type(keys: tuple[str, ...], types: tuple[type, ...]) -> tuple[str, str] | None:
+    """The first key whose value has a wrong type, and what is allowed. ValueError for keys that are missing."""
+    if missing := [key for key in _REQUIRED if key not in keys]:
+        raise ValueError(f"the record lacks {', '.join(missing)}")
+    found = dict(zip(keys, types, strict=True))
+    for key, (allowed, words) in _TYPES.items():
+        # A bool is an int to Python.
+        if key in found and not (
+            issubclass(found[key], allowed) and (found[key] is bool) == (bool in allowed)
+        ):
+            return key, words
+    return None
 
 
 def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:

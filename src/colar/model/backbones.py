@@ -9,14 +9,13 @@ anything else     a Hub id
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -31,7 +30,6 @@ from transformers import (
 
 from colar import files, progress
 from colar.checks import check_choice, in_library
-from colar.data import arithmetic
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Built-in backbones that the Hub knows under another name."""
@@ -202,40 +200,18 @@ def _switches(config: Any) -> Iterator[int]:
 
 
 # `tiny` and `tiny-digits`: a Llama of under 1M parameters from scratch, with a tokenizer of its own.
-#
-# The tokenizer is built in code, the same on every machine: byte-level BPE over the built-in problems' own text, so
-# that any text can be encoded. A number of up to two digits is one piece, without a space: 12 is the same token in a
-# question and in a step. Runs of words are not split before merging, so a frequent phrase (". How many ") becomes one
-# piece, which halves a question's length. An equation such as <<3*4=12>> is seven tokens. Those of `tiny-digits` are
-# cut into digits: eight.
 
-TINY_SPECIAL = ("<bos>", "<eos>", "<pad>", "###")
-TINY_VOCABULARY = 704
+TINY = ("tiny", "tiny-digits")
 TINY_CONTEXT = 1024
 TINY_INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
-TINY_DIGITS = {"tiny": 2, "tiny-digits": 1}
-"""The most digits of a token, by the backbone's name."""
-TINY_PIECES = "|".join(
-    (
-        r"###",  # the separator
-        r" ?<<",  # the brackets of a step
-        r">>",
-        r"\d{1,DIGITS}",  # a number
-        r"[-+*/=]",  # an operator
-        r" ?\([^\d<>+*/=#-]*",  # the words of the speed prompt
-        r"(?:(?! \()[^\d<>+*/=#(-])+",  # a run of the rest, up to the next speed prompt
-        r"[<>#]",  # single characters of the marks above
-    )
-)
-"""The pieces into which a text is split before merges: no merge crosses a border between two of these."""
 
 
-def build_tiny(seed: int = 0, digits: int = 2) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Fresh weights drawn from `seed`, and the tokenizer, whose tokens have at most `digits` digits."""
-    tokenizer = tiny_tokenizer(digits)
+def build_tiny(name: str = "tiny", seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Fresh weights drawn from `seed`, and the tokenizer."""
+    tokenizer = tiny_tokenizer(name)
     config = LlamaConfig(
-        vocab_size=TINY_VOCABULARY,
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -255,49 +231,16 @@ def build_tiny(seed: int = 0, digits: int = 2) -> tuple[LlamaForCausalLM, PreTra
     return lm, tokenizer
 
 
-def tiny_tokenizer(digits: int = 2) -> PreTrainedTokenizerFast:
-    """A new copy of the tokenizer (a tokenizer is mutable; its training is done once)."""
-    core = Tokenizer.from_str(_tiny_trained(digits))
+def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
+    """A new copy of the tokenizer that `scripts/train_tiny_tokenizers.py` has made."""
+    path = Path(__file__).with_name("tokenizers") / f"{name}.json"
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+        tokenizer_file=str(path), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-
-
-@lru_cache(maxsize=2)
-def _tiny_trained(digits: int) -> str:
-    # ignore_merges: a piece that is in the vocabulary as a whole is one token, even if its merges differ.
-    core = Tokenizer(models.BPE(ignore_merges=True))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(TINY_PIECES.replace("DIGITS", str(digits))), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TINY_VOCABULARY,
-        min_frequency=2,
-        special_tokens=list(TINY_SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    core.train_from_iterator(_tiny_corpus(), trainer)
-    return str(core.to_str())
-
-
-def _tiny_corpus() -> list[str]:
-    """Problems, the speed prompts, and the numbers 0..99 often enough to become single tokens."""
-    examples = arithmetic.generate(arithmetic.ArithmeticConfig(), "train", 1500, seed=0)
-    texts = [example.question for example in examples]
-    texts += [" ".join(example.steps) for example in examples]
-    # Merges are learnt from the most frequent pair down, so repetition is what puts a piece into the vocabulary.
-    texts += [f" (Thinking speed: {c})" for c in range(1, 6)] * 100
-    texts += [str(number) for number in range(100)] * 2000
-    return texts
 
 
 def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    lm, own = build_tiny(seed, TINY_DIGITS[name])
+    lm, own = build_tiny(name, seed)
     return Backbone(name, lm, own if tokenizer is None else tokenizer)
 
 
@@ -352,6 +295,6 @@ def smollm2_gguf() -> Path:
 
 
 BUILT_IN: dict[str, Callable[..., Backbone]] = {
-    **{name: partial(_tiny, name) for name in TINY_DIGITS},
+    **{name: partial(_tiny, name) for name in TINY},
     "smollm2-135m": _smollm2,
 }

@@ -36,7 +36,7 @@ EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
-FROM_SCRATCH = tuple(backbones.TINY_DIGITS)
+FROM_SCRATCH = backbones.TINY
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
