@@ -55,6 +55,9 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
     files.write_jsonl(path, [{"messages": before[:1]}])
     with pytest.raises(ValueError, match="chats.jsonl:1: a chat without an answer"):
         answer_files.read_questions(path)
+    path.write_text('{"question": "q", "context": [["user", "\\ud83d"]]}')
+    with pytest.raises(ValueError, match="chats.jsonl:1: context holds half of a surrogate pair"):
+        answer_files.read_questions(path)
 
 
 def offline(checkpoint, questions, output, decoding, *options):

@@ -321,6 +321,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "a key twice": ("a.jsonl", b'{"question": "q", "question": "r", "answer": "1"}\n', "the key 'question' is there twice"),
     "steps that are numbers": ("a.jsonl", b'{"question": "q", "steps": [1], "answer": "1"}\n' * 30, "steps must be text or a list of texts"),
     "half of a character": ("a.jsonl", b'{"question": "\\ud83d", "answer": "1"}\n' * 30, "half of a surrogate pair"),
+    "half of a character in a turn": ("a.jsonl", b'{"question": "q", "answer": "1", "context": [["user", "\\ud83d"]]}\n' * 30, "half of a surrogate pair"),
     "programs that loop": ("a.jsonl", json.dumps({"question": "q", "code": "while True: pass"}).encode(), "no assignment of arithmetic: While"),
     "programs that are wrong": ("a.jsonl", json.dumps({"question": "q", "code": CODE, "answer": "9"}).encode(), "its program gives another answer than the row"),
     "a code that is no program": ("a.jsonl", b'{"question": "q", "answer": "4", "code": "MA 1"}\n' * 30, "in layout program, a question and a Python program; for other columns: --columns question="),

@@ -262,6 +262,10 @@ MALFORMED_OWN = [
     ('{"question": "q", "answer": "1", "id": "\\ud83d"}', "id holds half of a surrogate pair"),
     ('{"question": "q", "answer": "1", "steps": ["a", "\\ud83d"]}', "steps holds half of a surrogate pair"),
     (
+        '{"question": "q", "answer": "1", "context": [["user", "\\ud83d"]]}',
+        "context holds half of a surrogate pair",
+    ),
+    (
         '{"question": "q", "answer": "1", "answer_type": "\\ud83d"}',
         "answer_type must be one of number, latex",
     ),

@@ -13,7 +13,7 @@ import torch
 from colar import files, progress
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
-from colar.data.example import Example, asked
+from colar.data.example import Example, conversation
 from colar.data.user_rows import AutoFolder
 from colar.engine.request import decoding_of
 from colar.evaluation.report_rows import AVERAGE
@@ -163,8 +163,10 @@ def say_trained_on(name: str, examples: Sequence[Example], checkpoints: Iterable
     for folder in checkpoints:
         path = AutoFolder.of(folder).rows("train")
         if path.exists():
-            trained = {asked(row["question"], row.get("context", ())) for _, row in files.read_jsonl(path)}
-            n = sum(example.asked in trained for example in examples)
+            trained = {
+                conversation(row["question"], row.get("context", ())) for _, row in files.read_jsonl(path)
+            }
+            n = sum(example.conversation in trained for example in examples)
             if n:
                 progress.say(
                     f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"

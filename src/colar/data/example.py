@@ -53,9 +53,9 @@ class Example:
         return self.cluster or self.id
 
     @property
-    def asked(self) -> str:
+    def conversation(self) -> str:
         """The earlier turns and the question: equal for two rows that ask the same."""
-        return asked(self.question, self.context)
+        return conversation(self.question, self.context)
 
     def as_row(self) -> dict[str, Any]:
         """The example as a row of a JSONL file, which `colar.data.sources.load_examples` reads back to an equal one.
@@ -74,7 +74,7 @@ def collapsed(text: str) -> str:
     return " ".join(text.split())
 
 
-def asked(question: str, context: Iterable[Sequence[str]] = ()) -> str:
+def conversation(question: str, context: Iterable[Sequence[str]] = ()) -> str:
     """A question with the turns before it, as one text: without them "And in total?" would be one question."""
     return collapsed(" ".join([*(text for _, text in context), question]))
 

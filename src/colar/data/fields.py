@@ -117,6 +117,8 @@ class Fields:
             check_text(name, text)
             if len(text) > MOST_CHARACTERS:
                 raise ValueError(f"{name} has more than {MOST_CHARACTERS:,} characters")
+        for _, text in self.context:
+            check_text("context", text)
 
     def example(self, name: str, answer_type: AnswerType) -> Example:
         """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""

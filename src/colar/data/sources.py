@@ -207,10 +207,10 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     first_id: dict[str, str] = {}
     marked = []
     for example in examples:
-        if example.asked in first_id:
-            example = dataclasses.replace(example, cluster=first_id[example.asked])
+        if example.conversation in first_id:
+            example = dataclasses.replace(example, cluster=first_id[example.conversation])
         else:
-            first_id[example.asked] = example.id
+            first_id[example.conversation] = example.id
         marked.append(example)
     return marked
 

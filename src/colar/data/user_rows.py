@@ -226,11 +226,11 @@ def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Di
         raise ValueError(
             f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
         )
-    tested = {row.asked for row in test or ()}
+    tested = {row.conversation for row in test or ()}
     by_hash: defaultdict[str, list[Example]] = defaultdict(list)
     for row in rows:
-        if row.asked not in tested:
-            by_hash[question_hash(row.asked)].append(row)
+        if row.conversation not in tested:
+            by_hash[question_hash(row.conversation)].append(row)
     n = sum(map(len, by_hash.values()))
     held = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []

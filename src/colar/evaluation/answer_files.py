@@ -48,7 +48,8 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
     id = str(name if row.get("id") is None else row["id"])
-    for key, text in (("question", question), ("id", id), ("answer", str(row.get("answer", "")))):
+    texts = [("question", question), ("id", id), ("answer", str(row.get("answer", "")))]
+    for key, text in (*texts, *(("context", text) for _, text in context)):
         check_text(f"{place}: {key}", text)
     return {**row, "question": question, "id": id, "context": context}
 

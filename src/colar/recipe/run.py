@@ -266,8 +266,8 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"{where}: some rows occur twice, {repeated[0]!r} for one: name a source once, and give rows of files of "
             "one name ids of their own"
         )
-    trained = {(example.id, example.asked) for example in train_rows}
-    shared = [example.id for example in held_out if (example.id, example.asked) in trained]
+    trained = {(example.id, example.conversation) for example in train_rows}
+    shared = [example.id for example in held_out if (example.id, example.conversation) in trained]
     if shared:
         raise ValueError(
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
@@ -284,8 +284,8 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
 
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """
-    trained = {example.asked for example in train_rows}
-    both = [example.id for example in held_out if example.asked in trained]
+    trained = {example.conversation for example in train_rows}
+    both = [example.id for example in held_out if example.conversation in trained]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
