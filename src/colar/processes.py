@@ -136,13 +136,14 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
+    """Keep other runs out of `folder` inside the block; ValueError where one is writing there already.
 
-    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A file system
-    without locks keeps no process out, which is warned of.
+    The main process holds the lock for all of its run (blocks may be nested), and it ends with that process, also when
+    it is killed. A file system without locks keeps no run out, which is warned of.
     """
     lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
-    with ExitStack() as lock_held:
+
+    def acquire() -> None:
         try:
             lock_held.enter_context(lock.acquire(timeout=0))
         except Timeout:
@@ -156,4 +157,7 @@ def locked(folder: str | Path) -> Iterator[None]:
             progress.say(
                 f"warning: {folder} is on a file system without locks: start no second process that writes there"
             )
+
+    with ExitStack() as lock_held:
+        from_main(acquire)
         yield

@@ -109,9 +109,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
         raise ValueError("--ray goes neither with --control nor with torchrun")
     output = files.require_writable(args.output)
     processes.join(args.timeout)
-    # Under torchrun the main process holds the lock for all.
-    with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(processes.locked(output)))
+    with processes.locked(output):
         _evaluate(args, output)
     processes.leave()
 

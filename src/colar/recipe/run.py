@@ -4,7 +4,7 @@ import gc
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,14 +67,12 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     folder = RunFolder(files.require_writable(recipe.output))
     method = load_method(recipe)
     processes.join(recipe.training.ddp_timeout)
-    # Under torchrun the main process holds the lock for all.
-    with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
+    with processes.locked(folder.path):
         if resume:
             processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
-        roll_out = lock.enter_context(rollouts(recipe, method))
-        lm, examples, held_out = load_model_and_rows(recipe, method)
-        result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
+        with rollouts(recipe, method) as roll_out:
+            lm, examples, held_out = load_model_and_rows(recipe, method)
+            result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
         if PartialState().is_main_process:
             _write_page(recipe.validation, folder, lm, method, held_out)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})

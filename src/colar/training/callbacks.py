@@ -289,16 +289,12 @@ class History(TrainerCallback):  # type: ignore[misc]
         self.written = time.monotonic()
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._write_if_due(state)
-
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._write_if_due(state)
-
-    def _write_if_due(self, state: TrainerState) -> None:
         # Not more often than the interval: a short run may save at every step.
         if state.is_world_process_zero and time.monotonic() - self.written > HISTORY_EVERY_S:
             self.folder.write_history(state.log_history)
             self.written = time.monotonic()
+
+    on_save = on_evaluate
 
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:

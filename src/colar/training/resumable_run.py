@@ -108,8 +108,7 @@ def run_trainer(
     # A model that could not be published is found before a file of an earlier run is touched.
     pretrained.rehearse(objective.lm, objective.method, info, card="")
     processes.require_shared(folder.path)
-    with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(processes.locked(folder.path)))
+    with processes.locked(folder.path):
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
