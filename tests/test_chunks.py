@@ -326,9 +326,9 @@ def test_logits_are_made_twice_only_where_the_head_is_trained(
     assert len(set(made)) == 1
 
 
-def test_slopes_are_scaled_position_by_position() -> None:
-    """A position's gradient is its slope times what reaches its value; of two values, the sum of both."""
-    # In float64, but for the logits: a product of two rows sums in another order than one of seven, and slopes of 6
+def test_derivatives_are_scaled_position_by_position() -> None:
+    """A position's gradient is its derivative times what reaches its value; of two values, the sum of both."""
+    # In float64, but for the logits: a product of two rows sums in another order than one of seven, and derivatives of 6
     # make more of that.
     lm = tiny_lm("llama").double()
     lm.requires_grad_(False)

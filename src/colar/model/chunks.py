@@ -4,13 +4,13 @@
                      '---.---' '---.---' '---.---'    chunks of at most `chunk_bytes` of float32 logits
     logits (C, V)        '-> l     '-> l     '-> l    one chunk's at a time
     values               '-> r     '-> r     '-> r    a log-prob, a sum: what is kept of each position
-    slopes (C, D)        '-> s     '-> s     '-> s    how r changes with h: made beside it, kept for the backward pass
+    derivatives (C, D)   '-> d     '-> d     '-> d    of r by h: made beside it, kept for the backward pass
     result (X, ...)      '-------- cat ---------'
 
 Logits are the largest tensors of an update: 37,035 labels of a vocabulary of 128,256 are 19 GB in float32, and a
-softmax with its gradient holds three times that. A position's value depends on its own hidden state alone. So its slope
-is known as soon as the value is, and the backward pass only scales it. Nothing is computed twice (Liger's fused
-cross-entropy does likewise).
+softmax with its gradient holds three times that. A position's value depends on its own hidden state alone. So its
+derivative is known as soon as the value is, and the backward pass only scales it. Nothing is computed twice (Liger's
+fused cross-entropy does likewise).
 
 That needs a head that is not trained itself, and one number for each position. Otherwise the backward pass makes each
 chunk's logits once more (torch.utils.checkpoint), which costs a product with the LM head. Positions that fit into one
@@ -34,8 +34,9 @@ from torch.utils.checkpoint import checkpoint
 CHUNK_BYTES = 2**28
 """Bytes of a chunk's logits in float32; their gradient needs about two more such tensors."""
 CHUNK_BYTES_ON_CPU = 2**24
-"""The same on a CPU, where slopes are made beside the values. Its allocator gives larger blocks back to the system, and
-to have them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as long."""
+"""The same on a CPU, where derivatives are made beside the values. Its allocator gives larger blocks back to the
+system, and to have them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as
+long."""
 
 Values = tuple[Tensor, ...]
 ValuesOf = Callable[..., Values]
@@ -55,8 +56,8 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
             return values_of(*chunk)
 
     tensors = (hidden_XD, *columns)
-    if torch.is_grad_enabled() and has_slopes(of_chunk, tensors):
-        values: Values = _WithSlopes.apply(of_chunk, size, *tensors)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled() and has_derivatives(of_chunk, tensors):
+        values: Values = _WithDerivatives.apply(of_chunk, size, *tensors)  # type: ignore[no-untyped-call]
         return values
     values_by_chunk = []
     for chunk in split(tensors, size):
@@ -67,7 +68,7 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
     return joined(values_by_chunk)
 
 
-def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
+def has_derivatives(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
     """True where gradients reach nothing but the given tensors, and every value is one number."""
     # A call with no positions tells, and costs nothing.
     values = of_chunk(*(tensor[:0].detach() for tensor in tensors))
@@ -75,26 +76,26 @@ def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
     return not others_trained and all(value.dim() == 1 for value in values)
 
 
-class _WithSlopes(torch.autograd.Function):
-    """Values of all chunks; the slopes of each, by every tensor that takes a gradient, are kept."""
+class _WithDerivatives(torch.autograd.Function):
+    """Values of all chunks; the derivatives of each, by every tensor that takes a gradient, are kept."""
 
     @staticmethod
     def forward(ctx: Any, of_chunk: ValuesOf, size: int, *tensors: Tensor) -> Values:
         ctx.wanted = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
         values_by_chunk = []
-        slopes: list[Values] = []
+        derivatives: list[Values] = []
         for chunk in split(tensors, size):
-            values, chunk_slopes = with_slopes(of_chunk, chunk, ctx.wanted)
+            values, chunk_derivatives = with_derivatives(of_chunk, chunk, ctx.wanted)
             values_by_chunk.append(values)
-            slopes.append(chunk_slopes)
+            derivatives.append(chunk_derivatives)
         ctx.n_tensors = len(tensors)
-        joined_slopes = joined(slopes)
-        ctx.save_for_backward(*joined_slopes)
+        joined_derivatives = joined(derivatives)
+        ctx.save_for_backward(*joined_derivatives)
         ctx.set_materialize_grads(False)
         values = joined(values_by_chunk)
         per_value = max(1, len(ctx.wanted))
-        for value_X, slope in zip(values, joined_slopes[::per_value], strict=False):
-            if not len(slope):
+        for value_X, derivative in zip(values, joined_derivatives[::per_value], strict=False):
+            if not len(derivative):
                 ctx.mark_non_differentiable(value_X)
         return values
 
@@ -102,32 +103,32 @@ class _WithSlopes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         totals: list[Tensor | None] = [None] * ctx.n_tensors
-        slopes = iter(ctx.saved_tensors)
+        derivatives = iter(ctx.saved_tensors)
         for gradient_X in gradients:
             for index in ctx.wanted:
-                slope_XY = next(slopes)
+                derivative_XY = next(derivatives)
                 if gradient_X is None:
                     continue
-                scaled_XY = slope_XY * gradient_X.to(slope_XY.dtype)[:, None]
+                scaled_XY = derivative_XY * gradient_X.to(derivative_XY.dtype)[:, None]
                 before = totals[index]
                 totals[index] = scaled_XY if before is None else before + scaled_XY
         return None, None, *totals
 
 
-def with_slopes(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[Values, Values]:
+def with_derivatives(of_chunk: ValuesOf, chunk: Values, wanted: list[int]) -> tuple[Values, Values]:
     """A chunk's values, and for each value and each tensor of `wanted`: how the one changes with the other."""
     inputs = [tensor.detach().requires_grad_(index in wanted) for index, tensor in enumerate(chunk)]
     by = [inputs[index] for index in wanted]
-    slopes: list[Tensor] = []
+    derivatives: list[Tensor] = []
     with torch.enable_grad():
         values = of_chunk(*inputs)
         for value_C in values:
             if value_C.requires_grad:
-                # A position's value depends on it alone: the sum's gradient there is its slope.
-                slopes += torch.autograd.grad(value_C.sum(), by, retain_graph=value_C is not values[-1])
+                # A position's value depends on it alone: the sum's gradient there is its derivative.
+                derivatives += torch.autograd.grad(value_C.sum(), by, retain_graph=value_C is not values[-1])
             else:
-                slopes += [tensor.new_zeros(0) for tensor in by]
-    return tuple(value_C.detach() for value_C in values), tuple(slopes)
+                derivatives += [tensor.new_zeros(0) for tensor in by]
+    return tuple(value_C.detach() for value_C in values), tuple(derivatives)
 
 
 def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:

@@ -216,8 +216,9 @@ class LatentLM(nn.Module):
                 size,
             )
 
-        # A chunk's slopes are made beside its values only if gradients reach nothing but its tensors (`chunks.py`). Of
-        # this head the adapter trains N tokens. Their logits are few, and made here, as a column; the rest is frozen:
+        # A chunk's derivatives are made beside its values only if gradients reach nothing but its tensors
+        # (`chunks.py`). Of this head the adapter trains N tokens. Their logits are few, and made here, as a column; the
+        # rest is frozen:
         #
         #     hidden_XD --adapter's N tokens--> adapter_XN        hidden_CD --frozen head--> (C, V), adapter_CN put in
         def values_of(hidden_CD: Tensor, adapter_CN: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
