@@ -25,7 +25,9 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"), args=FLAGS
+        )
         page = browser.new_page(
             viewport={"width": 1280, "height": 900},
             color_scheme="light",

@@ -42,7 +42,9 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = engine.chromium.launch(
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"), args=FLAGS
+        )
         for name, (scheme, width, button) in PICTURES.items():
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             page.goto(args.url)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 
+import browser
 import pytest
 from inspect_data import HOSTILE, inspected
 
@@ -14,23 +13,13 @@ from colar.look import page as inspect_page
 WHOLE, QUESTIONS, CHAINS = inspected()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api",
-    reason="SKIPPED LOUDLY: the page is tested in Chromium, and playwright is not installed",
-)
-expect = playwright_api.expect
-CHROMIUM = os.environ.get("COLAR_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-if not CHROMIUM:
-    pytest.skip("SKIPPED LOUDLY: no chromium on this machine (or in COLAR_CHROMIUM)", allow_module_level=True)
+expect = browser.playwright_api.expect
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright_api.sync_playwright() as engine:
-        arguments = ["--no-sandbox", "--disable-gpu", "--no-first-run"]
-        running = engine.chromium.launch(executable_path=CHROMIUM, args=arguments)
+@pytest.fixture(scope="module", name="browser")
+def chromium():
+    with browser.opened() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import urllib.request
 
+import browser
 import pytest
 from fake_serve import CHAIN, HOSTILE, PAGE, VIEWER, FakeServe, thoughts
 
 from colar.look.page import VIEWER as SHARED
 
-playwright_api = pytest.importorskip(
-    "playwright.sync_api",
-    reason="SKIPPED LOUDLY: the page is tested in Chromium, and playwright is not installed",
-)
-expect = playwright_api.expect
-
-CHROMIUM = os.environ.get("COLAR_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-sync",
-    "--no-first-run",
-]
-if not CHROMIUM:
-    pytest.skip("SKIPPED LOUDLY: no chromium on this machine (or in COLAR_CHROMIUM)", allow_module_level=True)
+expect = browser.playwright_api.expect
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright_api.sync_playwright() as engine:
-        running = engine.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+@pytest.fixture(scope="module", name="browser")
+def chromium():
+    with browser.opened() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
