@@ -11,10 +11,16 @@ gc.disable()
 
 import families
 import launch
+import torch
 
 import colar.cli
 import colar.recipe
 import colar.training.grpo.train
+from colar.model.latent_lm import LoraSettings
+
+# The first model of a process compiles hundreds of patterns. One thread: a forked process has no others.
+torch.set_num_threads(1)
+families.tiny_lm("llama", lora=LoraSettings(r=2))
 
 gc.enable()
 gc.freeze()
