@@ -114,7 +114,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
         assert made.model.init_from in there
         there.add(f"{made.output}/best")
         outputs.add(made.output)
-    assert len(outputs) == len(commands) == 26
+    assert len(outputs) == len(commands) == 24
 
 
 def test_the_figures_commands_are_understood_and_sizes_see_equal_rows(tmp_path):
