@@ -382,6 +382,24 @@ def test_the_server_takes_several_turns(saved):
         ]
         made = client.chat.completions.create(model="chat", messages=turns, extra_body=extra)
         assert made.choices[0].message.content == answers[list(CONTEXTS).index("system")]
+        # A client's copy of an answer, with all that is in it: of the SDK, and of another server's reasoning.
+        question = {"role": "user", "content": "How many?"}
+        first = client.chat.completions.create(model="chat", messages=[question], extra_body=extra)
+        message = first.choices[0].message
+        plain = [question, {"role": "assistant", "content": message.content}, question]
+        wanted = client.chat.completions.create(model="chat", messages=plain, extra_body=extra)
+        copies = [
+            message,
+            message.model_dump(),
+            {**plain[1], "reasoning": "1+1", "annotations": [], "audio": None},
+        ]
+        for copy in copies:
+            turns_back = [question, copy, question]
+            again = client.chat.completions.create(model="chat", messages=turns_back, extra_body=extra)
+            assert again.choices[0].message.content == wanted.choices[0].message.content
+        turns_back = [question, {**plain[1], "tool_calls": [{"id": "1"}]}, question]
+        with pytest.raises(openai.BadRequestError, match="tool_calls"):
+            client.chat.completions.create(model="chat", messages=turns_back, extra_body=extra)
         turns = [{"role": "tool", "content": "7"}, *turns]
         with pytest.raises(openai.BadRequestError, match="tool"):
             client.chat.completions.create(model="chat", messages=turns, extra_body=extra)

@@ -123,6 +123,14 @@ def test_answers_of_any_kind_are_rows(tmp_path: Path) -> None:
     found = user_rows.read(path, judge="judges_of_mine:mirrored")
     assert len(found.examples) == 41
     assert found.summary()[0].endswith("answers are judged by judges_of_mine:mirrored")
+    # Each way to such rows: evaluate and inspect, and a recipe.
+    with pytest.raises(ValueError, match="rows.jsonl:41: answer cannot be read as answer_type 'number'"):
+        sources.load_examples(str(path), "train")
+    assert len(sources.load_examples(str(path), "train", judge="judges_of_mine:mirrored")) == 41
+    data = recipe.DataConfig(source=str(path), validation_size=0, judge="judges_of_mine:mirrored")
+    train, _ = recipe.load_example_sets(data)
+    assert {row.judge for row in train} == {"judges_of_mine:mirrored"}
+    assert len(train) == 41
 
 
 def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> None:

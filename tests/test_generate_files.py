@@ -13,6 +13,7 @@ from families import save_untrained
 
 from colar import files
 from colar.cli import main
+from colar.data import user_rows
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.completion import completions_of
 from colar.engine.engine import Engine
@@ -58,6 +59,20 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
     path.write_text('{"question": "q", "context": [["user", "\\ud83d"]]}')
     with pytest.raises(ValueError, match="chats.jsonl:1: context holds half of a surrogate pair"):
         answer_files.read_questions(path)
+
+
+def test_an_instruction_is_asked_with_its_input(tmp_path):
+    """As it was trained on."""
+    rows = [
+        {"instruction": "Add.", "input": "2 and 2", "output": "4"},
+        {"instruction": "Add 1 and 1.", "input": "", "output": "2"},
+        {"input": "3 and 3?"},
+    ]
+    path = files.write_jsonl(tmp_path / "rows.jsonl", rows)
+    asked = [row["question"] for row in answer_files.read_questions(path)]
+    assert asked == ["Add.\n\n2 and 2", "Add 1 and 1.", "3 and 3?"]
+    trained = [row.question for row in user_rows.read(rows[:2]).examples]
+    assert asked[:2] == trained
 
 
 def offline(checkpoint, questions, output, decoding, *options):

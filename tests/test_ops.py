@@ -134,6 +134,17 @@ def test_groups_of_one_and_a_half_by_hand():
     assert grouping.group_starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
 
 
+def test_a_row_by_itself_has_all_its_tokens():
+    """45 * 2.8 is below 126 in floating point, so the last token is a group of its own; batch mates change nothing."""
+    lengths, factors = torch.arange(1, 400), [1.1, 1.4, 2.8, 3.3, 5.6]
+    for c in factors:
+        for length in lengths[:, None]:
+            alone = grouping.even_sizes(length, torch.tensor([c], dtype=torch.float64))
+            assert int(alone.sum()) == int(length)
+        together = grouping.even_sizes(lengths, torch.full((len(lengths),), c, dtype=torch.float64))
+        assert together.sum(1).tolist() == lengths.tolist()
+
+
 CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
 
 

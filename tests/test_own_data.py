@@ -24,6 +24,7 @@ from colar.cli import main
 from colar.cli.checkpoints import name_sources
 from colar.data import data_files, layouts, sources, user_rows
 from colar.data.example import Example
+from colar.recipe import auto_run
 
 ROWS = [
     {"question": f"What is {i} and 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": f"{i + 1}"}
@@ -101,6 +102,17 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     "MATH": ({"problem": "q", "solution": "Add.\n\nSo $x = \\boxed{\\frac{1}{2}}$."}, "q", ("Add.", "So $x = \\boxed{\\frac{1}{2}}$."), "\\frac{1}{2}"),
     "Alpaca": ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, "Add.\n\n2 and 2", (), "4"),
     "rationale": ({"question": "q", "rationale": THOUGHT, "answer": "5"}, "q", (THOUGHT,), "5"),
+    "headings": ({"question": "q", "solution": "#### One\nAdd.\n#### Two\nSo it is \\boxed{4}."}, "q", ("#### One", "Add.", "#### Two", "So it is \\boxed{4}."), "4"),
+    "headings before the answer": ({"question": "q", "answer": "#### One\nAdd.\n#### 4\n"}, "q", ("#### One", "Add."), "4"),
+    "headings in the reasoning": ({"question": "q", "reasoning": "#### One\nAdd.\n#### Two\nIt is 4.", "answer": "4"}, "q", ("#### One", "Add.", "#### Two", "It is 4."), "4"),
+    "smaller headings": ({"question": "q", "answer": "##### One\nIt is 4"}, "q", (), "##### One\nIt is 4"),
+    "the answer below its mark": ({"question": "q", "answer": "Add.\n####\n4"}, "q", ("Add.",), "4"),
+    "an empty column of reasoning": ({"question": "q", "reasoning": "", "steps": [], "answer": "Add. #### 4"}, "q", ("Add.",), "4"),
+    "reasoning in the second column": ({"question": "q", "steps": "", "rationale": "Add.", "answer": "4"}, "q", ("Add.",), "4"),
+    "a list in a CSV of pandas": ({"question": "q", "steps": str(["Tom's 2", "2+2=4"]), "answer": "4"}, "q", ("Tom's 2", "2+2=4"), "4"),
+    "a list in a cell as JSON": ({"question": "q", "steps": '["2 and 2", "2+2=4"]', "answer": "4"}, "q", ("2 and 2", "2+2=4"), "4"),
+    "brackets that are no list": ({"question": "q", "steps": "[2 and 2] make 4", "answer": "4"}, "q", ("[2 and 2] make 4",), "4"),
+    "an array of numpy's": ({"question": "q", "steps": "['2' '4']", "answer": "4"}, "q", ("['2' '4']",), "4"),
     "a prompt as messages": ({"prompt": CHAT, "solution": "4"}, "2 and 2?", (), "4"),
     "a code that is no program": ({"question": "q", "steps": ["1+1=2"], "answer": "2", "code": "MA 1"}, "q", ("1+1=2",), "2"),
 }  # fmt: skip
@@ -270,14 +282,51 @@ def test_a_twentieth_is_held_out(n: int, held: int) -> None:
 
 def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
-    split = user_rows.divide(rows, rows[:10])
-    assert (len(split.test), split.also_in_test) == (10, 10)
+    split = user_rows.divide(rows, test=rows[:10])
+    assert (len(split.test), split.also_held_out) == (10, 10)
     tested = {row.question for row in rows[:10]}
     assert not tested & {row.question for row in (*split.train, *split.validation)}
     with pytest.raises(
-        ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question of the test\)"
+        ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question that is held out\)"
     ):
-        user_rows.divide(rows, rows)
+        user_rows.divide(rows, test=rows)
+
+
+def test_rows_that_are_given_are_held_out_and_no_others() -> None:
+    rows = _examples([f"q{i}" for i in range(100)])
+    validation, test = rows[5:20], rows[:10]
+    split = user_rows.divide(rows, validation, test)
+    assert (split.validation, split.test) == (rows[10:20], test)
+    assert (split.train, split.also_held_out) == (rows[20:], 20)
+    split = user_rows.divide(rows, validation)
+    assert (split.validation, len(split.test), len(split.train)) == (validation, 21, 64)
+    assert not {row.id for row in validation} & {row.id for row in (*split.train, *split.test)}
+
+
+def test_auto_takes_a_folders_own_validation_and_test_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(i: int, answer: str = "") -> dict[str, str]:
+        return {"question": f"What is {i} and 1?", "steps": f"{i}+1={i + 1}", "answer": answer or f"{i + 1}"}
+
+    parts = {"train": range(60), "validation": range(58, 70), "test": range(70, 80)}
+    for name, numbers in parts.items():
+        files.write_jsonl(tmp_path / "rows" / f"{name}.jsonl", map(row, numbers))
+    # Nearly all of the training rows are numbers: so is each answer of the test.
+    files.write_jsonl(tmp_path / "rows" / "test.jsonl", [*map(row, parts["test"]), row(80, "a dozen")])
+    call = auto_run.AutoCall("tiny", tmp_path / "rows", tmp_path / "run")
+    auto_run.prepare_run(call)
+    written = {name: sources.load_examples(str(tmp_path / "run" / "data"), name) for name in parts}
+    asked = {name: {int(row.question.split()[2]) for row in rows} for name, rows in written.items()}
+    assert asked == {"train": set(range(58)), "validation": set(range(58, 70)), "test": set(range(70, 80))}
+    said = capsys.readouterr().err
+    assert "left out 2: validation or test rows ask the same question" in said
+    assert "rows/test: read 10 of 11 rows" in said
+    assert "58 rows to train on, 12 to validate, 10 held out" in said
+    # Another file for the test takes precedence over the folder's.
+    other = files.write_jsonl(tmp_path / "other.jsonl", map(row, range(90, 93)))
+    auto_run.prepare_run(auto_run.AutoCall("tiny", tmp_path / "rows", tmp_path / "run2", test=other))
+    assert len(sources.load_examples(str(tmp_path / "run2" / "data"), "test")) == 3
 
 
 # --- wrong inputs: one line that says what to do -----------------------------------------------------------

@@ -180,12 +180,9 @@ def test_a_run_is_that_of_one_process(starts: dict[str, Path], tmp_path: Path) -
     )
     assert found == curve(same)
     assert len({row["grad_norm"] for row in found}) == 3
-    # As without actors: batches of other sizes round otherwise, and each update makes more of that.
-    alone = recipe(starts["colar"], tmp_path / "alone", dynamic_sampling=1)
-    for mine, theirs in zip(found, curve(run(alone)), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-2, abs=1e-4)
     # The number of actors may change when a run goes on.
-    RunFolder(made.output).check_recipe(to_json(dataclasses.replace(alone, output=made.output)))
+    alone = recipe(starts["colar"], Path(made.output), dynamic_sampling=1)
+    RunFolder(made.output).check_recipe(to_json(alone))
 
 
 def test_outputs_are_pickled_without_the_rows_beside_them(starts: dict[str, Path]) -> None:

@@ -599,8 +599,17 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
     """Models side by side, a value that all share once, values that differ in a list; digests of questions left out."""
     common = {"split": "test", "limits": {"max_latents": 4}}
     for name, own in (
-        ("a", {"models": {"x": "1"}, "dtype": "float32", "sizes": {"n": 1}, "questions": {"d": {}}}),
-        ("b", {"models": {"y": "2"}, "dtype": "bfloat16", "sizes": {"n": 2}, "data_seed": 0}),
+        ("a", {"models": {"x": "1"}, "dtype": "float32", "sizes": {"n": 1}, "questions": {"d": [2, "00"]}}),
+        (
+            "b",
+            {
+                "models": {"y": "2"},
+                "dtype": "bfloat16",
+                "sizes": {"n": 2},
+                "data_seed": 0,
+                "questions": {"d": [3, "01"]},
+            },
+        ),
         ("c", {"models": {"y": "2"}, "dtype": "float32", "sizes": {"n": 1}}),
     ):
         files.write_json(tmp_path / name / "evaluation.json", {**common, **own})
@@ -612,6 +621,20 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
         "sizes": [{"n": 1}, {"n": 2}],
         "data_seed": 0,
     }
+
+
+def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
+    """Two files of one name: the answers to their first rows would be compared as if they were to one question."""
+    paths = [tmp_path / name / "records.jsonl" for name in "abc"]
+    for path, questions in zip(
+        paths, ({"rows": [20, "00"]}, {"rows": [20, "00"], "d": [9, "02"]}, {"rows": [20, "01"]}), strict=True
+    ):
+        files.write_json(path.parent / "evaluation.json", {"questions": questions})
+    assert report.settings_of(paths[:2]) == {}
+    with pytest.raises(
+        ValueError, match=r"a/records.jsonl and .*c/records.jsonl have other questions .*, rows"
+    ):
+        report.settings_of(paths)
 
 
 def test_a_label_is_one_cell_of_its_table() -> None:

@@ -208,9 +208,8 @@ def examples_of(
     """
     # `colar --help` does without.
     from colar.data import sources
-    from colar.data.judge import answers
 
-    examples = sources.load_examples(
+    return sources.load_examples(
         source,
         split,
         data_dir=args.data_dir,
@@ -219,5 +218,5 @@ def examples_of(
         skip_malformed=args.skip_malformed,
         options=single_source_options(args.options, source) if options is None else options,
         columns=columns_of(args.columns),
+        judge=args.judge,
     )
-    return answers.judged_by(examples, args.judge)

@@ -53,7 +53,10 @@ def add_train(train: Parser) -> None:
         help="a file of problems, a folder (its train file), or a Hub data set owner/name[:split] (default: train)",
     )
     own.add_argument("--output", help="folder of the run (of other recipes too)")
-    own.add_argument("--test", help="another file, for the table at the end (default: rows held out)")
+    own.add_argument(
+        "--test",
+        help="another file, for the table at the end (default: the folder's test file, else rows held out)",
+    )
     own.add_argument(
         "--method", choices=["sequential", "colar"], help="sequential (ours; default) or colar (the paper's)"
     )

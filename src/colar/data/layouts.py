@@ -8,16 +8,19 @@
 | solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
 The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), or between `<think>` tags, or
-before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with none of
-these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there are some; the
-published source `gsm8k` has the words as its steps (`catalogue.py`).
+before the last line's `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer
+with none of these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there
+are some; the published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
+import ast
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from colar import files
 from colar.checks import is_int
 from colar.data import programs
 from colar.data.example import ROLES
@@ -43,6 +46,8 @@ KEYS = ("question", "steps", "answer")
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
+FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*$)")
+"""The mark of the answer. With more than a line behind it, it is a heading of Markdown."""
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
 )
@@ -183,12 +188,16 @@ def parse_solution(raw: Any) -> Fields:
     row = named_fields(raw)
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
-    chains = (name for name in REASONING if row.get(name) is not None and name not in (question, answer))
+    # An empty column is none: the reasoning may stand in the answer.
+    chains = (name for name in REASONING if row.get(name) and name not in (question, answer))
     fields = _solution(row, question, answer, next(chains, None))
-    # Alpaca's: an instruction, and what it is about.
-    if question == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
-        fields = replace(fields, question=f"{fields.question}\n\n{row['input'].strip()}")
-    return fields
+    return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
+
+
+def with_input(instruction: str, row: Mapping[str, Any]) -> str:
+    """An instruction, and behind it what it is about: Alpaca's column `input`."""
+    about = row.get("input")
+    return f"{instruction}\n\n{about.strip()}" if isinstance(about, str) and about.strip() else instruction
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -214,9 +223,19 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
     chain = row.get(steps)
     if isinstance(chain, str):
         # The column of reasoning may end in the answer once more.
-        before, mark, _ = chain.rpartition("####")
-        return replace(fields, steps=cut(before if mark else chain))
+        chain = _listed(chain) or cut(FINAL.split(chain.strip())[0])
     return replace(fields, steps=steps_of(chain, steps) if chain is not None else ())
+
+
+def _listed(text: str) -> list[str]:
+    """The texts of a list in a cell of a table: of JSON, or as pandas writes it to CSV; [] for any other text."""
+    for parse, write in ((files.parse_json, None), (ast.literal_eval, repr)):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = parse(text)
+            # Python would join `['a' 'b']`, a cell of numpy's, to one text.
+            if isinstance(value, list) and (write is None or write(value) == text):
+                return value
+    return []
 
 
 def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
@@ -233,9 +252,9 @@ def _parted(text: str) -> tuple[str, str]:
     thought = THINK.match(text)
     if thought:
         return thought[1], _parted(thought[2])[1]
-    before, mark, behind = text.rpartition("####")
-    if mark:
-        return before, filled(behind, "answer")
+    before, *behind = FINAL.split(text.strip())
+    if behind:
+        return before, filled(behind[-1], "answer")
     boxed = extract_boxed(text)
     # The answer alone, in its box, is no reasoning.
     alone = boxed is None or text.strip().strip("$. ").startswith("\\boxed")

@@ -26,6 +26,7 @@ from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
+from colar.data.judge import answers
 from colar.data.programs import NotStraight
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
@@ -42,13 +43,15 @@ def load_examples(
     skip_malformed: bool = False,
     options: Mapping[str, Any] | None = None,
     columns: Mapping[str, str] | None = None,
+    judge: str | None = None,
 ) -> list[Example]:
     """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, or a folder of
     `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` and
     `options`, the fields of its config, are for `arithmetic`. `columns`: those of a user's file,
-    `{"question": "problem"}`, where they have other names.
+    `{"question": "problem"}`, where they have other names. `judge`: `module:function` of a judge of the user's, which
+    takes answers of any kind.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -58,7 +61,7 @@ def load_examples(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        return _with_clusters(_of_user(source, split, skip_malformed, columns)[:limit])
+        return _with_clusters(_of_user(source, split, skip_malformed, columns, judge)[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     entry = SOURCES[source]
@@ -68,10 +71,14 @@ def load_examples(
         names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
         check_known("arithmetic option", options, names)
         n = GENERATED[split] if limit is None else limit
-        return arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed)
+        return answers.judged_by(
+            arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed), judge
+        )
     check_known(f"{source} option", options, ())
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
-    return _with_clusters(_published(source, split, data_dir, limit, skip_malformed))
+    return answers.judged_by(
+        _with_clusters(_published(source, split, data_dir, limit, skip_malformed)), judge
+    )
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
@@ -147,9 +154,11 @@ def location_of(entry: Source, data_dir: str | Path | None) -> str:
 # --- rows of a user's file, and of the table's sources -----------------------------------------------------
 
 
-def _of_user(source: str, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
+def _of_user(
+    source: str, split: str, skip: bool, columns: Mapping[str, str] | None, judge: str | None
+) -> list[Example]:
     """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = user_rows.read(source, columns, split, expected=ValueError if skip else ())
+    rows = user_rows.read(source, columns, split, judge, expected=ValueError if skip else ())
     rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
     return rows.examples
 

@@ -44,6 +44,8 @@ class UserRows:
     examples: list[Example]
     columns: list[str]
     """That some row has."""
+    answer_type: AnswerType
+    """Of the rows that name none."""
     judge: str | None
     """`module:function` of a judge of the user's."""
     left_out: LeftOut
@@ -79,8 +81,8 @@ class Divided:
     train: list[Example]
     validation: list[Example]
     test: list[Example]
-    also_in_test: int = 0
-    """Rows that were left out of the others because the test asks their question."""
+    also_held_out: int = 0
+    """Rows that were left out because given validation or test rows ask their question."""
 
 
 def read(
@@ -88,6 +90,7 @@ def read(
     columns: Mapping[str, str] | None = None,
     split: str = "train",
     judge: str | None = None,
+    answer_type: AnswerType | None = None,
     expected: type[ValueError] | tuple[type[ValueError], ...] = ValueError,
 ) -> UserRows:
     """Read a user's rows.
@@ -98,6 +101,7 @@ def read(
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
         judge: `module:function` that judges answers of any kind.
+        answer_type: Of rows that name none; by default it is found from the answers.
         expected: Errors of a row that is left out; any other ends the load.
 
     Raises:
@@ -115,7 +119,8 @@ def read(
     if judge:
         # Then answers may be anything.
         rows = [row._replace(fields=replace(row.fields, answer_type="text")) for row in rows]
-    answer_type = _answer_type([row.fields.answer for row in rows if row.fields.answer_type is None])
+    untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
+    answer_type = answer_type or _answer_type(untyped)
 
     def id_of(row: ParsedRow, taken: Collection[str]) -> str:
         return row.fields.key or f"{name}/{split}/{row.number}"
@@ -125,7 +130,12 @@ def read(
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
     examples = answers.judged_by(examples, judge)
-    return UserRows(name, parser.layout, examples, list(parser.found), judge, left_out)
+    return UserRows(name, parser.layout, examples, list(parser.found), answer_type, judge, left_out)
+
+
+def has_split(data: Any, split: str) -> bool:
+    """True for a folder with a file of this split, such as `colar data prepare` writes."""
+    return isinstance(data, str | Path) and Path(data).is_dir() and split in data_files.splits_in(Path(data))
 
 
 class _Parser:
@@ -215,44 +225,50 @@ def _answer_type(golds: Sequence[str]) -> AnswerType:
 # --- splits ------------------------------------------------------------------------------------------------
 
 
-def divide(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Divided:
+def divide(
+    rows: Sequence[Example],
+    validation: Sequence[Example] | None = None,
+    test: Sequence[Example] | None = None,
+) -> Divided:
     """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
 
     Of fewer than 200 rows a quarter is taken for each. The same rows give the same split in any order and on any
-    machine, and rows of one question are on one side. With `test`, no test is taken from `rows`, and those that ask a
-    question of it are left out. ValueError for fewer than 20 rows.
+    machine, and rows of one question are on one side. Where `validation` or `test` are given, none are taken from
+    `rows`, and rows that ask their questions are left out, as are those of `validation` that ask one of `test`.
+    ValueError for fewer than 20 rows.
     """
     if len(rows) < FEWEST:
         raise ValueError(
             f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
         )
     tested = {row.conversation for row in test or ()}
+    held_out = tested | {row.conversation for row in validation or ()}
     by_hash: defaultdict[str, list[Example]] = defaultdict(list)
     for row in rows:
-        if row.conversation not in tested:
+        if row.conversation not in held_out:
             by_hash[question_hash(row.conversation)].append(row)
     n = sum(map(len, by_hash.values()))
     held = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []
-    validation: list[Example] = []
-    test_rows: list[Example] = []
+    validation_rows = [row for row in validation or () if row.conversation not in tested]
+    test_rows = list(test or ())
     for key in sorted(by_hash):
         if test is None and len(test_rows) < held:
             test_rows += by_hash[key]
-        elif len(validation) < held:
-            validation += by_hash[key]
+        elif validation is None and len(validation_rows) < held:
+            validation_rows += by_hash[key]
         else:
             training += by_hash[key]
-    if not training or not validation:
-        tested_rows = f" ({len(rows) - n} of {len(rows)} rows have a question of the test)" if tested else ""
+    if not training or not validation_rows:
+        also = f" ({len(rows) - n} of {len(rows)} rows have a question that is held out)" if held_out else ""
         raise ValueError(
-            f"{len(by_hash)} different questions are too few to train on and to measure with{tested_rows}"
+            f"{len(by_hash)} different questions are too few to train on and to measure with{also}"
         )
-    # In the order of the file.
-    order = {id(row): place for place, row in enumerate(rows)}
-    for part in (training, validation, test_rows):
+    # In the order of the files.
+    order = {id(row): place for place, row in enumerate((*rows, *(validation or ()), *(test or ())))}
+    for part in (training, validation_rows, test_rows):
         part.sort(key=lambda row: order[id(row)])
-    return Divided(training, validation, test_rows if test is None else list(test), len(rows) - n)
+    return Divided(training, validation_rows, test_rows, len(rows) - n)
 
 
 class AutoFolder:

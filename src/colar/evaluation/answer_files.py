@@ -44,9 +44,12 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
         context = context_of(row)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
+    column = next((name for name in QUESTION if row.get(name) is not None), "")
+    question = row.get(column)
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
+    if column == "instruction":
+        question = layouts.with_input(question, row)
     id = str(name if row.get("id") is None else row["id"])
     texts = [("question", question), ("id", id), ("answer", str(row.get("answer", "")))]
     for key, text in (*texts, *(("context", text) for _, text in context)):

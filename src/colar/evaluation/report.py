@@ -128,16 +128,25 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
 
     They are part of a report's provenance: the value that all share, or a list with each different value once; of
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
+
+    ValueError where two evaluations asked other questions, as many, under one name: their answers would be compared.
     """
     models: dict[str, Any] = {}
     by_key: dict[str, list[Any]] = {}
+    asked: dict[tuple[str, int], tuple[str, Path]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
         models |= settings.pop("models", {})
+        for name, (n, digest) in settings.pop("questions", {}).items():
+            other, where = asked.setdefault((name, n), (digest, path))
+            if other != digest:
+                raise ValueError(
+                    f"{where} and {path} have other questions under one name, {name}: rename one file"
+                )
         for key, value in settings.items():
             # Values may be lists or mappings, which a set cannot hold.
-            if key != "questions" and value not in by_key.setdefault(key, []):
+            if value not in by_key.setdefault(key, []):
                 by_key[key].append(value)
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
     return {**shared, "models": models} if models else shared

@@ -67,8 +67,9 @@ def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) ->
     if not isinstance(phase_B, Tensor):
         phase_B = torch.full_like(c_B, phase_B)
     phase_B = phase_B.to(c_B.dtype).expand_as(c_B)
-    # An upper bound of any row's groups: a phase only makes them fewer.
-    n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) if lengths_B.numel() else 0
+    # An upper bound of any row's groups: a phase only makes them fewer, and rounding may make one more, as 45 * 2.8 is
+    # less than 126 in float64.
+    n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) + 1 if lengths_B.numel() else 0
     # Where each group starts; the one behind the last starts at the chain's end, or later.
     step_J = torch.arange(n_groups + 1, device=c_B.device)
     starts_BJ = torch.floor(step_J * c_B[:, None] + phase_B[:, None]).long()

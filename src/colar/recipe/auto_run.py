@@ -85,12 +85,12 @@ def train(
 
     Args:
         model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).
-        data: A file, a folder (its `train` file), a Hub data set `owner/name[:split]` (default: `train`), a list of
-            dicts, or a `datasets.Dataset`.
+        data: A file, a folder (its `train` file, and those of `validation` and `test` where it has them), a Hub data
+            set `owner/name[:split]` (default: `train`), a list of dicts, or a `datasets.Dataset`.
         output: Folder of the run; afterwards a checkpoint by its name.
         method: `sequential` (ours) or `colar` (the paper's Gaussian head).
         grpo: Also learn by reinforcement, for answers that can be judged.
-        test: Rows for the table at the end; by default a part of `data` is held out.
+        test: Rows for the table at the end; by default the folder's own, or a part of `data` that is held out.
         columns: `{"question": "problem", ...}` where columns cannot be recognised.
         template: `chat`, `plain`, or `auto`, which takes `chat` where the tokenizer has a chat template.
         judge: A function (question, gold, answer) -> bool, or its `module:function`, that judges answers in validation,
@@ -188,12 +188,17 @@ def _split(call: AutoCall) -> user_rows.Divided:
     for line in rows.summary():
         progress.say(line)
     rows.require_chains()
-    test_rows = None
-    if call.test is not None:
-        test_rows = user_rows.read(call.test, call.columns, "test", call.judge_name).examples
-    split = user_rows.divide(rows.examples, test_rows)
-    if split.also_in_test:
-        progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
+    held_out = {}
+    for name, data in (("validation", None), ("test", call.test)):
+        if data is None and user_rows.has_split(call.data, name):
+            data = call.data
+        if data is not None:
+            given = user_rows.read(data, call.columns, name, call.judge_name, rows.answer_type)
+            given.left_out.say(f"{given.name}/{name}", len(given.examples))
+            held_out[name] = given.examples
+    split = user_rows.divide(rows.examples, **held_out)
+    if split.also_held_out:
+        progress.say(f"left out {split.also_held_out:,}: validation or test rows ask the same question")
     progress.say(
         f"{len(split.train):,} rows to train on, {len(split.validation):,} to validate, {len(split.test):,} held out"
     )
@@ -218,7 +223,7 @@ def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
     folder = AutoFolder(output)
-    held_out = answers.judged_by(sources.load_examples(str(folder.data), "test"), first.data.judge)
+    held_out = sources.load_examples(str(folder.data), "test", judge=first.data.judge)
     outcome = auto_speeds.measure_and_publish(
         folder,
         RunFolder(first.output).best,

@@ -16,7 +16,6 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.judge import answers
 from colar.data.renumber import new_rows
 from colar.engine import cache
 from colar.engine.request import fitting_questions
@@ -272,9 +271,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "rows, or set data.validation_size 0"
         )
     _say_asked_twice(train_rows, held_out)
-    if data.judge is None:
-        return train_rows, held_out
-    return answers.judged_by(train_rows, data.judge), answers.judged_by(held_out, data.judge)
+    return train_rows, held_out
 
 
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
@@ -372,4 +369,5 @@ def _load_source(
         seed=seed,
         skip_malformed=data.skip_malformed,
         options=options,
+        judge=data.judge,
     )

@@ -35,6 +35,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """OpenAI's fields for what this server does not have, with the values that ask for nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+ANSWER_FIELDS = ("reasoning", "reasoning_content", "thoughts", "annotations")
+"""Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
 
 
 class Strict(BaseModel):
@@ -82,6 +84,15 @@ class Message(Strict):
     role: Literal["user", "assistant", "system", "developer", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_answer_fields(cls, message: Any) -> Any:
+        """The fields without those that clients copy from an answer, and without those that are null."""
+        if not isinstance(message, dict):
+            return message
+        copied = ANSWER_FIELDS if message.get("role") == "assistant" else ()
+        return {name: value for name, value in message.items() if value is not None and name not in copied}
 
     @property
     def text(self) -> str:
