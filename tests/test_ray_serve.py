@@ -168,10 +168,11 @@ def other_paths_and_mistakes_are_those_of_one_process(live):
 
 def the_shorter_queue_is_next_and_a_client_that_leaves_stops_its_request(live):
     with contextlib.ExitStack() as streams:
-        for pairs in (1, 2, 3):
+        for pairs in (1, 2):
             for _ in range(2):
                 streams.enter_context(live.stream(**LONG))
-            assert live.running() == [pairs, pairs]
+            # The first event comes before the engine's first step.
+            until(lambda: live.running() == [pairs, pairs])  # noqa: B023  # called at once
     until(lambda: live.running() == [0, 0])
 
 
@@ -191,11 +192,11 @@ def a_killed_replica_is_replaced_and_its_requests_have_one_error_each(live):
     assert len(before) == 2
     names = set(live.metric("colar_samples_running"))
     started = threading.Semaphore(0)
-    with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(ask, number) for number in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, number) for number in range(4)]
         for _ in asked:
             started.acquire()
-        until(lambda: sum(live.running()) == 6)
+        until(lambda: sum(live.running()) == 4)
         os.kill(min(before), signal.SIGKILL)
         found = [each.result() for each in asked]
     whole = sorted(found[0::3])
@@ -203,7 +204,7 @@ def a_killed_replica_is_replaced_and_its_requests_have_one_error_each(live):
     assert set(whole) <= {(200, None), (503, "replica_failed")}
     assert set(streams) <= {(200, None), (200, "replica_failed")}
     # Those of the other one end.
-    assert 0 < sum(code is None for _, code in found) < 6
+    assert 0 < sum(code is None for _, code in found) < 4
     # The other one goes on alone.
     assert live.ask().status_code == 200
     assert len(set(live.metric("colar_samples_running")) & names) == 1
@@ -226,10 +227,12 @@ def requests_of_a_killed_machine_have_one_error_each_and_another_one_takes_its_p
         until(lambda: live.running() == [2, 2])
         killed = time.monotonic()
         live.machines.second.kill_raylet()
-        until(lambda: load.answered_since(killed))
-    live.machines.remove()
-    live.machines.add()
-    until(lambda: len(cluster_serve.replicas(live.client)) == 2)
+        # Its replica ends some time after it: until then it answers, too.
+        until(lambda: any(end.name == "failed" for end in load.ends) and load.answered_since(killed))
+        live.machines.remove()
+        live.machines.add()
+        # The router asks a new replica once for its queue, and leaves it out until that has answered.
+        until(lambda: live.running() == [2, 2])
     assert len(cluster_serve.replicas(live.client) - before) == 1
     assert {end.name for end in load.ends} == {"answered", "failed"}
     # The other machine has gone on with its requests.
