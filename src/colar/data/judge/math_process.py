@@ -143,6 +143,8 @@ def same_value(gold: Any, answer: Any) -> bool:
         # A decimal as it is written: the bits of Float(0.1) are another number.
         decimals = {part: Rational(str(part)) for part in value.atoms(Float)}
         exact.append(value.xreplace(decimals).doit())
+    if any(value.is_infinite for value in exact):
+        return bool(exact[0] == exact[1] and exact[0].is_extended_real)  # 1/0 is no value
     apart = exact[0] - exact[1]
     if apart.is_Rational and (apart == 0 or not rounded):
         return bool(apart == 0)
