@@ -34,7 +34,7 @@ from fractions import Fraction
 from functools import cache, reduce
 
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
-from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
+from colar.data.judge.latex import MAX_CHARACTERS, as_latex, extract_boxed, formula, plain, same_maths
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
@@ -168,7 +168,7 @@ def _latex(completion: str) -> str | None:
 
 def _expression(text: str) -> str:
     """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
-    stated = _stated(text)
+    stated = as_latex(_stated(text))
     if _has_box(text):
         return stated
     # "The answer is $x^2+1$" means the formula; of "$5$, not $6$" neither is taken for the answer.

@@ -37,6 +37,7 @@ _WORDS = re.compile(_TEXT + r"([^{}]*)\}")
 # Spellings that print alike, and the one that each becomes.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
+    (re.compile(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])"), " "),
     (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\frac\s*([0-9])\s*([0-9])"), r"\\frac{\1}{\2}"),
@@ -46,14 +47,26 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])"), ""),
     (re.compile(r"\s+"), " "),
 )
-_PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})")
+_PLAIN_NUMBER = re.compile(
+    r"[-+]?\\?\$?(?:[0-9.,]+(?:e[-+]?[0-9]+)?|(?:[0-9]+ )?[0-9]+/[0-9]+|\\frac\{[0-9]+\}\{[0-9]+\})",
+    re.IGNORECASE,
+)
+# Signs that math-verify does not read.
+_SIGNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile("∞"), r"\\infty "),
+    (re.compile("∈"), r"\\in "),
+    (re.compile(r"√\s*(?:([0-9]+|[A-Za-z])|\(([^()]*)\))"), r"\\sqrt{\1\2}"),
+)
+# The name before a pair or an interval: "(x,y)=", "x\in".
+_NAME = re.compile(r"^(?:\([^()=]*\)|[^()\[\]=])*?(?:=|\\in(?![a-zA-Z]))")
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:eq?|t)(?![a-zA-Z])")
 
 # Other spellings of units, without a plural's "s". Units that are not here are compared as they are spelled.
 _UNITS = {
     "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "meter": "m", "inch": "in", "inche": "in", "foot": "ft",
     "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg", "pound": "lb",
     "ounce": "oz", "liter": "L", "l": "L", "milliliter": "mL", "ml": "mL", "second": "s", "sec": "s", "minute": "min",
-    "hour": "h", "hr": "h", "year": "yr", "mile/hour": "mph", "mileperhour": "mph", "dollar": "$", "usd": "$",
+    "hour": "h", "hr": "h", "year": "yr", "mile/hour": "mph", "miles/hour": "mph", "dollar": "$", "usd": "$",
     "cent": "¢", "degree": "°", "deg": "°", "percent": "%",
 }  # fmt: skip
 _NAMES = {*_UNITS, *_UNITS.values(), "unit"}
@@ -124,6 +137,13 @@ def formula(text: str) -> str | None:
     return None
 
 
+def as_latex(text: str) -> str:
+    r"""The text with `\infty`, `\in` and `\sqrt{}` for the signs of these."""
+    for sign, command in _SIGNS:
+        text = sign.sub(command, text)
+    return text
+
+
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
     text = _WORDS.sub(r" \1 ", _undelimited(expression.strip()))
@@ -156,7 +176,8 @@ def same_maths(gold: str, answer: str) -> bool:
     # One of the two may have none.
     if (unit and other_unit and unit != other_unit) or (bases and other_bases and bases != other_bases):
         return False
-    if _ordered(gold) != _ordered(answer):
+    # An interval may stand for an inequality.
+    if _ordered(gold) != _ordered(answer) and not _INEQUALITY.search(gold):
         return False
     spelled, other = plain(gold), plain(answer)
     if spelled == other:
@@ -181,7 +202,7 @@ def _undelimited(text: str) -> str:
 
 def _ordered(expression: str) -> bool:
     """True for a list in parentheses or brackets: a pair or an interval, and no set of solutions."""
-    spelled = plain(expression)
+    spelled = _NAME.sub("", plain(expression))
     if not spelled.startswith(("(", "[")) or not spelled.endswith((")", "]")):
         return False
     depth = 0
