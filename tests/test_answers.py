@@ -78,11 +78,39 @@ READ_AS_NUMBER = [
     ("6*7 = 42", "42"),
     ("x=5", "5"),
     ("42\n42.0", "42"),
+    ("1 ½", "1.5"),
+    (r"2 \frac{1}{2}", "2.5"),
+    (r"2\;\frac12", "2.5"),
+    (r"\frac1{2}", "0.5"),
+    (r"\frac{1}2", "0.5"),
+    (r"\frac 12", "0.5"),
+    ("2024\n2024/1", "2024"),
+    ("42。", "42"),
+    # Units: shorter ones, and those of a rate.
+    ("144 sq. ft.", "144"),
+    ("5 PM", "5"),
+    ("5 P.M.", "5"),
+    ("5 kgs", "5"),
+    ("5 kWh", "5"),
+    ("1 yr", "1"),
+    ("$15/hour", "15"),
+    ("3 / day", "3"),
+    # An abbreviation ends no sentence.
+    ("The answer is Rs. 50", "50"),
+    ("The answer is approx. 50. It is done", "50"),
+    ("3 + 2 = 5, so x = 5", "5"),
+    ("5! = 120", "120"),
+    ("x = y = 5", "5"),
 ]
 NOT_A_NUMBER = [
     "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2**10", "12x",
     "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
     "x2", "1_000", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
+    # Inequalities, several equations, two lines, and what lies below zero.
+    "x >= 42", "x<=42", "x != 42", "x =/= 42", "n >= 40, n <= 42",
+    "x = 1 or x = 42", "x = 1, y = 42", "x=1; y=42", "x_1 = 1 and x_2 = 42", r"\boxed{x = 1 \text{ or } x = 42}",
+    "$x = 1$ or $x = 42$", "a = 1, b = 2, and c = 42", "41\n1/1", "42 degrees below zero", "42° below zero", "42/hypotenuse",
+    "42/x", "42/sec(x)", "42/day/2",
 ]  # fmt: skip
 
 

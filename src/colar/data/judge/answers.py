@@ -47,11 +47,11 @@ _FINAL = re.compile(
 _NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
 _SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
-# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends; the space
-# behind `\!` is LaTeX's.
+# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends, which is
+# not at "Rs. 50" or "approx. 50"; the space behind `\!` is LaTeX's.
 _SENTENCE_PART = re.compile(
     r"\$\$(?:\\.|[^$\\])+\$\$|\\\[(?:(?!\\[\[\]]).)+\\\]|\\\((?:(?!\\[()]).)+\\\)|\{[^{}]*\}"
-    r"|(?P<end>\n|(?<=[.?])\s|(?<=(?<!\\)!)\s)",
+    r"|(?P<end>\n|(?<=[.?])(?<!\b[Rr]s\.)(?<!\bapprox\.)\s|(?<=(?<!\\)!)\s)",
     re.DOTALL,
 )
 _WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")

@@ -45,19 +45,23 @@ _ALIKE = str.maketrans({
     **dict.fromkeys("“”„‟″＂", '"'),
     **dict.fromkeys("⁄∕", "/"),
     "º": "°",
+    "。": ".",
     # Characters without a width: soft hyphen, joiners of words, byte-order mark, marks of direction.
     **dict.fromkeys("\u00ad\u200b\u200e\u200f\u2060\ufeff\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"),
 })  # fmt: skip
 # Units that may touch a number or have one letter; any other letter beside a number may be a variable or a factor.
 _UNITS = (
     "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|lbs|oz|ml|mL|cl|dl|l|L|s|ms|h|hr|hrs|min|am|pm|mph|kph|km/h|m/s|st|nd|rd|th|"
-    "W|V|A|N|J|C|F|Hz|kW|GB|MB|kB|yrs|wks|pcs|pts|qt|pt|gal|tbsp|tsp|TV|TVs|CD|CDs|DVDs?"
+    "W|V|A|N|J|C|F|Hz|kW|GB|MB|kB|yrs|wks|pcs|pts|qt|pt|gal|tbsp|tsp|TV|TVs|CD|CDs|DVDs?|"
+    "AM|PM|sq|sqft|kgs|kms|cms|kWh|[MG]Hz|[KT]B|yr|yds|wk|Tbsp|cts?|rpm"
 )
 _UNIT_POWER = re.compile(
     rf"(?<=[0-9])(\s{{0,3}}(?:{_UNITS}|units?|inch(?:es)?|feet|met(?:er|re)s?))"
     r"(?:\s{0,3}\^\s?(?:[23]|\{[23]\})|[23])(?![0-9\w])"
 )
-_FRACTION = re.compile(r"\\[dtc]?frac\s{0,3}(?:\{([^{}]{1,60})\}\s{0,3}\{([^{}]{1,60})\}|([0-9])([0-9]))")
+_FRACTION = re.compile(
+    r"\\[dtc]?frac\s{0,3}(?:\{([^{}]{1,60})\}|([0-9]))\s{0,3}(?:\{([^{}]{1,60})\}|([0-9]))"
+)
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\{,\}|\\,(?=[0-9]{3})|,\\!"), ","),
     (re.compile(r"\\([$%])"), r"\1"),
@@ -83,7 +87,7 @@ _NUMBER = re.compile(
     (?:(?<![\w)\]}])(?P<sign>[-+]))?  (?:[$€£¥]\s?)?  (?P<inner>(?<=[$€£¥])[-+])?
     (?<![\w./^*×÷]) (?<![\w)\]}][-+])
     # "3/4" or "1 1/2"; else digits with or without thousands separators, and a power of ten.
-    (?: (?:(?P<whole>[0-9]+)\s)? (?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?![0-9])
+    (?: (?:(?P<whole>[0-9]+)[ \t]{1,3})? (?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?![0-9])
       | (?P<digits> [0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+(?![0-9]))?
                   | [0-9]+(?![0-9])(?:\.[0-9]+(?![0-9]))? | \.[0-9]+(?![0-9]) )
         (?: [eE](?P<exponent>[-+]?[0-9]+) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]+)\}|(?P<power>[-+]?[0-9]+)) )?
@@ -110,7 +114,7 @@ _CHANGES = re.compile(
     r"""
     [0-9\\{}^_|√]                                          # digits that are no number; notation that is not read
   | (?<!<)<(?!<) | (?<!>)>(?!>)                            # inequalities; "<<" and ">>" are GSM8K's marks
-  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*[+*/×÷!—] | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
+  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*(?:[+*×÷!—]|/(?!\s?(?:RATES)\b)) | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
   | [-+*/×÷!—]\s*[(\[|] | [)\]|]\s*[-+*/×÷!—^]
   | [\w)\]}]\(\s*[\0\1] | \)\s*[\0\1] | [\0\1]\( | (?<![A-Za-z])[A-Za-z]\s+\x01    # f(5), (5)5, 5(5), x -5
   | [)\]]\s?[A-Za-z](?![A-Za-z]) | [)\]][A-Za-zͰ-Ͽ\(] | (?<![A-Za-z])[b-zB-HJ-Z]\s*\(
@@ -118,8 +122,9 @@ _CHANGES = re.compile(
   | [\0\1]\s*[Ͱ-Ͽ] | [Ͱ-Ͽ]\s*[\0\1]
   | [\0\1](?!(?:UNITS)(?![A-Za-z]))[A-Za-z]{1,2}(?![A-Za-z])
   | [\0\1]\s*(?!(?:UNITS|by|my|try|dry|fly)(?![A-Za-z]))[b-df-hj-np-tv-zB-DF-HJ-NP-TV-Z]{2,}(?![A-Za-z])
-  | [\0\1]\s+(?!(?:UNITS|a|I)(?![A-Za-z])|[ap]\.\s?m\b)[A-Za-z](?![A-Za-z])
-  | \b(?i:not|never|neither|cannot|hundreds?|thousands?|milli(?:on|ard)\w*|[bt]illion\w*|lakhs?|crores?|dozens?)\b
+  | [\0\1]\s+(?!(?:UNITS|a|I)(?![A-Za-z])|(?i:[ap]\.\s?m\b))[A-Za-z](?![A-Za-z])
+  | \b(?i:not|never|neither|cannot|hundreds?|thousands?|milli(?:on|ard)\w*|[bt]illion\w*|lakhs?|crores?|dozens?
+        |below\s+zero)\b
   | (?i:n't)\b | \b(?i:bn|mn|mio|mil|mln)\b | [\0\1](?i:bn|mn|mio|mil|mln)\b | [\0\1]\s*(?i:percent\s+of|%\s*of)\b
   | \b(?i:than|least|most|over|under|above|below|between|times|plus|minus|negative|(?:multiplied|divided)\s+by)
         [\s(]+[\0\1]
@@ -130,16 +135,21 @@ _CHANGES = re.compile(
   | \b(?i:WORDS|twice|thrice|double|triple)[\s(-]+(?i:of[\s(]+|and\s+|as\s+much\s+as\s+)?[\0\1]
   | \b(?i:log|ln|exp|sin|cos|tan|cot|sec|csc|sqrt|abs|floor|ceil|gcd|lcm|pi|(?:root|squares?|cube|power|factorial|
           logarithm|reciprocal|inverse|opposite|sum|product|half|third|quarter)\s+of)\W{0,6}[\0\1]
-    """.replace("UNITS", _UNITS).replace("WORDS", _WORDS_OF_NUMBERS),
+    """.replace("UNITS", _UNITS)
+    .replace("WORDS", _WORDS_OF_NUMBERS)
+    .replace("RATES", "second|minute|min|hour|hr|day|night|week|month|year|person"),
     re.VERBOSE,
 )
 _OPERANDS = re.compile(r"[-0-9.,+*/=<>]+")
 # What may stand between two statements of one value: "(5, 5)", "5 5" and "5% of 5" are more than one value.
 _RESTATED = re.compile(r"\n|=|>>|#|\.\s+[A-Za-z]")
-# The left side of an equation that is solved for a part of it only: "2x = 10", "-x = 5", "x^2 = 25", "√x = 5".
+# The left side of an equation that is solved for a part of it only: "2x = 10", "-x = 5", "x^2 = 25", "√x = 5"; of an
+# inequality ("x >= 5"); of the last one of several ("x = 1 or x = 5").
 _UNSOLVED = re.compile(
     r"(?:[0-9)][\s*×]{0,3}|[-+/][\s(]{0,3}|\|\s?)[b-zB-HJ-Z](?![A-Za-z])|(?<![A-Za-z])[b-zB-HJ-Z]\s?[\^*/+-]\s?[0-9(]"
     r"|\\(?!left|right|times|cdot|div|d?frac|text|mathrm|\W)[a-z]+\s{0,3}[{(\\a-zA-Z]|√\s?[(a-zA-Z]"
+    r"|(?<![<>])[<>/]$|(?<![0-9)])!$"
+    r"|=[^=]*(?:[,;]|\b(?:and|or)\b)[\s$]*(?:(?:and|or)\b[\s$]*)?[A-Za-z](?:_?\{?[0-9]\}?)?[\s$]*$"
 )
 _TOO_LONG = 2 * MAX_DIGITS
 """Characters beside its number that a text may have: a longer one states nothing in particular."""
@@ -167,8 +177,8 @@ def read_number(text: str) -> Fraction | None:
 
 def _slashed(match: re.Match[str]) -> str:
     r"""`\frac{3}{4}` or `\frac34` as " 3/4". The space keeps "2\frac{1}{2}" a mixed number."""
-    top = match[1] or match[3]
-    bottom = match[2] or match[4]
+    top = match[1] or match[2]
+    bottom = match[3] or match[4]
     return f" {top}/{bottom}"
 
 
