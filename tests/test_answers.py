@@ -421,6 +421,15 @@ def test_a_forked_child_has_a_comparer_of_its_own() -> None:
         ("True", "True"), ("false.", "False"), ("The statement is false.", "False"),
         ("", None), ("K", None), ("A dog", None), ("I think so", None), ("(A) or (B)", None), ("A. x B. y", None),
         ("It is not true", None), ("true or false", None), ("Because", None), ("AB", None),
+        # What is denied or joined is not chosen.
+        ("The answer is not (B)", None), ("It can't be (B)", None), ("None of (B)", None), ("It cannot be true", None),
+        ("It is never true", None), ("(B) not enough information", "B"), ("B) and C)", None), ("(B) or C", None), ("A, B. x", None),
+        ("D) A and B", "D"), ("(D) Both A and B", "D"), ("D. None of these", "D"), ("(B) I cannot say", "B"),
+        # A letter on the first line is the answer, an initial is none.
+        ("B\nBecause A. is wrong", "B"), ("D\n\nbecause (A) fails", "D"), ("B.\nA. is wrong", "B"), ("B\nA", None), ("A.\nB.\nC.", None),
+        ("(B) Franklin D. Roosevelt", "B"), ("B. George H. W. Bush", "B"), ("Franklin D. Roosevelt", None), ("John F. Kennedy", None),
+        ("Option B. Rome", "B"), ("Option B", "B"), ("The answer is option B", "B"), ("The correct choice is (C).", "C"),
+        ("**B**", "B"), ("B。", "B"),
     ],
 )  # fmt: skip
 def test_choices_are_read(text: str, choice: str | None) -> None:
@@ -439,6 +448,11 @@ def test_choices_are_read(text: str, choice: str | None) -> None:
         ("", False),
         ("Ｔｏｍ is a\u00a0lempus．", True),
         ("“Tom is a lempus”", True),
+        ("'Tom is a lempus'.", True),
+        ("**Tom is a lempus**.", True),
+        ("**Answer:** Tom is a lempus.", True),
+        ("The answer is **Tom is a lempus.**", True),
+        ("Tom is a lempus。", True),
     ],
 )
 def test_texts_compare(completion: str, correct: bool) -> None:

@@ -46,6 +46,7 @@ _FINAL = re.compile(
 )
 _NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
 _SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
+_BOLD = re.compile(r"(?<![\w*])\*\*([^*]+)\*\*(?![\w*])")
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
 # What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends, which is
 # not at "Rs. 50" or "approx. 50"; the space behind `\!` is LaTeX's.
@@ -54,10 +55,18 @@ _SENTENCE_PART = re.compile(
     r"|(?P<end>\n|(?<=[.?])(?<!\b[Rr]s\.)(?<!\bapprox\.)\s|(?<=(?<!\\)!)\s)",
     re.DOTALL,
 )
-_WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")
-_LABEL = re.compile(r"\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)")
+_WHOLE_LETTER = re.compile(r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]*", re.IGNORECASE)
+# "(B)" is the first group, "B." the second. Neither: the initial of "Franklin D. Roosevelt".
+_LABEL = re.compile(
+    r"\b(?!Option|Choice|Answer)[A-Z][a-z]+ [A-J]\.|\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)"
+)
+_JOINED = re.compile(r"(?:\([A-J]\)|\b[A-J][.):])\s*(?:[,/&]|and|or)\s*\(?[A-HJ]\b")
+_DENIED = re.compile(
+    r"(?:\b(?:not|cannot|never|neither|none)|n['’]t)(?:\s+(?:be|of|the|answer|option|choice))*\s*$",
+    re.IGNORECASE,
+)
 _TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
-_NEGATION = re.compile(r"\bnot\b|n['’]t\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\b(?:not|cannot|never|neither)\b|n['’]t\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -181,16 +190,20 @@ def _has_box(text: str) -> bool:
 
 
 def _choice(stated: str) -> str | None:
+    lines = [_WHOLE_LETTER.fullmatch(line.strip()) for line in stated.splitlines()]
+    if lines and lines[0]:
+        # The reason may stand below, another letter may not.
+        alone = {line[1].upper() for line in lines if line}
+        return alone.pop() if len(alone) == 1 else None
     stated = plain(stated).strip("\"'`* ")
     letter = _WHOLE_LETTER.fullmatch(stated)
     if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
         return letter[1].upper()
-    # "(B)" is the pattern's first group, "B." its second.
-    letters: set[str] = {first or second for first, second in _LABEL.findall(stated)}
-    if len(letters) == 1:
-        return letters.pop()
+    labels = [label for label in _LABEL.finditer(stated) if label[1] or label[2]]
+    letters: set[str] = {label[1] or label[2] for label in labels}
     if letters:
-        return None
+        denied = _DENIED.search(stated[: labels[0].start()]) or _JOINED.search(stated)
+        return None if denied or len(letters) > 1 else letters.pop()
     truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
     # "It is not true" states the opposite of the word it has: not read.
     if len(truths) != 1 or _NEGATION.search(stated):
@@ -199,12 +212,12 @@ def _choice(stated: str) -> str | None:
 
 
 def _text(completion: str) -> str | None:
-    text = " ".join(_own(completion).replace("—", "-").split())
+    text = _BOLD.sub(r"\1", " ".join(_own(completion).replace("—", "-").split()))
     leading = _LEADING_MARKER.match(text)
     if leading:
         text = text[leading.end() :]
     lower = folded(text.casefold())
-    bare = lower.strip("\"'` ").rstrip(".!?,;: ")
+    bare = lower.lstrip("\"'` ").rstrip(".!?,;: \"'`")
     # An answer of nothing but punctuation keeps it.
     return bare or lower or None
 
