@@ -99,6 +99,8 @@ READ_AS_NUMBER = [
     ("The answer is Rs. 50", "50"),
     ("The answer is approx. 50. It is done", "50"),
     ("3 + 2 = 5, so x = 5", "5"),
+    ("The answer is 5. I am sure that this answer is correct.", "5"),
+    ("Answer: 5\nThe answer is reasonable", "5"),
     ("5! = 120", "120"),
     ("x = y = 5", "5"),
 ]
@@ -106,6 +108,7 @@ NOT_A_NUMBER = [
     "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2**10", "12x",
     "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
     "x2", "1_000", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
+    "The answer is 42. That answer is wrong.",
     # Inequalities, several equations, two lines, and what lies below zero.
     "x >= 42", "x<=42", "x != 42", "x =/= 42", "n >= 40, n <= 42",
     "x = 1 or x = 42", "x = 1, y = 42", "x=1; y=42", "x_1 = 1 and x_2 = 42", r"\boxed{x = 1 \text{ or } x = 42}",
@@ -290,6 +293,19 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("-3 1/2", "-3.5", True),
         ("3 1/2", r"\frac{31}{2}", False),
         ("60 miles per hour", "60 mph", True),
+        # Inches and minutes are units; pi may have one.
+        (r"12\text{ in}", "12", True),
+        ("12 in.", r"12\text{ inches}", True),
+        (r"12\text{ in}^2", "12 square inches", True),
+        (r"12\text{ in}", r"12\text{ ft}", False),
+        ("5 min", r"5\text{ minutes}", True),
+        ("5 min", r"5\text{ hours}", False),
+        (r"\min", r"\text{ minutes}", False),
+        (r"36\pi\text{ cm}^2", r"36\pi", True),
+        (r"36 \pi", r"36\pi \text{ square units}", True),
+        (r"36\pi square units", r"36\pi", True),
+        (r"36\pi\text{ cm}^2", r"36\pi\text{ cm}^3", False),
+        (r"35\pi\text{ cm}^2", r"36\pi", False),
         # A dollar sign in a formula ends none.
         (r"The answer is $\$5$.", r"\$5", True),
         (r"$\$18.90$", "18.90", True),

@@ -37,7 +37,10 @@ from colar.data.example import ANSWER_TYPES, AnswerType, Example
 from colar.data.judge.latex import MAX_CHARACTERS, as_latex, extract_boxed, formula, plain, same_maths
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
-_MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
+# "This answer is correct" states none.
+_MARKER = re.compile(
+    r"####|\banswer\**(?:\s+is\b(?!\s+(?:correct|right|reasonable)\b)|\s*[:=])\**\s*:?", re.IGNORECASE
+)
 # "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
 _FINAL = re.compile(
     r"(?:^####[ \t]*(?![0-9]+[.)][ \t]+\S)|(?<=[^\n#])####[ \t]*)"

@@ -78,7 +78,7 @@ _BASE = re.compile(
 )
 _POWER = r"(?P<power>\s*\^\s*\{?\s*[0-9]\s*\}?)?"
 _BEHIND = re.compile(
-    rf"(?<=[0-9)}}\]π])(?:\\[,;: !]|~|\s)*(?:{_TEXT}(?P<boxed>[^{{}}]*[A-Za-z°¢][^{{}}]*)\}}"
+    rf"(?:(?<=[0-9)}}\]π])|(?<=\\pi))(?:\\[,;: !]|~|\s)*(?:{_TEXT}(?P<boxed>[^{{}}]*[A-Za-z°¢][^{{}}]*)\}}"
     rf"|(?P<short>(?:{_SHORT})s?)(?![A-Za-z(])|(?<=[\s~])(?P<words>[A-Za-z]{{3,}}(?:[\s.]+[A-Za-z]{{2,}})*))"
     rf"{_POWER}\s*\.?\s*$"
 )
@@ -257,7 +257,7 @@ def split_unit(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
         text, unit = text[: degrees.start()], "°"
     elif behind:
         name = behind["boxed"] or behind["short"] or behind["words"]
-        if not _NO_UNIT.match(name.strip()):
+        if name.strip(" .") in _NAMES or not _NO_UNIT.match(name.strip()):
             text, unit = text[: behind.start()], _unit(name, behind["power"] or "")
     bases = tuple(number or braced or word for number, braced, word in _BASE.findall(text))
     return _BASE.sub("", text).strip(), unit, bases
