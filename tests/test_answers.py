@@ -76,6 +76,9 @@ READ_AS_NUMBER = [
     ("5km", "5"),
     ("5 m^2", "5"),
     ("6*7 = 42", "42"),
+    ("6 x 7 = 42", "42"),
+    ("6 X $7 = $42", "42"),
+    ("6x7=42", "42"),
     ("x=5", "5"),
     ("42\n42.0", "42"),
     ("1 ½", "1.5"),
@@ -108,6 +111,8 @@ NOT_A_NUMBER = [
     "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2**10", "12x",
     "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
     "x2", "1_000", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
+    # Decimals as in Europe, and factors.
+    "0,042", "042,000", "6 x 7", "6 X $7", "42 x (1)", "42 x = 42", "2 x = 42",
     "The answer is 42. That answer is wrong.",
     # Inequalities, several equations, two lines, and what lies below zero.
     "x >= 42", "x<=42", "x != 42", "x =/= 42", "n >= 40, n <= 42",

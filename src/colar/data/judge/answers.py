@@ -14,14 +14,14 @@ How it is read:
 |---|---|---|
 | number | the one value stated there (`numbers.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
 | latex | the expression (the `$...$` where there is one, or a list of them) | units, then math-verify (`latex.py`) |
-| choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
-| text | all of the text but a marker that it begins with; case, white space, final punctuation dropped | identical |
+| choice | a letter A-J ("B", "(B)", "B. Rome", alone on the first line) or True / False | identical |
+| text | all but a marker that it begins with; case, white space, bold, quotes, final punctuation dropped | identical |
 
 A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `numbers.py` has the source.
 
-Nothing is guessed: two different values ("12 13 14"), two letters, a number that something beside it changes ("2\pi",
-"1.5 million"), or nothing readable are unparsable, which is wrong and counted as such. Departure from the published
-code: no commas deleted, so (1,2) is not 12.
+Nothing is guessed: two different values ("12 13 14", "x = 1 or x = 2"), two letters, "not (B)", a number that something
+beside it changes ("2\pi", "1.5 million", "x >= 5"), or nothing readable are unparsable, which is wrong and counted as
+such. Departure from the published code: no commas deleted, so (1,2) is not 12.
 """
 
 import importlib

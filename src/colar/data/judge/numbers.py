@@ -14,9 +14,10 @@ is for golds with a fraction only; no rounding stands behind an integer gold, an
 has a price: an answer of 0 passes for the 31 of GSM-Hard's 1,319 golds that are smaller than 1e-3 and not 0.
 
 Numbers are never picked: a text with two different values has no value, unless it is an equation, which has the
-value to the right of its last "=". Nor is a part of a text read for the whole: what is left of the text beside its
-number must be words, units and punctuation. Operands ("10-5"), dates, and texts in which a sign, a letter or a word
-changes the value ("2\pi", "10^{6}", "1.5 million", "half of 12", "not 17", "x > 5") have none.
+value to the right of its last "="; of several ("x = 1 or x = 2") none is taken. Nor is a part of a text read for the
+whole: what is left of the text beside its number must be words, units and punctuation. Operands ("10-5"), dates, and
+texts in which a sign, a letter or a word changes the value ("2\pi", "10^{6}", "1.5 million", "half of 12", "not 17",
+"x > 5") have none.
 
 Characters that look alike are one: full-width digits, composed accents, dashes, quotes, hard spaces. Unicode's NFKC
 does most of it, and is wrong about numbers: it turns "10⁶" into "106", "3½" into "31⁄2" and "①" into "1". Here a
@@ -70,7 +71,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,3}\{([^{}]{0,60})\}"), r" \1 "),
     (re.compile(r"\^\s{0,3}(?:\\circ(?![a-zA-Z])|\{\s{0,3}\\circ\s{0,3}\})"), "°"),
     (re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])|≈"), "="),
-    (re.compile(r"\\times|\\cdot|[·⋅∙]"), "×"),
+    (re.compile(r"\\times|\\cdot|[·⋅∙]|(?<=[0-9)])\s{0,3}[xX]\s{0,3}(?=\$?[0-9(])"), "×"),
     (re.compile(r"(?<![0-9)])\*\*|\*\*(?!\s?[-+]?\s?[0-9($\\.])"), ""),  # Markdown bold, not a power
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"(^|[=:]\s{0,3}|\bis\s{1,3})(?:minus|negative)\s{1,3}(?=[$0-9.])", re.IGNORECASE), r"\1-"),
@@ -88,7 +89,7 @@ _NUMBER = re.compile(
     (?<![\w./^*×÷]) (?<![\w)\]}][-+])
     # "3/4" or "1 1/2"; else digits with or without thousands separators, and a power of ten.
     (?: (?:(?P<whole>[0-9]+)[ \t]{1,3})? (?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?![0-9])
-      | (?P<digits> [0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+(?![0-9]))?
+      | (?P<digits> [1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+(?![0-9]))?
                   | [0-9]+(?![0-9])(?:\.[0-9]+(?![0-9]))? | \.[0-9]+(?![0-9]) )
         (?: [eE](?P<exponent>[-+]?[0-9]+) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]+)\}|(?P<power>[-+]?[0-9]+)) )?
         (?![0-9]) (?![eE][-+]?[0-9]) (?!\s?[x×*]\s?10\^)
