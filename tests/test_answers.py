@@ -33,6 +33,9 @@ READ_AS_NUMBER = [
     ("1,000,000", "1000000"),
     ("The answer is 1,234.50 dollars.", "1234.5"),
     ("So the final answer is: **18**", "18"),
+    ("The answer is **18**.", "18"),
+    ("The answer is **$18** (see above).", "18"),
+    ("Tom has **18 apples**, and all is done.", "18"),
     ("Answer: 42. There are 3 left over", "42"),
     ("The final answer is:\n\\[\n42\n\\]\nThere are 3 left over", "42"),
     ("The answer is\n$$\n42\n$$", "42"),
@@ -108,7 +111,7 @@ READ_AS_NUMBER = [
     ("x = y = 5", "5"),
 ]
 NOT_A_NUMBER = [
-    "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2**10", "12x",
+    "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2 **3", "(2)**(3)", "**2** and **3**", "2**10", "12x",
     "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
     "x2", "1_000", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
     # Decimals as in Europe, and factors.
@@ -298,6 +301,29 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("-3 1/2", "-3.5", True),
         ("3 1/2", r"\frac{31}{2}", False),
         ("60 miles per hour", "60 mph", True),
+        # What stands beside the one formula may change it.
+        ("not $5$", "5", False),
+        ("The answer is not $5$.", "5", False),
+        ("$5$ million", "5", False),
+        ("-$5$", "5", False),
+        ("6 - $5$", "5", False),
+        ("minus $5$", "5", False),
+        ("at least $5$", "5", False),
+        ("more than $5$", "5", False),
+        (r"x > \(5\)", "5", False),
+        ("$5$ and 6", "5", False),
+        ("$5$, 6", "5", False),
+        ("6 or $5$", "5", False),
+        ("2$5$", "5", False),
+        ("$5$ or more", "5", False),
+        ("half of $5$", "5", False),
+        ("- $5$", "5", True),  # a list
+        ("The value of f(2) is $5$, and we are done.", "5", True),
+        ("x = $5$ cm", "5", True),
+        ("For n = 3, it is $5$ in all.", "5", True),
+        ("The answer is **$5$**.", "5", True),
+        ("**1/2**", r"\frac{1}{2}", True),
+        ("x**2", r"2x", False),
         # Inches and minutes are units; pi may have one.
         (r"12\text{ in}", "12", True),
         ("12 in.", r"12\text{ inches}", True),

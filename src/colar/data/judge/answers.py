@@ -47,9 +47,9 @@ _FINAL = re.compile(
     r"(?:[-+$€£¥\\(]*[0-9.]|\$|\\|\(?[A-Ja-j][).]?[ \t]*$|(?:True|False)\b)",
     re.MULTILINE,
 )
+_BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w*])")  # "2**3" is a power
 _NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
 _SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
-_BOLD = re.compile(r"(?<![\w*])\*\*([^*]+)\*\*(?![\w*])")
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
 # What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends, which is
 # not at "Rs. 50" or "approx. 50"; the space behind `\!` is LaTeX's.
@@ -100,7 +100,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     if parsed == gold:
         return Verdict(True, parsed)
     if answer_type == "latex":
-        return Verdict(same_maths(_expression(folded(answer)), _expression(folded(completion))), parsed)
+        return Verdict(same_maths(_expression(spelled(answer)), _expression(spelled(completion))), parsed)
     if answer_type == "number":
         # `canonical` writes what Fraction reads: "-0.75", "1/3".
         return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
@@ -109,7 +109,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
 
 def extract(completion: str, answer_type: AnswerType) -> str | None:
     """Extract the answer that `completion` states, in its canonical spelling; None where none can be read."""
-    completion = folded(completion)
+    completion = spelled(completion)
     if answer_type == "number":
         value = read_number(completion if PLAIN.fullmatch(completion) else _stated(completion))
         return None if value is None else canonical(value)
@@ -120,6 +120,11 @@ def extract(completion: str, answer_type: AnswerType) -> str | None:
     if answer_type == "text":
         return _text(completion)
     raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {answer_type!r}")
+
+
+def spelled(text: str) -> str:
+    """The text with one spelling of characters that look alike, and without Markdown's bold."""
+    return _BOLD.sub(r"\1", folded(text))
 
 
 def understood(gold: str, answer_type: AnswerType) -> bool:
@@ -215,7 +220,7 @@ def _choice(stated: str) -> str | None:
 
 
 def _text(completion: str) -> str | None:
-    text = _BOLD.sub(r"\1", " ".join(_own(completion).replace("—", "-").split()))
+    text = " ".join(_own(completion).replace("—", "-").split())
     leading = _LEADING_MARKER.match(text)
     if leading:
         text = text[leading.end() :]

@@ -32,6 +32,14 @@ _MATHS = re.compile(
 # What stands between two formulas: of a list, or of an equation.
 _LISTED = re.compile(r",|(?:,\s*)?(?:and|or)", re.IGNORECASE)
 _EQUATED = re.compile(r"=|is|equals", re.IGNORECASE)
+# What makes the one formula of a text, "\0", another than the text's: "not $5$", "-$5$", "6 or $5$", "$5$ million".
+_CHANGED = re.compile(
+    r"""(?:[-<>0-9] | [<>]\s | [0-9]\s*(?:[-+*/,]|\b(?:and|or|to)\b)\s*
+          | \b(?:not|minus|negative|than|least|most|half\s+of)\s+ | n't\s+)\0
+      | \0\s*(?:[0-9] | (?:[-+*/,]|and|or|to)\s*[0-9] | or\s+(?:more|less)\b
+          | (?:hundred|thousand|million|billion|trillion|dozen)\b)""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
 _WORDS = re.compile(_TEXT + r"([^{}]*)\}")
 # Spellings that print alike, and the one that each becomes.
@@ -127,8 +135,11 @@ def formula(text: str) -> str | None:
     formulas = list(_MATHS.finditer(text))
     spans = math_spans(text)
     between = [text[one.end() : other.start()].strip() for one, other in itertools.pairwise(formulas)]
-    if len(spans) < 2:
-        return spans[0] if spans else text
+    if len(spans) == 1:
+        beside = f"{text[: formulas[0].start()]}\0{text[formulas[0].end() :]}"
+        return None if _CHANGED.search(beside) else spans[0]
+    if not spans:
+        return text
     if all(_LISTED.fullmatch(words) for words in between):
         # In dollars still: of a list in which all are alike, math-verify takes one.
         return ", ".join(f"${span}$" for span in spans)
