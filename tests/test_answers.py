@@ -320,6 +320,7 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("- $5$", "5", True),  # a list
         ("The value of f(2) is $5$, and we are done.", "5", True),
         ("x = $5$ cm", "5", True),
+        ("Since 3 < 4, $5$ is right to 2 places", "5", True),
         ("For n = 3, it is $5$ in all.", "5", True),
         ("The answer is **$5$**.", "5", True),
         ("**1/2**", r"\frac{1}{2}", True),

@@ -34,9 +34,9 @@ _LISTED = re.compile(r",|(?:,\s*)?(?:and|or)", re.IGNORECASE)
 _EQUATED = re.compile(r"=|is|equals", re.IGNORECASE)
 # What makes the one formula of a text, "\0", another than the text's: "not $5$", "-$5$", "6 or $5$", "$5$ million".
 _CHANGED = re.compile(
-    r"""(?:[-<>0-9] | [<>]\s | [0-9]\s*(?:[-+*/,]|\b(?:and|or|to)\b)\s*
+    r"""(?:[-<>0-9] | [<>]\s | [0-9]\s*(?:[-+*/]|\b(?:and|or|to)\b)\s*
           | \b(?:not|minus|negative|than|least|most|half\s+of)\s+ | n't\s+)\0
-      | \0\s*(?:[0-9] | (?:[-+*/,]|and|or|to)\s*[0-9] | or\s+(?:more|less)\b
+      | \0\s*(?:[0-9] | (?:[-+*/,]|and|or)\s*[0-9] | or\s+(?:more|less)\b
           | (?:hundred|thousand|million|billion|trillion|dozen)\b)""",
     re.IGNORECASE | re.VERBOSE,
 )

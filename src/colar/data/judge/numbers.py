@@ -115,7 +115,7 @@ _CHANGES = re.compile(
     r"""
     [0-9\\{}^_|√]                                          # digits that are no number; notation that is not read
   | (?<!<)<(?!<) | (?<!>)>(?!>)                            # inequalities; "<<" and ">>" are GSM8K's marks
-  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*(?:[+*×÷!—]|/(?!\s?(?:RATES)\b)) | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
+  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*(?:[+*×÷!—]|/(?!\s?(?:minute|min|hour|hr|day|week|month|year|person)\b)) | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
   | [-+*/×÷!—]\s*[(\[|] | [)\]|]\s*[-+*/×÷!—^]
   | [\w)\]}]\(\s*[\0\1] | \)\s*[\0\1] | [\0\1]\( | (?<![A-Za-z])[A-Za-z]\s+\x01    # f(5), (5)5, 5(5), x -5
   | [)\]]\s?[A-Za-z](?![A-Za-z]) | [)\]][A-Za-zͰ-Ͽ\(] | (?<![A-Za-z])[b-zB-HJ-Z]\s*\(
@@ -136,9 +136,7 @@ _CHANGES = re.compile(
   | \b(?i:WORDS|twice|thrice|double|triple)[\s(-]+(?i:of[\s(]+|and\s+|as\s+much\s+as\s+)?[\0\1]
   | \b(?i:log|ln|exp|sin|cos|tan|cot|sec|csc|sqrt|abs|floor|ceil|gcd|lcm|pi|(?:root|squares?|cube|power|factorial|
           logarithm|reciprocal|inverse|opposite|sum|product|half|third|quarter)\s+of)\W{0,6}[\0\1]
-    """.replace("UNITS", _UNITS)
-    .replace("WORDS", _WORDS_OF_NUMBERS)
-    .replace("RATES", "second|minute|min|hour|hr|day|night|week|month|year|person"),
+    """.replace("UNITS", _UNITS).replace("WORDS", _WORDS_OF_NUMBERS),
     re.VERBOSE,
 )
 _OPERANDS = re.compile(r"[-0-9.,+*/=<>]+")
