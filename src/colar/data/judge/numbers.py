@@ -115,7 +115,8 @@ _CHANGES = re.compile(
     r"""
     [0-9\\{}^_|√]                                          # digits that are no number; notation that is not read
   | (?<!<)<(?!<) | (?<!>)>(?!>)                            # inequalities; "<<" and ">>" are GSM8K's marks
-  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*(?:[+*×÷!—]|/(?!\s?(?:minute|min|hour|hr|day|week|month|year|person)\b)) | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
+  | [-+*/×÷!—]\s*[\0\1] | [\0\1]\s*(?:[+*×÷!—]|/(?!\s?(?:minute|min|hour|hr|day|week|month|year|person)\b))
+  | [\0\1]\s*-(?![A-Za-z]{2}) | [\0\1]\s*\.\.
   | [-+*/×÷!—]\s*[(\[|] | [)\]|]\s*[-+*/×÷!—^]
   | [\w)\]}]\(\s*[\0\1] | \)\s*[\0\1] | [\0\1]\( | (?<![A-Za-z])[A-Za-z]\s+\x01    # f(5), (5)5, 5(5), x -5
   | [)\]]\s?[A-Za-z](?![A-Za-z]) | [)\]][A-Za-zͰ-Ͽ\(] | (?<![A-Za-z])[b-zB-HJ-Z]\s*\(
