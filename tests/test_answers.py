@@ -105,6 +105,8 @@ READ_AS_NUMBER = [
     ("The answer is Rs. 50", "50"),
     ("The answer is approx. 50. It is done", "50"),
     ("3 + 2 = 5, so x = 5", "5"),
+    ("3a = 27, or a = 9", "9"),
+    ("12a-a=55 or a=5", "5"),
     ("The answer is 5. I am sure that this answer is correct.", "5"),
     ("Answer: 5\nThe answer is reasonable", "5"),
     ("5! = 120", "120"),

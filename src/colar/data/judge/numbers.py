@@ -149,7 +149,8 @@ _UNSOLVED = re.compile(
     r"(?:[0-9)][\s*×]{0,3}|[-+/][\s(]{0,3}|\|\s?)[b-zB-HJ-Z](?![A-Za-z])|(?<![A-Za-z])[b-zB-HJ-Z]\s?[\^*/+-]\s?[0-9(]"
     r"|\\(?!left|right|times|cdot|div|d?frac|text|mathrm|\W)[a-z]+\s{0,3}[{(\\a-zA-Z]|√\s?[(a-zA-Z]"
     r"|(?<![<>])[<>/]$|(?<![0-9)])!$"
-    r"|=[^=]*(?:[,;]|\b(?:and|or)\b)[\s$]*(?:(?:and|or)\b[\s$]*)?[A-Za-z](?:_?\{?[0-9]\}?)?[\s$]*$"
+    r"|(?<![\w^*/+)}-])[A-Za-z](?:_?\{?[0-9]\}?)?[\s$]*=[^=]*"
+    r"(?:[,;]|\b(?:and|or)\b)[\s$]*(?:(?:and|or)\b[\s$]*)?[A-Za-z](?:_?\{?[0-9]\}?)?[\s$]*$"
 )
 _TOO_LONG = 2 * MAX_DIGITS
 """Characters beside its number that a text may have: a longer one states nothing in particular."""
