@@ -274,7 +274,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "coconut's last stage": ("coconut", {"n_stages": 1, "epochs_per_stage": 0.01}),
-    "icot's middle": ("icot", {"removed_per_epoch": 1.0, "unit": "steps"}),
+    "icot's middle": ("icot", {"removed_per_epoch": 1.0}),
 }
 """Every method as it is by default, and what else some can do."""
 

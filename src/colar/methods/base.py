@@ -167,7 +167,7 @@ class Method(ABC):
     Params: ClassVar[type] = NoParams
     """Per-request values: a frozen dataclass that checks itself."""
     draws: ClassVar[bool] = False
-    """True if `encode` draws params: two rows of one example may differ."""
+    """True if `encode` draws params: rows of one example may have other ones."""
     thinks_in_latents: ClassVar[bool] = False
     """True if it thinks in embeddings of its own, not in tokens: what a control can replace."""
     filled_by_prepare: ClassVar[frozenset[str]] = frozenset()
@@ -230,7 +230,10 @@ class Method(ABC):
 
     @abstractmethod
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
+        """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments.
+
+        An `epoch` of infinity is the end of training: `colar inspect` reads rows of the last stage.
+        """
 
     def encode_draws(
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
@@ -252,8 +255,8 @@ class Method(ABC):
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The embeddings that training feeds in place of the chain, (B, K, D), and each row's number of them, (B,).
 
-        `colar inspect` compares them with a model's thoughts, but not where rows have `n_latents`: these stand for
-        no tokens.
+        `colar inspect` compares them with a model's thoughts. Rows with `n_latents` are never compared: these stand
+        for no tokens, and the default then says nothing.
         """
         return lm.embed(batch.chain_ids), batch.chain_lengths
 

@@ -79,7 +79,7 @@ class ColarParams:
 
 @dataclass(frozen=True)
 class ColarConfig:
-    """The paper's choices; its ablations are values of these."""
+    """The paper's choices but for `chain_label` and `stop`; its ablations are values of these."""
 
     compression_factors: tuple[float, ...] | str = "1..5"
     """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), a real range such as

@@ -20,8 +20,7 @@ a matter of the recipe.
 Departures. The token before the answer is the closing separator, where CODI has the colon of "The answer is:". std(t_l)
 is over the row's own D values, CODI's is over the batch's: a row's loss must not depend on its batch mates.
 The embeddings, which CODI's mean over layers counts as one, are left out: the two are the same token's. Each loss is
-averaged within its row. As CODI does, the teacher's chain loses its last step (`drop_last_step`), whose result is the
-answer: a teacher that copies it has nothing to teach.
+averaged within its row.
 """
 
 from dataclasses import dataclass, replace
@@ -51,8 +50,6 @@ class DistillConfig:
     """Latents of the student, 1 or more."""
     align_weight: float = 1.0
     """Weight of the alignment (gamma), 0 or more."""
-    drop_last_step: bool = True
-    """Leave the chain's last step out of the teacher's row."""
 
     def __post_init__(self) -> None:
         checks.check_number("method.n_latents", self.n_latents, 1, whole=True)
@@ -80,9 +77,8 @@ class Distill(base.Method):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
-        # The last step's result is the answer: a teacher that can copy it has nothing to teach.
-        steps = row.steps[:-1] if self.config.drop_last_step else row.steps
-        return replace(row, steps=steps, n_latents=self.config.n_latents)
+        # As CODI: the last step's result is the answer, and a teacher that can copy it has nothing to teach.
+        return replace(row, steps=row.steps[:-1], n_latents=self.config.n_latents)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """student, teacher, align: the three terms."""
@@ -116,12 +112,10 @@ class Distill(base.Method):
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
         """Read the questions, then feed the student its own latents: as many in every row."""
         n = self.config.n_latents
-        n_latents_B = torch.full_like(batch.seeds, n)
         # Only its shape and dtype count: every row has n latents, so that none of these columns is fed.
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
-        real_BK = ragged.length_mask(n_latents_B, n)
-        fixed = replace(batch, n_latents=n_latents_B)
-        return unroll(lm, fixed, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
+        real_BK = ragged.length_mask(batch.n_latents, n)
+        return unroll(lm, batch, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
 
     def project(self, lm: LatentLM, hidden_BD: Tensor) -> Tensor:
         """The latent that a hidden state makes, (B, D)."""

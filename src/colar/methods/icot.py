@@ -5,7 +5,7 @@ Learning to Internalize CoT Step by Step", section 3).
     stage 2    question ###        t3 t4 t5 t6   ###  answer EOS
     last       question ###                      ###  answer EOS
 
-In stage s the first s tokens of the chain (or steps, `unit`) are removed, and the rest is trained as CoT is:
+In stage s the first s tokens of the chain are removed, and the rest is trained as CoT is:
 
     L = mean over (what is left of the chain, ###, answer, EOS) of -log p(token)
 
@@ -23,7 +23,7 @@ the paper does.
 import math
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from colar import checks
 from colar.data.example import Example
@@ -34,26 +34,21 @@ from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
-Unit = Literal["tokens", "steps"]
-
 
 @dataclass(frozen=True)
 class IcotConfig:
     """The curriculum; defaults are those of its paper's GSM8k runs."""
 
-    unit: Unit = "tokens"
-    """The unit that is removed from the front of the chain: "tokens" (the paper's) or whole "steps"."""
     removed_per_epoch: float = 8.0
-    """Units removed in an epoch (the paper's Delta), above 0."""
+    """Tokens removed in an epoch (the paper's Delta), above 0."""
     remove_all_at: int = 39
-    """From this number of units on the whole chain is removed, however long; 1 or more."""
+    """From this number of tokens on the whole chain is removed, however long; 1 or more."""
     smoothing_lambda: float | None = 4.0
-    """lambda of the removal smoothing, above 0: a row loses a unit more with probability exp(-lambda); null: never."""
+    """lambda of the removal smoothing, above 0: a row loses a token more with probability exp(-lambda); null: never."""
     cot_epochs: float = 0.0
     """Epochs of plain CoT before anything is removed; 0 where the weights come from CoT-SFT."""
 
     def __post_init__(self) -> None:
-        checks.check_choice("method.unit", self.unit, get_args(Unit))
         checks.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
         checks.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
         if self.smoothing_lambda is not None:
@@ -66,7 +61,7 @@ class Icot(Cot):
     Config: ClassVar[type] = IcotConfig
 
     def stage(self, epoch: float) -> int:
-        """Units to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
+        """Tokens to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
         since = max(epoch - self.config.cot_epochs, 0.0)
         due = min(self.config.removed_per_epoch * since, self.last_stage())
         # A product that should be whole, and is a rounding error below, must not fall a stage short.
@@ -84,8 +79,6 @@ class Icot(Cot):
             return replace(row, steps=[])
         # Removal smoothing: now and then a row is ahead of its stage.
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
-        if self.config.unit == "steps":
-            return replace(row, steps=row.steps[removed:])
         return replace(row, steps=base.keep_tokens(row.steps, range(removed, len(row.chain))))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:

@@ -178,8 +178,6 @@ def load_for_training(
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:
     """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
-    # A checkpoint of another method may have brought its modules: they are not this one's.
-    lm.remove_modules()
     # The global generator is left as it was: what is drawn later does not depend on the modules' sizes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

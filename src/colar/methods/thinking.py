@@ -89,7 +89,7 @@ class StepConditions:
 
 @dataclass
 class ThinkState:
-    """One thinking step of all requests that still think, a row each.
+    """One step of rows that think, or of rows that answer: an answer's token is chosen as a thought is.
 
     `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
     forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step):
@@ -155,7 +155,9 @@ class ThinkState:
 class Thought:
     """The result of a step: the next thought of each row, or its stop. The embedding of a row that is done is ignored.
 
-    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at.
+    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at, and for
+    reinforcement to learn from. A method that ends by its number of thoughts leaves `info` empty: a stop with an info
+    counts as chosen.
     """
 
     embeds: Tensor

@@ -273,11 +273,6 @@ class LatentLM(nn.Module):
             "need: train with both false"
         )
 
-    def remove_modules(self) -> None:
-        """Remove the modules of a method, before those of another are added."""
-        self.extra = nn.ModuleDict()
-        self.training_only = frozenset()
-
     def add_modules(self, modules: Mapping[str, nn.Module], training_only: bool = False) -> None:
         """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too.
 

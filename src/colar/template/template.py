@@ -45,7 +45,7 @@ class TemplateConfig:
     """The texts of the layout."""
 
     question: str = "{question} {speed}"
-    """Text before the first separator; `{speed}` is filled by the method's prompt ("" for most)."""
+    """Text before the first separator; `{speed}` is filled by `Method.speed_text` ("" for most)."""
     step_joiner: str = " "
     """Text before every reasoning step but the first."""
     separator: str = "###"

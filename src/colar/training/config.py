@@ -172,7 +172,7 @@ class TrainingConfig:
         """ValueError for what SFT by the method cannot do."""
         if self.draws_per_example > 1 and not method.draws:
             raise ValueError(
-                f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got "
+                f"training.draws_per_example must be 1 for {method.name}, which draws no per-request values, got "
                 f"{self.draws_per_example}"
             )
         # With fsdp a layer's weights are dropped behind the backward pass of one of its forwards, while another still
