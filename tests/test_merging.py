@@ -17,7 +17,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.sequential import SequentialParams
-from colar.methods.sequential.merging import PlaceMaps, merge_chains, merge_groups
+from colar.methods.sequential.merging import PlaceMaps, latents_of_chains, merge_groups
 from colar.model import weights
 
 
@@ -48,7 +48,7 @@ def test_chains_are_merged_group_by_group() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     chains = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]])
     sizes = torch.tensor([[2, 3], [1, 2]])
-    found = merge_chains(lm, chains, sizes, None)
+    found = latents_of_chains(lm, chains, sizes, None)
     for row, k, ids in ((0, 0, [11, 12]), (0, 1, [13, 14, 15]), (1, 0, [21]), (1, 1, [22, 23])):
         torch.testing.assert_close(found[row, k], latent(lm, ids))
 

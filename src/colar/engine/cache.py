@@ -133,8 +133,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 class SlotCache(Cache):  # type: ignore[misc]
     """Rows of one backbone that `check_attention` has let pass; the first forward pass allocates `size`."""
 
-    def __init__(self, lm: PreTrainedModel) -> None:
-        self.config = lm.config.get_text_config()
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
+        self.config = causal_lm.config.get_text_config()
         self.size = EMPTY
         """The size that every layer has at least."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
@@ -237,33 +237,35 @@ class SlotCache(Cache):  # type: ignore[misc]
         return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
-def check_attention(lm: PreTrainedModel) -> None:
+def check_attention(causal_lm: PreTrainedModel) -> None:
     """ValueError for a backbone that the engine cannot run.
 
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
     computes something else where it is given masks and positions.
     """
-    reason = masks.why_no_masks(lm) or probes.probe(lm, _through_slots)
+    reason = masks.why_no_masks(causal_lm) or probes.probe(causal_lm, _through_slots)
     if reason is not None:
-        raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")
+        raise ValueError(f"{type(causal_lm).__name__} {reason}: the engine cannot run it")
 
 
-def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Hidden states of a short row that runs beside a long one, (T, D), and of the same row in isolation.
 
     The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
     largest position of a batch would change the short one.
     """
-    embeds_NTD = probes.embeds_of_rows(lm, 2)
+    embeds_NTD = probes.embeds_of_rows(causal_lm, 2)
     n, length, _ = embeds_NTD.shape
-    theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
-    limit = backbones.context_of(lm.config.get_text_config()).length
-    ahead_N = torch.tensor([0 if limit == backbones.UNLIMITED else limit - length, 0], device=lm.device)
-    cache = SlotCache(lm)
+    theirs_NTD = causal_lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
+    limit = backbones.context_of(causal_lm.config.get_text_config()).length
+    ahead_N = torch.tensor(
+        [0 if limit == backbones.UNLIMITED else limit - length, 0], device=causal_lm.device
+    )
+    cache = SlotCache(causal_lm)
     cache.reserve(CacheSize(slots=n, columns=round_columns(length)))
 
     def forward(embeds: Tensor, mask: Any, position: Tensor) -> Tensor:
-        output = lm.base_model(
+        output = causal_lm.base_model(
             inputs_embeds=embeds,
             attention_mask=mask,
             position_ids=position,
@@ -276,10 +278,10 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
     long = length - FED
     mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
-    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=lm.device) + ahead_N[:, None])
+    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=causal_lm.device) + ahead_N[:, None])
     # Then both are fed, each at its own column.
-    position_N = torch.tensor([long, long // 4], device=lm.device)
-    row_N = torch.arange(n, device=lm.device)
+    position_N = torch.tensor([long, long // 4], device=causal_lm.device)
+    row_N = torch.arange(n, device=causal_lm.device)
     first = int(position_N[1])
     ours = []
     for _ in range(FED):

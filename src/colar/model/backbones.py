@@ -128,7 +128,7 @@ def _unknown(name: str) -> str:
     )
 
 
-def fingerprint_of(lm: PreTrainedModel) -> str:
+def fingerprint_of(causal_lm: PreTrainedModel) -> str:
     """Digest by which an adapter knows its backbone (16 hex digits): of the architecture and the first numbers of every
     weight.
 
@@ -137,10 +137,10 @@ def fingerprint_of(lm: PreTrainedModel) -> str:
     already, and lost the digits of values below 6e-5. `Backbone.fingerprint` is that of the stored weights in every
     dtype.
     """
-    config = lm.config.get_text_config()
+    config = causal_lm.config.get_text_config()
     shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
-    of_embedding = files.digest([shape, _rounded(lm.get_input_embeddings().weight[:64])])
-    first_numbers = (_rounded(weight.reshape(-1)[:FIRST_NUMBERS]) for weight in lm.parameters())
+    of_embedding = files.digest([shape, _rounded(causal_lm.get_input_embeddings().weight[:64])])
+    first_numbers = (_rounded(weight.reshape(-1)[:FIRST_NUMBERS]) for weight in causal_lm.parameters())
     return files.digest([of_embedding, *first_numbers])
 
 

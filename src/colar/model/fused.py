@@ -23,17 +23,17 @@ from colar.model import probes
 
 
 @contextlib.contextmanager
-def fused(lm: PreTrainedModel) -> Iterator[None]:
+def fused(causal_lm: PreTrainedModel) -> Iterator[None]:
     """Replace the norms and gated MLPs of a model inside the block; its weights stay where they are."""
     same: dict[type[nn.Module], bool] = {}
     replaced = []
-    with probes.evaluating(lm):
-        for module in lm.modules():
+    with probes.evaluating(causal_lm):
+        for module in causal_lm.modules():
             forward = _forward_for(module)
             if forward is None or "forward" in vars(module):
                 continue
             if type(module) not in same:
-                same[type(module)] = _is_same(module, forward, lm)
+                same[type(module)] = _is_same(module, forward, causal_lm)
             if same[type(module)]:
                 module.forward = forward
                 replaced.append(module)
@@ -53,10 +53,10 @@ def _forward_for(module: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 @torch.no_grad()
-def _is_same(module: Any, forward: Callable[[Tensor], Tensor], lm: PreTrainedModel) -> bool:
+def _is_same(module: Any, forward: Callable[[Tensor], Tensor], causal_lm: PreTrainedModel) -> bool:
     width = module.gate_proj.in_features if hasattr(module, "gate_proj") else len(module.weight)
-    x = torch.linspace(-1, 2, width, device=lm.device, dtype=lm.dtype)[None]
-    tolerance = 1e-5 if lm.dtype.itemsize == 4 else 1e-2
+    x = torch.linspace(-1, 2, width, device=causal_lm.device, dtype=causal_lm.dtype)[None]
+    tolerance = 1e-5 if causal_lm.dtype.itemsize == 4 else 1e-2
     try:
         return torch.allclose(forward(x), module(x), rtol=tolerance, atol=tolerance)
     except Exception:

@@ -16,9 +16,9 @@ MASKED = ("eager", "sdpa")
 """Attention implementations that take a mask of ours."""
 
 
-def why_no_masks(lm: PreTrainedModel) -> str | None:
+def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
     """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
-    config = lm.config.get_text_config()
+    config = causal_lm.config.get_text_config()
     known = {"full_attention", "sliding_attention"}
     others = set(getattr(config, "layer_types", None) or ()) - known
     if others:
@@ -26,7 +26,7 @@ def why_no_masks(lm: PreTrainedModel) -> str | None:
     # GPT-Neo: its window is in no key that other families have, and is laid over columns.
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "has layers of local attention, not only full or sliding-window attention"
-    if getattr(lm, "_is_stateful", False):
+    if getattr(causal_lm, "_is_stateful", False):
         return "has a recurrent state, not only full or sliding-window attention"
     if config._attn_implementation not in MASKED:
         return f"was loaded with attn_implementation {config._attn_implementation}, not {' or '.join(MASKED)}"

@@ -34,41 +34,43 @@ weights."""
 
 
 @torch.no_grad()
-def check_inputs(lm: PreTrainedModel) -> None:
+def check_inputs(causal_lm: PreTrainedModel) -> None:
     """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all.
 
     A row of embeddings that are no token's, as latents are, goes beside the tokens.
     """
     # A model of shapes has no numbers to compare.
-    if lm.device.type == "meta":
+    if causal_lm.device.type == "meta":
         return
     try:
-        with evaluating(lm):
-            reason = _why_no_embeddings(lm)
+        with evaluating(causal_lm):
+            reason = _why_no_embeddings(causal_lm)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         # It comes from the architecture's own code.
         reason = f"cannot compute from embeddings alone ({_first_line(error)}), and latents have no ids"
     if reason is not None:
-        raise ValueError(f"{type(lm).__name__} {reason}: colar can neither train nor run this backbone")
+        raise ValueError(
+            f"{type(causal_lm).__name__} {reason}: colar can neither train nor run this backbone"
+        )
 
 
-def _why_no_embeddings(lm: PreTrainedModel) -> str | None:
+def _why_no_embeddings(causal_lm: PreTrainedModel) -> str | None:
     """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can."""
-    ids_BT = _ids_of_rows(lm, 2, INPUT_TOKENS)
-    embeds_BTD = lm.get_input_embeddings()(ids_BT)
-    theirs_TV = lm(input_ids=ids_BT, use_cache=False).logits[0].float()
+    ids_BT = _ids_of_rows(causal_lm, 2, INPUT_TOKENS)
+    embeds_BTD = causal_lm.get_input_embeddings()(ids_BT)
+    theirs_TV = causal_lm(input_ids=ids_BT, use_cache=False).logits[0].float()
     # The second row becomes latents. Both batches have the same shape, so that the first rows differ by no rounding.
     embeds_BTD[1] = embeds_BTD.mean(0)
-    hidden_BTD = lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
-    widths = {embeds_BTD.shape[-1], hidden_BTD.shape[-1], lm.config.get_text_config().hidden_size}
+    hidden_BTD = causal_lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
+    widths = {embeds_BTD.shape[-1], hidden_BTD.shape[-1], causal_lm.config.get_text_config().hidden_size}
     if len(widths) > 1:
         sizes = " and ".join(map(str, sorted(widths)))
         return f"has embeddings and hidden states of different widths ({sizes}), and latents are both"
-    if _same(theirs_TV, vocabulary.head_logits(lm, hidden_BTD)[0]):
+    if _same(theirs_TV, vocabulary.head_logits(causal_lm, hidden_BTD)[0]):
         return None
-    if _same(theirs_TV, lm(inputs_embeds=embeds_BTD, use_cache=False).logits[0].float()):
+    if _same(theirs_TV, causal_lm(inputs_embeds=embeds_BTD, use_cache=False).logits[0].float()):
         return "computes its logits from hidden states in a way that is not known here"
     return (
         "computes something else from the embeddings of tokens than from their ids (per-layer embeddings, as those of "
@@ -81,32 +83,42 @@ def _same(theirs_TV: Tensor, ours_TV: Tensor) -> bool:
     return torch.allclose(theirs_TV, ours_TV, rtol=1e-2, atol=1e-3 * theirs_TV.abs().max().item())
 
 
-def why_no_trees(lm: PreTrainedModel) -> str | None:
+def why_no_trees(causal_lm: PreTrainedModel) -> str | None:
     """The reason why rows that share their beginning cannot go through one forward; None where they can.
 
     Two rows share a beginning: each by itself, and as the branches of one sequence (`ops/trees.py`).
     """
-    return masks.why_no_masks(lm) or probe(lm, _through_a_tree)
+    return masks.why_no_masks(causal_lm) or probe(causal_lm, _through_a_tree)
 
 
-def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
-    """The reason why two forwards of `lm` differ, as the end of a sentence about it; None where they do not.
+def probe(
+    causal_lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]
+) -> str | None:
+    """The reason why two forwards of `causal_lm` differ, as the end of a sentence about it; None where they do not.
 
     `forwards` returns hidden states (T, D) by our way, and by the backbone's own.
     """
-    if lm.device.type == "meta":
+    if causal_lm.device.type == "meta":
         return None
-    key = (forwards.__qualname__, type(lm), lm.dtype, lm.device.type, lm.config.to_json_string())
+    key = (
+        forwards.__qualname__,
+        type(causal_lm),
+        causal_lm.dtype,
+        causal_lm.device.type,
+        causal_lm.config.to_json_string(),
+    )
     if key not in _FOUND:
-        _FOUND[key] = _outcome(lm, forwards)
+        _FOUND[key] = _outcome(causal_lm, forwards)
     return _FOUND[key]
 
 
 @torch.no_grad()
-def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
+def _outcome(
+    causal_lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]
+) -> str | None:
     try:
-        with evaluating(lm), _narrow(lm.config.get_text_config()):
-            ours_TD, theirs_TD = forwards(lm)
+        with evaluating(causal_lm), _narrow(causal_lm.config.get_text_config()):
+            ours_TD, theirs_TD = forwards(causal_lm)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -115,7 +127,7 @@ def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Te
     distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
     # The median: rounding may send a single token to other experts.
     distance = distance_T.median().item()
-    if distance <= _tolerance(lm):
+    if distance <= _tolerance(causal_lm):
         return None
     return (
         "does not follow the masks and positions that it is given "
@@ -123,10 +135,13 @@ def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Te
     )
 
 
-def _tolerance(lm: PreTrainedModel) -> float:
+def _tolerance(causal_lm: PreTrainedModel) -> float:
     """The difference of hidden states by rounding alone, as a part of their norm."""
     # The layers of a float32 model that are quantised compute in less, which is the dtype of their scales.
-    dtypes = {lm.dtype, *(buffer.dtype for buffer in lm.buffers() if buffer.is_floating_point())}
+    dtypes = {
+        causal_lm.dtype,
+        *(buffer.dtype for buffer in causal_lm.buffers() if buffer.is_floating_point()),
+    }
     if min(dtype.itemsize for dtype in dtypes) < 4:
         return 0.05
     # TF32 has as many digits as float16.
@@ -164,20 +179,20 @@ def _narrow(config: Any) -> Iterator[None]:
         config.sliding_window = window
 
 
-def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    embeds_BTD = embeds_of_rows(lm, 2)
+def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    embeds_BTD = embeds_of_rows(causal_lm, 2)
     length = embeds_BTD.shape[1]
     shared = length // 4
     embeds_BTD[1, :shared] = embeds_BTD[0, :shared]
-    theirs_BTD = lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
+    theirs_BTD = causal_lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
 
     # The ids of what is shared; any will do. A plan is made on the CPU.
     ids_BL = torch.zeros(2, shared, dtype=torch.int64)
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
-    tree = tree.to(lm.device)
-    mask = masks.additive(lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
-    output = lm.base_model(
+    tree = tree.to(causal_lm.device)
+    mask = masks.additive(causal_lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
+    output = causal_lm.base_model(
         inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False
     )
     ours_BTD = tree.scatter(output.last_hidden_state)
@@ -185,17 +200,21 @@ def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return ours_BTD[1], theirs_BTD[1]
 
 
-def embeds_of_rows(lm: PreTrainedModel, count: int) -> Tensor:
+def embeds_of_rows(causal_lm: PreTrainedModel, count: int) -> Tensor:
     """(count, T, D): embeddings of tokens from all over the vocabulary, T at most `MASK_TOKENS`."""
-    return vocabulary.embed(lm.get_input_embeddings(), _ids_of_rows(lm, count, MASK_TOKENS))
+    return vocabulary.embed(causal_lm.get_input_embeddings(), _ids_of_rows(causal_lm, count, MASK_TOKENS))
 
 
-def _ids_of_rows(lm: PreTrainedModel, count: int, most: int) -> Tensor:
+def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
     """(count, T): ids from all over the vocabulary, T at most `most`."""
-    length = min(most, backbones.context_of(lm.config.get_text_config()).length)
+    length = min(most, backbones.context_of(causal_lm.config.get_text_config()).length)
     # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
     # which a model might leave out by itself.
-    ids = torch.arange(1, 1 + count * length, device=lm.device) * 7919 % vocabulary.vocabulary_size(lm)
+    ids = (
+        torch.arange(1, 1 + count * length, device=causal_lm.device)
+        * 7919
+        % vocabulary.vocabulary_size(causal_lm)
+    )
     return ids.reshape(count, length)
 
 

@@ -94,7 +94,7 @@ def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
     quantize_(lm.causal_lm.base_model, _config(quantization, device), fits, device=device)
 
 
-def quantize_below_adapter(lm: PreTrainedModel) -> None:
+def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
     """Replace the linears below the LM head by bitsandbytes' of 4 bits, in place. ValueError as of `quantize`.
 
     peft's `prepare_model_for_kbit_training` is not called: it casts all other weights to float32, for which there is
@@ -115,10 +115,10 @@ def quantize_below_adapter(lm: PreTrainedModel) -> None:
         moved: nn.Module = linear_4bit.to(linear.weight.device)
         return moved
 
-    _check_share("model.load_in_4bit", lm, fits)
-    _replace(lm.base_model, fits, quantized)
+    _check_share("model.load_in_4bit", causal_lm, fits)
+    _replace(causal_lm.base_model, fits, quantized)
     # peft chooses the kind of its layers by this.
-    lm.is_loaded_in_4bit = True
+    causal_lm.is_loaded_in_4bit = True
 
 
 def _replace(
@@ -131,16 +131,16 @@ def _replace(
                 setattr(parent, name, make(child))
 
 
-def _check_share(what: str, lm: PreTrainedModel, fits: Callable[[nn.Module], bool]) -> None:
+def _check_share(what: str, causal_lm: PreTrainedModel, fits: Callable[[nn.Module], bool]) -> None:
     """Reject a model of which less than half would be quantised, embeddings aside."""
     counts = {True: 0, False: 0}
-    for module in lm.base_model.modules():
+    for module in causal_lm.base_model.modules():
         if not isinstance(module, nn.Embedding):
             counts[fits(module)] += sum(weight.numel() for weight in module.parameters(recurse=False))
     if counts[True] < counts[False]:
         raise ValueError(
-            f"{what} does not fit {type(lm).__name__}: only {counts[True]:,} of {sum(counts.values()):,} weights of "
-            "its layers are in linears that it can quantise"
+            f"{what} does not fit {type(causal_lm).__name__}: only {counts[True]:,} of {sum(counts.values()):,} "
+            "weights of its layers are in linears that it can quantise"
         )
 
 

@@ -25,44 +25,44 @@ from colar.template.template import Template
 # Weights of an added separator
 
 
-def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
+def fit_vocabulary(causal_lm: PreTrainedModel, template: Template) -> None:
     """Grow embedding and LM head for added tokens where they have no spare weights (padded vocabularies do).
 
     ValueError where BOS, separator or EOS is the tokenizer's own and has no weights in the model. Other tokens may have
     none: texts that contain them are rejected (`Template.require_known`).
     """
     if template.n_known is None:
-        template.n_known = vocabulary_size(lm)
+        template.n_known = vocabulary_size(causal_lm)
         bos = [] if template.bos_id is None else [template.bos_id]
         template.require_known([*bos, template.separator_id, template.eos_id])
     needed = 1 + template.separator_id
-    if needed > vocabulary_size(lm):
-        lm.resize_token_embeddings(needed, mean_resizing=False)
+    if needed > vocabulary_size(causal_lm):
+        causal_lm.resize_token_embeddings(needed, mean_resizing=False)
 
 
 @torch.no_grad()
-def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
+def start_separator(causal_lm: PreTrainedModel, separator_id: int) -> None:
     """Start a new separator's weights as the mean of those before it, where it is read and where it is chosen."""
-    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+    for module in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()):
         module.weight[separator_id] = module.weight[:separator_id].mean(0)
 
 
-def vocabulary_size(lm: PreTrainedModel) -> int:
+def vocabulary_size(causal_lm: PreTrainedModel) -> int:
     """The number of tokens of the embedding."""
-    embedding = lm.get_input_embeddings()
+    embedding = causal_lm.get_input_embeddings()
     base = embedding.token_adapter.base_layer if isinstance(embedding, TrainableTokensWrapper) else embedding
     return int(base.weight.shape[0])
 
 
-def adapter_token_ids(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
+def adapter_token_ids(causal_lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
     """Module name -> ids: of the embedding, and of the head too where it is not tied (peft follows ties by itself)."""
-    embedding = lm.get_input_embeddings()
-    head = lm.get_output_embeddings()
+    embedding = causal_lm.get_input_embeddings()
+    head = causal_lm.get_output_embeddings()
     wanted = [embedding]
     if head.weight is not embedding.weight:
         wanted.append(head)
     # peft wants names, and families call these modules differently.
-    names = [name for name, module in lm.named_modules() if any(module is one for one in wanted)]
+    names = [name for name, module in causal_lm.named_modules() if any(module is one for one in wanted)]
     return {name: [separator_id] for name in names}
 
 
@@ -84,10 +84,10 @@ def mask_embedding(weight: Any, ids: list[int]) -> None:
     weight.register_hook(masked)
 
 
-def masked_embeddings(lm: PreTrainedModel) -> list[nn.Parameter]:
+def masked_embeddings(causal_lm: PreTrainedModel) -> list[nn.Parameter]:
     """The parameters of which `mask_embedding` trains some tokens: the others must get no weight decay."""
     weights = []
-    for weight in lm.get_input_embeddings().parameters():
+    for weight in causal_lm.get_input_embeddings().parameters():
         if weight.requires_grad and getattr(weight, "_backward_hooks", None):
             weights.append(weight)
     return weights
@@ -201,18 +201,18 @@ def find(known_S: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def head_logits(
-    lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, adapter: Tensor | None = None
+    causal_lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None, adapter: Tensor | None = None
 ) -> Tensor:
     """The LM head, or a part of it, and the scaling that some families do after it.
 
     Cohere and Granite scale, Gemma 2 caps. `adapter`: of `adapter_logits`, where that was called already.
     """
-    config = lm.config.get_text_config()
+    config = causal_lm.config.get_text_config()
     logits: Tensor
     if part is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, adapter).float()
+        logits = unscaled_logits(causal_lm.get_output_embeddings(), hidden, adapter).float()
     elif part.weight_SD is None:
-        logits = unscaled_logits(lm.get_output_embeddings(), hidden, adapter)[..., part.ids_S].float()
+        logits = unscaled_logits(causal_lm.get_output_embeddings(), hidden, adapter)[..., part.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, part.weight_SD, part.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:

@@ -56,14 +56,14 @@ def save(
         save_file(state, folder / MODULES, metadata={"format": "pt"})
 
 
-def _forget_what_cannot_be_saved(lm: PreTrainedModel) -> None:
+def _forget_what_cannot_be_saved(causal_lm: PreTrainedModel) -> None:
     """Drop settings of `generate` that transformers loads with a warning and refuses to save; colar uses none."""
-    if not lm.can_generate():
+    if not causal_lm.can_generate():
         return
     try:
-        lm.generation_config.validate(strict=True)
+        causal_lm.generation_config.validate(strict=True)
     except ValueError:
-        lm.generation_config = GenerationConfig.from_model_config(lm.config)
+        causal_lm.generation_config = GenerationConfig.from_model_config(causal_lm.config)
 
 
 def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> No
     load_modules(lm.extra, folder, leave_out)
 
 
-def _load_all(lm: PreTrainedModel, folder: Path) -> None:
+def _load_all(causal_lm: PreTrainedModel, folder: Path) -> None:
     """Put all weights of a folder into a model of the same shape, in place.
 
     The names in a file are not those of the model: `save_pretrained` renames, splits and stacks the weights of many
@@ -95,13 +95,15 @@ def _load_all(lm: PreTrainedModel, folder: Path) -> None:
     if not list(folder.glob("model*.safetensors")):
         raise ValueError(f"{folder} lacks model.safetensors")
     try:
-        stored, loading = type(lm).from_pretrained(folder, dtype=lm.dtype, output_loading_info=True)
+        stored, loading = type(causal_lm).from_pretrained(
+            folder, dtype=causal_lm.dtype, output_loading_info=True
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"{folder}: weights do not fit: {' '.join(str(error).split())}") from error
     missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     if missing or unexpected:
         raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
-    lm.load_state_dict(stored.state_dict())
+    causal_lm.load_state_dict(stored.state_dict())
 
 
 @runtime_checkable
@@ -138,23 +140,23 @@ def load_modules(
         raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
 
 
-def with_empty_adapter(lm: PreTrainedModel, folder: Path) -> PeftModel:
+def with_empty_adapter(causal_lm: PreTrainedModel, folder: Path) -> PeftModel:
     """The model with an adapter of a checkpoint's settings, whose weights hold nothing yet."""
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
     # The file names the backbone as others find it: peft would warn that it lies elsewhere here.
-    config.base_model_name_or_path = getattr(lm, "name_or_path", None) or None
+    config.base_model_name_or_path = getattr(causal_lm, "name_or_path", None) or None
     # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
-    adapted = get_peft_model(lm, config, low_cpu_mem_usage=True)
+    adapted = get_peft_model(causal_lm, config, low_cpu_mem_usage=True)
     for module in adapted.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.is_meta:
-                empty = torch.empty_like(weight, device=lm.device)
+                empty = torch.empty_like(weight, device=causal_lm.device)
                 setattr(module, name, nn.Parameter(empty, weight.requires_grad))
     return adapted
 
 
-def load_adapter(lm: PeftModel, path: Path) -> None:
+def load_adapter(peft_lm: PeftModel, path: Path) -> None:
     """Put an adapter's weights into a model that has one of the same shape, in place.
 
     Not by `set_peft_model_state_dict`: it only warns of weights that are missing, and it applies the renamings
@@ -162,7 +164,7 @@ def load_adapter(lm: PeftModel, path: Path) -> None:
     """
     stored = read(path)
     # The tensors under the names of a file are the model's own.
-    own = get_peft_model_state_dict(lm, save_embedding_layers=False)
+    own = get_peft_model_state_dict(peft_lm, save_embedding_layers=False)
     if own.keys() != stored.keys():
         missing = sorted(own.keys() - stored.keys())
         unexpected = sorted(stored.keys() - own.keys())

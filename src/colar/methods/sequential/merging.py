@@ -83,7 +83,9 @@ def make_maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
     return modules
 
 
-def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None) -> Tensor:
+def latents_of_chains(
+    lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None
+) -> Tensor:
     """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, in float32; zero where a size is 0."""
     if _maps_of(lm):
         ids_BKG, real_BKG = grouping.tokens_of_groups(chain_ids, sizes_BK)

@@ -221,7 +221,7 @@ class Sequential(GroupMethod):
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
         one_B = torch.ones_like(batch.params["compression_factor"])
         sizes_BT = grouping.even_sizes(batch.chain_lengths, one_B)
-        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, equations)
+        latents_BTD = merging.latents_of_chains(lm, batch.chain_ids, sizes_BT, equations)
         hidden_BTD = MergedChains(latents_BTD, sizes_BT).hidden(lm, batch, n=batch.chain_ids.shape[1])
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
@@ -330,7 +330,7 @@ class Sequential(GroupMethod):
 
 def _merged(lm: LatentLM, batch: Batch, groups: ChainGroups) -> MergedChains:
     """The groups of chains, merged."""
-    latents_BKD = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
+    latents_BKD = merging.latents_of_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
     return MergedChains(latents_BKD, groups.sizes_BK)
 
 
