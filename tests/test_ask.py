@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,27 @@ def test_a_wrong_value_is_named(options: dict[str, object], part: str) -> None:
         _model("colar").ask(QUESTIONS[0], **options)
     with pytest.raises(ValueError, match="question must be a text, or a list of at least one"):
         _model("colar").ask([])
+
+
+@pytest.mark.parametrize(
+    ("context", "part"),
+    [
+        ([("system", "Be brief.")], "a system message"),
+        ((("user", "1 + 1?"), ("assistant", "2")), "turns before the question"),
+        ([["user", "1 + 1?"], ["system", ""]], "a system message"),
+    ],
+)
+def test_a_chat_is_not_put_to_a_model_of_bare_questions(
+    context: Sequence[tuple[str, str]], part: str
+) -> None:
+    """The plain format would make one text of its turns."""
+    model = _model("cot")
+    for answer in (
+        lambda: model.ask(QUESTIONS, context=context, **LIMITS),
+        lambda: next(model.stream(QUESTIONS[0], context=context, **LIMITS)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"the model has no place for {part} \(template.format: plain\)"
+        ):
+            answer()
+    assert model.ask(QUESTIONS[0], context=[], **LIMITS).answer == model.ask(QUESTIONS[0], **LIMITS).answer

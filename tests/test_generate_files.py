@@ -61,6 +61,33 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
         answer_files.read_questions(path)
 
 
+SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}
+REPLY = {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [SYSTEM, USER]},
+        {"messages": [USER, REPLY, USER]},
+        {"messages": [SYSTEM, USER, REPLY]},
+        {"prompt": [USER, REPLY, USER], "answer": "2"},
+        {"question": "And 3 more?", "context": [["user", "1 + 1?"]]},
+    ],
+)
+@pytest.mark.parametrize("output", [[], ["--output", "out.jsonl"]])
+def test_turns_that_a_plain_model_has_no_place_for_stop_before_the_first_answer(
+    checkpoint, row, output, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    files.write_jsonl("rows.jsonl", [{"question": "1 + 1?"}, {"messages": [USER]}, {"id": "third", **row}])
+    assert main(["generate", str(checkpoint), "--input", "rows.jsonl", *output]) == 2
+    shown = capsys.readouterr()
+    assert "error: question third: the model has no place for" in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_an_instruction_is_asked_with_its_input(tmp_path):
     """As it was trained on."""
     rows = [

@@ -184,6 +184,7 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         decoding=DECODINGS["greedy"],
         seed=0,
         keep_latents=False,
+        is_chat=False,
     )
     job = ray_answers.FileJob(
         ray_answers.EngineSettings("", "float32", None, None, None, 4, False, False), print, make, {}
@@ -192,6 +193,25 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
         asked = ray_answers.chunks_of(job, {str(questions): ""}, found, actors.n)
         assert asked.materialize().num_blocks() == len(QUESTIONS) / 4
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_row_whose_turns_have_no_place_stops_no_other(place, tmp_path):
+    table = [{"question": "1 + 1?"}, {"question": "2 + 2?"}]
+    table.insert(place, {"question": "And 3?", "context": [["system", "Be brief."]]})
+    path = files.write_jsonl(tmp_path / "rows.jsonl", table)
+    make = functools.partial(
+        answer_files.make_requests,
+        combinations=[registry.make_params(registry.build("cot"), {})],
+        decoding=DECODINGS["greedy"],
+        seed=0,
+        keep_latents=False,
+        is_chat=False,
+    )
+    job = ray_answers.FileJob(None, print, make, {})
+    found = list(ray_answers._tasks(str(path), "", job, np.array([], dtype=np.uint64)))
+    assert [task.request is None for task in found] == [n == place for n in range(3)]
+    assert "no place for a system message" in found[place].fault
 
 
 def test_an_engine_of_all_weights_is_given_no_backbone(checkpoint):

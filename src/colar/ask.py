@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 from colar.checks import check_holds
 from colar.engine.completion import AnswerText, Completion, not_finite
 from colar.engine.engine import Engine
-from colar.engine.request import Request, decoding_of
+from colar.engine.request import Request, check_context, decoding_of
 from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -79,7 +79,7 @@ class Model:
         `options` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
         and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`, and `context`, the turns
         of a chat before each question: `[("system", "Be brief."), ...]`. ValueError for a value that the method does
-        not have, or a question that does not fit the model's context.
+        not have, turns that the template has no place for, or a question that does not fit the model's context.
         """
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")
@@ -129,6 +129,7 @@ class Model:
         **params: Any,
     ) -> Request:
         check_holds("question", isinstance(question, str) and bool(question.strip()), question, "a text")
+        check_context(context, self.lm.template.chat is not None)
         limits = {"max_latents": max_latents, "max_completion_length": max_completion_length}
         return Request(
             id=f"question {number + 1}",

@@ -20,7 +20,7 @@ from colar.cli.checkpoints import (
 from colar.cli.options import Parser
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, decoding_of
+from colar.engine.request import Decoding, Request, check_context, decoding_of
 from colar.evaluation import answer_files
 from colar.look.thought import read_thoughts
 from colar.model import checkpoint
@@ -91,12 +91,10 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.neighbours < 1:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     folder = checkpoint.resolve(args.checkpoint)
-    if args.system is not None and not Template.is_chat(files.read_json(folder / "template.json")):
-        raise ValueError(
-            f"--system: {args.checkpoint} has no place for a system message (template.format: plain)"
-        )
     check_backbone([folder], args)
     methods = methods_of({args.checkpoint: folder})
+    is_chat = Template.is_chat(files.read_json(folder / "template.json"))
+    check_context([("system", args.system)] if args.system is not None else [], is_chat)
     [method] = methods.values()
     decoding = decoding_of(
         method,
@@ -111,6 +109,7 @@ def run_generate(args: argparse.Namespace) -> None:
         decoding=decoding,
         seed=args.seed,
         keep_latents=args.show_latents,
+        is_chat=is_chat,
         system=args.system,
     )
     if args.ray is not None:
@@ -122,9 +121,9 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
-    lm, method = load_checkpoint(str(folder), args)
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
     requests = make_requests(rows)
+    lm, method = load_checkpoint(str(folder), args)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))

@@ -128,6 +128,16 @@ def check_runnable(method: Method, request: Request) -> None:
         raise ValueError(f"request {request.id}: {error}") from error
 
 
+def check_context(context: Sequence[tuple[str, str]], is_chat: bool, where: str = "") -> None:
+    """ValueError for turns before a question that is put to a model in the plain format: it would read one text.
+
+    `where` begins the message. Rows of training and evaluation may have turns: a model is asked as it was trained.
+    """
+    if context and not is_chat:
+        turns = "a system message" if "system" in dict(context) else "turns before the question"
+        raise ValueError(f"{where}the model has no place for {turns} (template.format: plain)")
+
+
 class TooLong(ValueError):
     """A request needs more positions than the model's context has."""
 

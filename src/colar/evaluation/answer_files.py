@@ -18,7 +18,7 @@ from colar.data import data_files, layouts
 from colar.data.fields import context_of, named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
-from colar.engine.request import Decoding, Request
+from colar.engine.request import Decoding, Request, check_context
 from colar.ops.noise import seed_from
 
 
@@ -79,13 +79,16 @@ def make_requests(
     decoding: Decoding,
     seed: int,
     keep_latents: bool,
+    is_chat: bool,
     system: str | None = None,
 ) -> list[Request]:
-    """A request for every question under each combination of per-request values; `system` is a message before each."""
+    """A request for every question under each combination of values, `system` before it. ValueError for turns that a
+    template without `is_chat` has no place for."""
     before = () if system is None else (("system", system),)
     requests = []
     for row, params in itertools.product(rows, combinations):
         context = (*before, *row["context"])
+        check_context(context, is_chat, f"question {row['id']}: ")
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
         seed_of_row = seed_from(seed, row["id"])
         request = Request(row["id"], row["question"], params, decoding, seed_of_row, context=context)

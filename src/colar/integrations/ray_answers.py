@@ -253,10 +253,11 @@ def _tasks(path: str, name: str, job: FileJob, answered: Keys) -> Iterator[Task]
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
                 row = answer_files.question_row(place, given, f"{name}{number}")
+                requests = job.make_requests([row])
             except ValueError as error:
                 yield Task(place, fault=str(error))
                 continue
-            for request in job.make_requests([row]):
+            for request in requests:
                 key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
                 if key not in answered[np.searchsorted(answered, key) :][:1]:
                     yield Task(place, request, row.get("answer"))

@@ -19,7 +19,7 @@ from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.completion import Event
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request, TooLong, check_runnable, prompt_ids
+from colar.engine.request import Decoding, Request, TooLong, check_context, check_runnable, prompt_ids
 from colar.look.thought import Neighbour, ThoughtReader, vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
@@ -143,13 +143,8 @@ def check_question(served: ServedModel, request: Request) -> list[int]:
     """The token ids of the question's prompt. ApiError 400 where the model could not answer it."""
     if not request.question.strip():
         raise ApiError(400, "the question is empty", "messages")
-    # The plain format was trained on bare questions.
-    if request.context and served.lm.template.chat is None:
-        words = f"answers one question without earlier turns, got {1 + len(request.context)} messages"
-        if any(role == "system" for role, _ in request.context):
-            words = "has no place for a system message"
-        raise ApiError(400, f"messages: model {served.name} {words}", "messages")
     try:
+        check_context(request.context, served.lm.template.chat is not None)
         check_runnable(served.method, request)
         return prompt_ids(served.lm, served.method, request)
     except ValueError as error:

@@ -266,9 +266,9 @@ class Template:
         }
 
     @staticmethod
-    def is_chat(saved: dict[str, Any]) -> bool:
+    def is_chat(saved: Any) -> bool:
         """True if the saved template has a place for a system message and earlier turns."""
-        return bool(saved.get("version") == TemplateKind.CHAT)
+        return isinstance(saved, dict) and saved.get("version") == TemplateKind.CHAT
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
