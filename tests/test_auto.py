@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import save_untrained
 
 import colar
 from colar import files, recipe, yaml_settings
@@ -16,11 +17,14 @@ from colar.cli import main
 from colar.cli.checkpoints import data_of_runs
 from colar.data import sources
 from colar.data.example import Example
+from colar.data.judge.answers import Verdict
+from colar.data.user_rows import AutoFolder
+from colar.evaluation import evaluate, report
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.model import checkpoint
 from colar.recipe import auto_recipe, auto_speeds, parsing
-from colar.recipe.auto_run import AutoCall, folder_of, prepare_run
+from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = auto_recipe.Facts(
@@ -176,6 +180,19 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
             1,
             "too few to choose a speed by (± 8 points), so c = 1 is the default; c = 2 answers 1 ± 8 points less, with 50% of",
         ),
+        # Surely behind, and within the point all the same.
+        (
+            (0.795, 0.70, 0.60),
+            0.001,
+            1,
+            "c = 1 answers as well as CoT, 0.5 ± 0.2 points less, with 100% of the",
+        ),
+        (
+            (0.795, 0.793, 0.60),
+            0.001,
+            2,
+            "c = 2 answers as well as CoT, 0.7 ± 0.2 points less, with 50% of the",
+        ),
         # CoT may be behind: a speed is compared with c = 1 as well.
         (
             (0.90, 0.81, 0.80),
@@ -216,6 +233,70 @@ def test_speeds_are_those_that_the_method_was_trained_for() -> None:
         one = registry.build("sequential", {"compression_factors": [factor]})
         assert [each.compression_factor for each in auto_speeds.params_of_speeds(one)] == [factor]
     assert len(auto_speeds.params_of_speeds(registry.build("cot"))) == 1
+
+
+def test_what_was_answered_otherwise_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was answered so is not, after any of the changes."""
+    asked: list[int] = []
+    whole = evaluate.evaluate
+    monkeypatch.setattr(evaluate, "evaluate", lambda *given: asked.append(whole(*given)))
+    monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
+    monkeypatch.setattr(report, "write", lambda *given, **named: None)
+    monkeypatch.setattr(auto_speeds, "choose", lambda measured: ({}, ""))
+    monkeypatch.setattr(auto_speeds, "speeds_table", lambda *given: None)
+    monkeypatch.setattr(evaluate, "verdict", lambda text, example: Verdict(False, text))
+    start = save_untrained(tmp_path / "start")
+    lm, method = pretrained.load(start)
+    lm.causal_lm.get_input_embeddings().weight.data.mul_(1.5)
+    other = pretrained.save(lm, method, tmp_path / "other", {}, "")
+    rows = [Example("1", "1 + 1?", (), "2"), Example("2", "1 + 2?", (), "3")]
+    values: dict[str, Any] = {
+        "cot": start, "last": start, "examples": rows, "dtype": "float32",
+        "settings": evaluate.AnswerSettings(max_latents=2, max_completion_length=2),
+    }  # fmt: skip
+    changes: list[tuple[dict[str, Any], list[int]]] = [
+        ({}, [2, 2, 2]),
+        # Without a chain there is no thought to be cut.
+        ({"settings": replace(values["settings"], max_latents=3)}, [2, 0, 2]),
+        ({"settings": replace(values["settings"], max_completion_length=3)}, [2, 2, 2]),
+        ({"examples": [replace(row, judge="my_judge:same") for row in rows]}, [2, 2, 2]),
+        ({"examples": [rows[0], replace(rows[1], answer="4")]}, [2, 2, 2]),
+        ({"dtype": "bfloat16"}, [2, 2, 2]),
+        ({}, [2, 2, 2]),
+        ({"last": other}, [0, 0, 2]),
+    ]
+    for change, n in changes:
+        for is_first in (True, False):
+            asked.clear()
+            auto_speeds.measure_and_publish(AutoFolder(tmp_path / "run"), **values | change)
+            # CoT, CoT without a chain and the last stage, each at 4 speeds.
+            assert asked == [each if is_first else 0 for each in n for _ in range(4)]
+            seconds = files.read_json(tmp_path / "run" / "results" / "records-latents.json")["alone"]
+            assert len(seconds) == 4
+
+
+@pytest.mark.parametrize("changed", ["max_latents", "max_completion_length"])
+@pytest.mark.parametrize("grpo", [False, True])
+def test_limits_of_a_later_stage_that_no_speed_has_are_said(
+    changed: str,
+    grpo: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(auto_speeds, "measure_and_publish", lambda *given: taken.append(given[4]))
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    stages = prepare_run(AutoCall("tiny", rows, tmp_path, grpo=grpo))
+    finish(tmp_path, stages)
+    assert "validation.limits" not in capsys.readouterr().err
+    name = stages[-1].name
+    finish(
+        tmp_path,
+        parsing.load_stages(tmp_path / "recipe.yaml", [f"--stages.{name}.validation.limits.{changed}", "3"]),
+    )
+    assert f"validation.limits of cot hold for all speeds, not those of {name}" in capsys.readouterr().err
+    assert taken[0] == taken[1] == stages[0].recipe.validation.limits
 
 
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:

@@ -220,8 +220,12 @@ def _identity(data: Any) -> str | None:
 
 
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
-    """Measure what the stages have learnt, and publish it."""
+    """Measure what the stages have learnt, and publish it: all speeds within the limits of the first stage."""
     first, last = stages[0].recipe, stages[-1].recipe
+    if last.validation.limits != first.validation.limits:
+        progress.say(
+            f"validation.limits of {stages[0].name} hold for all speeds, not those of {stages[-1].name}"
+        )
     folder = AutoFolder(output)
     held_out = sources.load_examples(str(folder.data), "test", judge=first.data.judge)
     outcome = auto_speeds.measure_and_publish(

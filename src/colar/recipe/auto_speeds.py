@@ -10,7 +10,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,14 @@ def measure_and_publish(
         model = evaluate.EvaluatedModel(method.name, lm, method)
         params = params_of_speeds(method)
         records.append(folder.results / f"records-{name}.jsonl")
-        _answer(records[-1], trained, model, params, examples, settings)
+        weights = processes.from_main(partial(checkpoint.digest, trained))
+        asked = {"weights": weights, "questions": files.digest(map(repr, examples)), "dtype": dtype}
+        _answer(records[-1], asked, model, params, examples, settings)
         seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], settings, records[-1])
         if name == "cot":
             records.append(folder.results / "records-no-chain.jsonl")
             at_once = replace(settings, max_latents=0)
-            _answer(records[-1], trained, replace(model, label=NO_CHAIN), params, examples, at_once)
+            _answer(records[-1], asked, replace(model, label=NO_CHAIN), params, examples, at_once)
 
     def write() -> tuple[Report, dict[str, Any], str]:
         title = f"{folder.path.name}: held-out questions"
@@ -119,14 +121,14 @@ def measure_and_publish(
 
 def _answer(
     records: Path,
-    trained: Path,
+    asked: Mapping[str, Any],
     model: evaluate.EvaluatedModel,
     params: Sequence[Any],
     examples: Sequence[Example],
     settings: evaluate.AnswerSettings,
 ) -> None:
-    """Append to `records` the answers of the checkpoint `trained` at each of `params` that are not there yet."""
-    processes.from_main(partial(_drop_stale_records, records, trained))
+    """Append to `records` the answers at each of `params` that are not there yet; `asked` and `settings` fix them."""
+    processes.from_main(partial(_drop_stale_records, records, {**asked, **asdict(settings)}))
     # One after another: batches that several speeds share would share their time.
     for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
         evaluate.evaluate([point], {DATASET: list(examples)}, records, settings)
@@ -143,13 +145,14 @@ def params_of_speeds(method: Method) -> list[Any]:
     return trained or [registry.make_params(method, {})]
 
 
-def _drop_stale_records(records: Path, trained: Path) -> None:
-    """Drop the answers of other weights than `trained`, and their times: a stage was trained again."""
+def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
+    """Drop answers, and their times, that were not `asked` so: a stage was trained again, a limit or judge changed."""
     path = records.with_suffix(".json")
-    weights_digest = checkpoint.digest(trained)
-    if not path.exists() or files.read_json(path)["weights"] != weights_digest:
+    before = files.read_json(path) if path.exists() else {}
+    before.pop("alone", None)
+    if before != asked:
         records.unlink(missing_ok=True)
-        files.write_json(path, {"weights": weights_digest})
+        files.write_json(path, asked)
 
 
 def _time_singly(
@@ -230,7 +233,7 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     half = half_interval(difference.se) or 0.0
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # Far enough behind to be sure, with however few rows.
-    if best is slowest and difference.difference + half < 0:
+    if not within and difference.difference + half < 0:
         return safest, f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
         name = speed_name(slowest.system.params)
