@@ -41,22 +41,27 @@ def exchange(folder: Path) -> dict[str, Any]:
     tries = {
         "second": lambda: processes.split_and_gather("abcde", lambda share: refuse(share, "c")),
         "both": lambda: processes.split_and_gather("abcde", lambda share: refuse(share, "be")),
+        # Of any kind: the others must not wait for a share that never comes.
+        "disk": lambda: processes.split_and_gather("abcde", lambda share: refuse(share, "d", OSError)),
+        "memory": lambda: processes.split_and_gather(
+            "abcde", lambda share: refuse(share, "a", torch.OutOfMemoryError)
+        ),
         "refused": lambda: processes.from_main(refuse_all),
         "apart": lambda: processes.require_shared(own),
     }
     for name, call in tries.items():
         try:
             call()
-        except (ValueError, processes.OtherProcessError) as error:
+        except Exception as error:
             seen[name] = (type(error).__name__, str(error))
     processes.leave()
     return seen
 
 
-def refuse(share: Any, wrong: str) -> Any:
+def refuse(share: Any, wrong: str, kind: type[Exception] = ValueError) -> Any:
     for letter in share:
         if letter in wrong:
-            raise ValueError(f"no {letter}")
+            raise kind(f"no {letter}")
         yield letter
 
 
@@ -73,8 +78,13 @@ def test_what_processes_tell_each_other(tmp_path: Path) -> None:
         assert "all machines of the run share" in seen["apart"][1]
     # The process that found it raises it; of two errors the first one counts.
     names = ("ValueError", "OtherProcessError")
-    assert [seen["second"] for seen in found] == [(names[1], "no c"), (names[0], "no c"), (names[1], "no c")]
-    assert [seen["both"] for seen in found] == [(names[0], "no b"), (names[1], "no b"), (names[1], "no b")]
+    for name, kind, letter, place in (
+        ("second", "ValueError", "c", 1), ("both", "ValueError", "b", 0),
+        ("disk", "OSError", "d", 1), ("memory", "OutOfMemoryError", "a", 0),
+    ):  # fmt: skip
+        wanted = [(names[1], f"{kind}: no {letter}")] * 3
+        wanted[place] = (kind, f"no {letter}")
+        assert [seen[name] for seen in found] == wanted
     assert [seen["refused"][0] for seen in found] == [names[0], names[1], names[1]]
 
 

@@ -91,20 +91,20 @@ def from_main(make: Callable[[], T]) -> T:
 def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
     """`list(work(items))` with the work divided; all get all results. `work` yields a result for each item.
 
-    A ValueError is that of the first item that has one, raised where it was found. The other processes raise
+    An error is that of the first item that has one, raised where it was found. The other processes raise
     OtherProcessError.
     """
     results: list[R] = []
-    error: ValueError | None = None
+    error: Exception | None = None
     state = PartialState()
     # accelerate 1.10 to 1.12 give the last item to each process that is one too many, in `split_between_processes`.
     size, extra = divmod(len(items), state.num_processes)
     start = state.process_index * size + min(state.process_index, extra)
     try:
         results.extend(work(items[start : start + size + (state.process_index < extra)]))
-    except ValueError as raised:
+    except Exception as raised:
         error = raised
-    errors: list[str | None] = gather_object([None if error is None else str(error)])
+    errors: list[str | None] = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
     # Shares are contiguous: the first process with an error has the first item with one.
     failed = [place for place, message in enumerate(errors) if message is not None]
     if not failed:
