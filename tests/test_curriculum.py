@@ -9,8 +9,8 @@ from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig
 from colar.training.callbacks import Epochs
 from colar.training.curriculum import Curriculum, UnfinishedCurriculumError
-from colar.training.grpo.loss import GrpoObjective
-from colar.training.objective import Objective
+from colar.training.grpo.train import GrpoTrainer
+from colar.training.trainer import LatentTrainer
 
 COCONUT = Coconut(CoconutConfig(epochs_per_stage=1, n_stages=2))
 """Stages 1, 2 and 3 begin at epochs 0, 1 and 2."""
@@ -55,8 +55,8 @@ def test_moments_are_forgotten_where_a_stage_begins():
 def test_reinforcement_has_no_curriculum(capsys):
     """It samples as the last stage thinks: any of its weights may be published."""
     icot = Icot(IcotConfig(removed_per_epoch=4, remove_all_at=39))
-    assert Objective.has_curriculum
-    run = Curriculum(icot, 10, 1000, GrpoObjective.has_curriculum)
+    assert (LatentTrainer.samples, GrpoTrainer.samples) == (False, True)
+    run = Curriculum(icot, 10, 1000, applies=not GrpoTrainer.samples)
     run.warn()
     run.require_end(5, hours=12)
     assert run.ends_with(0)

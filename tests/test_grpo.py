@@ -147,25 +147,19 @@ def test_advantages_by_hand() -> None:
     given = torch.tensor([1.0, 1, 0, 0, 3, 1, 1, 1])
     first, second = 0.5 / (math.sqrt(1 / 3) + 1e-4), 1 / (1 + 1e-4)
     wanted = [first, first, -first, -first, 1.5 * second, *[-0.5 * second] * 3]
-    assert advantages(given, 4, "group").tolist() == pytest.approx(wanted, abs=1e-12)
-    assert advantages(given, 4, "none").tolist() == [0.5, 0.5, -0.5, -0.5, 1.5, -0.5, -0.5, -0.5]
-    spread = float(given.double().std()) + 1e-4
-    assert advantages(given, 4, "batch").tolist() == pytest.approx(
-        [0.5 / spread, 0.5 / spread, -0.5 / spread, -0.5 / spread, 1.5 / spread, *[-0.5 / spread] * 3]
-    )
+    assert advantages(given, 4).tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_equal_rewards_have_advantage_exactly_zero(scale: Any) -> None:
+def test_equal_rewards_have_advantage_exactly_zero() -> None:
     """The mean of seven times 0.1 is not 0.1 in binary, and 1e-17 over 1e-4 is no zero."""
     given = torch.tensor([0.1] * 7 + [0.0, 1, 0, 1, 0, 1, 0], dtype=torch.float64)
     assert (given[:7].mean() != 0.1).item()
-    found = advantages(given, 7, scale)
+    found = advantages(given, 7)
     assert found[:7].tolist() == [0.0] * 7
     assert (found[7:] != 0).all()
     rounded = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64)
     assert rounded[0] != rounded[1]
-    assert advantages(rounded, 2, scale).tolist() == [0, 0]
+    assert advantages(rounded, 2).tolist() == [0, 0]
 
 
 def masked(*lengths: int) -> Tensor:
@@ -263,7 +257,7 @@ def test_a_step_on_two_arms_has_the_right_sign_and_size() -> None:
     """Arms 0 0 1 1 of even odds are rewarded 1 1 0 0. dL/dlogit_0 = -1/4 sum A_i (1[a_i = 0] - 1/2) = -A / 2."""
     logits = torch.zeros(2, requires_grad=True)
     arms, A = torch.tensor([0, 0, 1, 1]), 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    gains = advantages(torch.tensor([1.0, 1, 0, 0]), 4, "group")
+    gains = advantages(torch.tensor([1.0, 1, 0, 0]), 4)
     plan = GenerationPlan(batch=4, accumulate=1, steps=1, iterations=1, group=4)
     optimizer = torch.optim.SGD([logits], lr=0.1)
 
@@ -868,18 +862,16 @@ def test_a_group_with_spread_takes_the_place_of_one_without(tmp_path: Path) -> N
     assert bool((advantages_R != 0).all())
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_rewards_are_added_and_scaled_as_configured(tmp_path: Path, scale: Any) -> None:
+def test_rewards_are_added_and_scaled(tmp_path: Path) -> None:
     lm, method = model()
-    config = grpo(reward_funcs=("accuracy", "length_penalty"), scale_rewards=scale)
-    made = trainer(tmp_path, lm, method, config)
+    made = trainer(tmp_path, lm, method, grpo(reward_funcs=("accuracy", "length_penalty")))
     made.sampler.reward_funcs = {
         "one": lambda completions, **columns: [float(i % 3) for i in range(len(completions))],
         "other": lambda completions, **columns: [float(i > 4) for i in range(len(completions))],
     }
     total = torch.tensor([float(i % 3 + (i > 4)) for i in range(8)]).view(2, 4)
     centred = total - total.mean(1, keepdim=True)
-    spread = {"group": total.std(1, keepdim=True) + 1e-4, "batch": total.std() + 1e-4, "none": 1.0}[scale]
+    spread = total.std(1, keepdim=True) + 1e-4
     found = made.sampler.generate(0).tensors["advantages"]
     assert found.tolist() == pytest.approx((centred / spread).flatten().tolist(), rel=1e-5)
 
@@ -1271,7 +1263,6 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ),
         ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, got 'ppo'"),
         ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
-        ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
         ({"num_generations": 1}, "grpo.num_generations must be a whole number, 2 or more, got 1"),
         ({"num_iterations": 0}, "grpo.num_iterations must be a whole number, 1 or more, got 0"),
         ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),

@@ -20,7 +20,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.recipe.run import load_method, load_model, load_model_and_rows, rollouts, run
+from colar.recipe.run import load_method, load_model, load_model_and_rows, run, sampling_pool
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
@@ -139,7 +139,7 @@ def test_outputs_are_those_of_one_process(
     method = load_method(made)
     lm = load_model(made, method)
     lengths = set()
-    with rollouts(made, method) as roll_out:
+    with sampling_pool(made, method) as roll_out:
         assert roll_out is not None
         for generation in range(2):
             killing = kill_one_that_samples() if kills and generation else None
@@ -241,7 +241,7 @@ def test_wrong_input_is_one_line(
         pytest.raises(
             ValueError, match="must be 0 under torchrun, whose 2 processes divide the questions, got 2"
         ),
-        rollouts(made, load_method(made)),
+        sampling_pool(made, load_method(made)),
     ):
         pass
     monkeypatch.delenv("WORLD_SIZE")

@@ -27,7 +27,7 @@ from colar.methods.sequential import choice as group_choice
 from colar.methods.sequential.decoder import tokens_from
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
-from colar.training.grpo import rollout
+from colar.training.grpo import generation, rollout
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 
@@ -228,6 +228,22 @@ def test_log_probs_of_thoughts_are_exact(
         assert later.logps[row][later.mask[row]].tolist() == pytest.approx(
             naive_logps(lm, each), rel=2e-4, abs=2e-4
         )
+
+
+@pytest.mark.parametrize("c", [1.0, 2.0, 5.0])
+def test_outputs_to_read_have_the_tokens_that_were_chosen(c: float) -> None:
+    """Not those nearest to their sum, which may be others, in another order and of another number."""
+    lm, method = made(live=True, compression_factors=[1, 2, 5])
+    config = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=2, compression_factors=(c,))
+    outputs = rollout.roll_out(lm, method, config, EXAMPLES[:1], seed=3, generation=1)
+    group = generation.OutputGroup(outputs, torch.zeros(2, 1), torch.zeros(2))
+    records = generation.records_to_read(lm, [group], ["accuracy"], torch.zeros(2))
+    for record, output in zip(records, outputs, strict=True):
+        for thought, info in zip(record["thoughts"], output.completion.info, strict=True):
+            chosen = [i for i in info["group_ids"].tolist() if i >= 0 and i != lm.template.closing_id]
+            # A group of the closing token alone has none.
+            assert not chosen or thought["tokens"] == [lm.template.token(i) for i in chosen]
+    assert sum(len(record["thoughts"]) for record in records) > 2
 
 
 def test_what_was_chosen_is_fed_anew_with_gradient() -> None:

@@ -30,12 +30,12 @@ OPTION = "grpo.rollout_workers"
 """The key of a recipe, for errors."""
 
 LoadModel = Callable[[], LatentLM]
-RollOut = Callable[..., list[Any]]
+SampleOutputs = Callable[..., list[Any]]
 """(lm, method, config, examples, seed, generation) -> outputs, those of an example one after another."""
 
 
 @contextlib.contextmanager
-def pool(n: int, load_model: LoadModel, start: str, roll_out: RollOut) -> Iterator[RollOut]:
+def pool(n: int, load_model: LoadModel, start: str, roll_out: SampleOutputs) -> Iterator[SampleOutputs]:
     """`roll_out` as N actors of a cluster do it, for which this process has joined that cluster inside the block.
 
     `load_model` makes the model of the run's first step, from what every machine has under the same path: `start` is
@@ -44,13 +44,13 @@ def pool(n: int, load_model: LoadModel, start: str, roll_out: RollOut) -> Iterat
     actors do not fit or one cannot load the model.
     """
     with ray_cluster.joined(ray_cluster.Pool(None, n, 1), None, [start], [], OPTION) as actors:
-        yield Rollouts(actors, load_model, roll_out)
+        yield ActorPool(actors, load_model, roll_out)
 
 
-class Rollouts:
+class ActorPool:
     """A pool of actors, called as `roll_out` is."""
 
-    def __init__(self, actors: ray_cluster.Actors, load_model: LoadModel, roll_out: RollOut) -> None:
+    def __init__(self, actors: ray_cluster.Actors, load_model: LoadModel, roll_out: SampleOutputs) -> None:
         restarted = {"max_restarts": -1, "max_task_retries": RETRIES}
         sampler = ray.remote(Sampler).options(**actors.reserved, **restarted)
         self.samplers = [sampler.remote(load_model, roll_out) for _ in range(actors.n)]
@@ -82,7 +82,7 @@ class Rollouts:
 class Sampler:
     """An actor: the model of a run, which samples."""
 
-    def __init__(self, load_model: LoadModel, roll_out: RollOut) -> None:
+    def __init__(self, load_model: LoadModel, roll_out: SampleOutputs) -> None:
         self.lm = load_model().to(devices.best())
         self.roll_out = roll_out
 

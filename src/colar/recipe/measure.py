@@ -20,7 +20,7 @@ from transformers import PrinterCallback, TrainerCallback
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
 from colar.progress import duration
-from colar.recipe.run import load_method, load_model_and_rows, rollouts
+from colar.recipe.run import load_method, load_model_and_rows, sampling_pool
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
@@ -85,7 +85,7 @@ def measure(recipe: Recipe) -> Table:
     recipe.training.check_installed()
     method = load_method(recipe)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        roll_out = stack.enter_context(rollouts(recipe, method))
+        roll_out = stack.enter_context(sampling_pool(recipe, method))
         lm, examples, held_out = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
@@ -127,10 +127,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
         trainer.remove_callback(PrinterCallback)
         trainer.args.save_strategy = "no"
         trainer.args.eval_on_start = False
-        if isinstance(trainer, GrpoTrainer):
-            update = _grpo_update(table, trainer, started)
-        else:
-            update = _sft_update(table, trainer, config)
+        update = _grpo_update(table, trainer, started) if trainer.samples else _sft_update(table, trainer)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
@@ -140,8 +137,9 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
     return table
 
 
-def _grpo_update(table: Table, trainer: GrpoTrainer, started: float) -> float:
+def _grpo_update(table: Table, trainer: LatentTrainer, started: float) -> float:
     """Make the updates of one generation, whose sampling has `started`, and add a row; returns the seconds of one."""
+    assert isinstance(trainer, GrpoTrainer), "the trainer that samples"
     # A generation is sampled once, and learnt from in several updates: all of these are made.
     trainer.args.max_steps = trainer.plan.updates_per_generation
     trainer.train()
@@ -150,7 +148,7 @@ def _grpo_update(table: Table, trainer: GrpoTrainer, started: float) -> float:
     return seconds
 
 
-def _sft_update(table: Table, trainer: LatentTrainer, config: TrainingConfig) -> float:
+def _sft_update(table: Table, trainer: LatentTrainer) -> float:
     """Make some updates of SFT and add rows about them; returns the seconds of one."""
     updates = Updates(trainer)
     trainer.add_callback(updates)
@@ -162,7 +160,7 @@ def _sft_update(table: Table, trainer: LatentTrainer, config: TrainingConfig) ->
     table.add_row("tokens a second", f"{tokens / seconds:,.0f}", f"{tokens:,.0f} an update, without padding")
     busy = updates.busy()
     if busy is not None:
-        table.add_row("device busy", f"{busy:.0%}", waiting(busy, config))
+        table.add_row("device busy", f"{busy:.0%}", waiting(busy, trainer.config))
     return seconds
 
 

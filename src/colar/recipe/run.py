@@ -69,7 +69,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     with processes.locked(folder.path):
         if resume:
             processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
-        with rollouts(recipe, method) as roll_out:
+        with sampling_pool(recipe, method) as roll_out:
             lm, examples, held_out = load_model_and_rows(recipe, method)
             result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
         if PartialState().is_main_process:
@@ -147,7 +147,7 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
 
 
 @contextmanager
-def rollouts(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
+def sampling_pool(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
     """The pool that samples for a run with `grpo.rollout_workers`; None where the process that trains does."""
     if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
         yield None

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ class Objective(nn.Module):
 
     accepts_loss_kwargs = True
     """Trainer passes `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
-
-    has_curriculum: ClassVar[bool] = True
-    """True where rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()

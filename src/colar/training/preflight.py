@@ -118,8 +118,7 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
     Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
     results stay the same. ValueError where one row alone does not fit.
     """
-    sampled = trainer.longest_sampled()
-    batch = longest_batch(trainer, epochs) if sampled is None else sampled
+    batch = trainer.sample_longest() if trainer.samples else longest_batch(trainer, epochs)
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
         measured = measure_batch(trainer, batch)
@@ -150,7 +149,7 @@ def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
 def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, Tensor]:
     """The batch with the most positions in the first epoch, in the stage that makes it longest."""
     rows, schedule = trainer.train_dataset, trainer.schedule
-    assert isinstance(rows, TrainingRows), "reinforcement samples its batches"
+    assert isinstance(rows, TrainingRows), "a run that samples has no rows"
     assert isinstance(schedule, RowSchedule), "rows have a schedule"
     order = schedule.permutation(0)
     n_examples = trainer.args.train_batch_size // schedule.n_draws

@@ -182,10 +182,10 @@ def _train(
     """Train to the end, from the start or from the checkpoint `resume_from`."""
     curriculum.warn()
     with _ready_to_train(trainer, publisher, curriculum):
-        # A resumed run has made steps already; its parts are fitted to the device again, but for reinforcement, which
-        # would sample its first generation anew. Before its weights are split the model need not fit into one device.
+        # A resumed run has made steps already; its parts are fitted to the device again, but not where the first
+        # batches would be sampled anew. Before its weights are split the model need not fit into one device.
         on_gpu = trainer.args.device.type == "cuda"
-        measures = resume_from is None or (on_gpu and trainer.objective.has_curriculum)
+        measures = resume_from is None or (on_gpu and not trainer.samples)
         if measures and not trainer.fsdp:
             preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))

@@ -1,8 +1,8 @@
-"""Rows for training, as functions of (seed, epoch, row id) alone.
+"""Rows for training, as functions of (seed, epoch, row id), and their order.
 
-A row's draws (the factor c, the labels' seed) and its place in the epoch depend on nothing else. A resumed run, another
-batch size or another number of processes sees the same draws in the same order. The schedule yields (epoch, index), so
-no worker holds a state that could go stale.
+A row's draws (the factor c, the labels' seed) depend on nothing else. The order also depends on lengths and on the rows
+of an update; how these are divided into batches, steps and processes changes nothing. The schedule yields (epoch,
+index), so no worker holds a state that could go stale.
 
 Order of an epoch:
 

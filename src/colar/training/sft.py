@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
@@ -39,7 +37,6 @@ def train(
     held_out: Iterable[Example] = (),
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
-    callbacks: Iterable[TrainerCallback] = (),
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
 
@@ -58,7 +55,7 @@ def train(
     config.check_installed()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
-    return run_trainer(trainer, folder, run_info, resume, callbacks)
+    return run_trainer(trainer, folder, run_info, resume)
 
 
 def make_trainer(

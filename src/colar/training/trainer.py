@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -64,6 +64,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     """
 
     loss_is_scaled_for_ga = True
+    samples: ClassVar[bool] = False
+    """True where batches are outputs of the model, which it samples as they are due, and no rows of a file."""
 
     def __init__(
         self,
@@ -115,8 +117,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
         loader = self.get_train_dataloader()
         _, steps_per_epoch, *_, max_steps = self.set_initial_training_values(self.args, loader)
-        method, applies = self.objective.method, self.objective.has_curriculum
-        return Curriculum(method, steps_per_epoch, max_steps, applies)
+        # Outputs are sampled as the last stage thinks, from the start.
+        return Curriculum(self.objective.method, steps_per_epoch, max_steps, applies=not self.samples)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -144,9 +146,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Positions of each row of a batch, (B,)."""
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
-    def longest_sampled(self) -> dict[str, Tensor] | None:
-        """The longest batch of outputs that the run begins with; None without sampling."""
-        return None
+    def sample_longest(self) -> dict[str, Tensor]:
+        """The longest batch of outputs that a run which `samples` begins with."""
+        raise NotImplementedError
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""

@@ -10,11 +10,9 @@ from colar.training.config import TrainingConfig
 
 LossType = Literal["grpo", "dr_grpo", "dapo"]
 Level = Literal["token", "sequence"]
-Scale = Literal["group", "batch", "none"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": get_args(LossType),
     "importance_sampling_level": get_args(Level),
-    "scale_rewards": get_args(Scale),
 }
 
 
@@ -50,8 +48,6 @@ class GrpoConfig:
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their sum counts."""
-    scale_rewards: Scale = "group"
-    """Divisor of the advantages: the standard deviation of the group's rewards, of the generation's, or none."""
     # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average"), the

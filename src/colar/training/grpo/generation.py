@@ -40,7 +40,7 @@ from colar.training.grpo.rollout import Output, RollOut
 from colar.training.rows import Schedule, digest_of, epoch_order
 
 NEAREST = 3
-"""Tokens that a latent is read as in completions.jsonl."""
+"""Nearest tokens of a latent in completions.jsonl."""
 LOGGED = 2
 """Outputs of each generation that are written there."""
 
@@ -169,7 +169,7 @@ class RolloutSampler:
         outputs = all_outputs(groups)
         rollouts = rollout.collate(outputs, self.lm.width)
         total_R = torch.cat([group.total_G for group in groups])
-        advantages_R = advantages(total_R, self.config.num_generations, self.config.scale_rewards)
+        advantages_R = advantages(total_R, self.config.num_generations)
         tensors = rollouts.tensors()
         tensors.update(self._columns(outputs, rollouts, advantages_R))
 
@@ -321,12 +321,11 @@ def records_to_read(
 
 
 def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
-    """Question, thoughts and answer of an output, every latent read as its nearest tokens."""
+    """Question, thoughts and answer of an output, every latent as its chosen tokens, or else its nearest."""
     completion = output.completion
     thoughts = []
     for thought in read_thoughts(lm, completion, NEAREST):
-        # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
-        shown = thought["tokens"] if thought["kind"] == "token" else thought["neighbours"][:NEAREST]
+        shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
         spread_and_stop = {key: thought[key] for key in ("sigma", "stop_probability")}
         thoughts.append({"tokens": [token["text"] for token in shown], **spread_and_stop})
     return {

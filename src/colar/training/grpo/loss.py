@@ -21,7 +21,7 @@ Outputs without spread in their group have advantage exactly 0, so that their gr
 Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B outputs of a batch, N actions.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from colar.methods.rollouts import Rollouts, Scores, require_scorable
 from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
-from colar.training.grpo.config import GenerationPlan, GrpoConfig, LossType, Scale
+from colar.training.grpo.config import GenerationPlan, GrpoConfig, LossType
 from colar.training.objective import Objective
 
 EPSILON_STD = 1e-4
@@ -42,17 +42,14 @@ FAR = 20.0
 """Log-ratios are held within this (verl's): e^20 is past every clip, and the exponential of 89 is not finite."""
 
 
-def advantages(rewards_R: Tensor, num_generations: int, scale_rewards: Scale) -> Tensor:
+def advantages(rewards_R: Tensor, num_generations: int) -> Tensor:
     """(R,) float64 of rewards (R,) in groups that follow one another; exactly 0 where a group's rewards are equal."""
     groups_QG = rewards_R.double().view(-1, num_generations)
     centred_QG = groups_QG - groups_QG.mean(1, keepdim=True)
-    if scale_rewards == "group":
-        centred_QG = centred_QG / (groups_QG.std(1, keepdim=True) + EPSILON_STD)
-    elif scale_rewards == "batch":
-        centred_QG = centred_QG / (groups_QG.std() + EPSILON_STD)
+    scaled_QG = centred_QG / (groups_QG.std(1, keepdim=True) + EPSILON_STD)
     # The mean of equal rewards may differ from them by rounding, which a division by 1e-4 would make a signal.
     spread_Q1 = has_spread(groups_QG)[:, None]
-    return torch.where(spread_Q1, centred_QG, 0.0).flatten()
+    return torch.where(spread_Q1, scaled_QG, 0.0).flatten()
 
 
 def has_spread(groups_QG: Tensor) -> Tensor:
@@ -125,8 +122,6 @@ class GrpoObjective(Objective):
     Tensors are `Rollouts.tensors()` with columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); and where
     a generation is used more than once old_logps, with beta above 0 ref_logps. Without old_logps the ratio is 1.
     """
-
-    has_curriculum: ClassVar[bool] = False
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
         super().__init__(lm, method)

@@ -27,7 +27,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -76,7 +76,6 @@ def train(
     validate: Validate | None = None,
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
-    callbacks: Iterable[TrainerCallback] = (),
 ) -> TrainResult:
     """Train `lm`, which has learnt to think by `method`, on its own outputs to the questions of `examples`.
 
@@ -97,7 +96,7 @@ def train(
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
     # Also in train mode: ratios compare the model that is scored with the one that sampled.
     with dropout_rates_zeroed(lm):
-        return run_trainer(trainer, folder, info, resume, [stopping, *callbacks], stopping.out_of_patience)
+        return run_trainer(trainer, folder, info, resume, [stopping], stopping.out_of_patience)
 
 
 def make_trainer(
@@ -183,6 +182,7 @@ def dropout_rates_zeroed(lm: LatentLM) -> Iterator[None]:
 class GrpoTrainer(LatentTrainer):
     """`completions` is the file that outputs to read are appended to."""
 
+    samples: ClassVar[bool] = True
     objective: GrpoObjective
 
     def __init__(
@@ -218,7 +218,7 @@ class GrpoTrainer(LatentTrainer):
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.action_positions()
 
-    def longest_sampled(self) -> dict[str, Tensor]:
+    def sample_longest(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
         if self.generation is None:
             self.generation = self._generate(0)
