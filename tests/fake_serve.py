@@ -196,7 +196,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         for text in (HOSTILE,) if "hostile" in question else ("5", ""):
             self._event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
-        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         n = len(made)
         usage = {
             "prompt_tokens": 9,
@@ -205,13 +204,13 @@ class _Handler(BaseHTTPRequestHandler):
             "completion_tokens_details": {"reasoning_tokens": n},
         }
         summary = {
-            "thoughts": made,
             "forward_passes": n + 3,
             "thinking_ms": 20.0 * n,
             "answer_ms": 40.0,
             "finish": "stop",
         }
-        self._event({"choices": [], "usage": usage, "colar": summary})
+        self._event({"choices": [{"index": 0, "delta": {"colar": summary}, "finish_reason": "stop"}]})
+        self._event({"choices": [], "usage": usage})
         self._write("data: [DONE]\n\n")
 
     def _event(self, data: dict[str, Any]) -> None:

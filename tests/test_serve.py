@@ -131,6 +131,7 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
                 assert getattr(delta, "reasoning", "") == getattr(delta, "reasoning_content", "")
                 own = getattr(delta, "colar", {})
                 thoughts += [own["thought"]] if "thought" in own else []
+                details = own
                 last = choice.finish_reason or last
         message = whole.choices[0].message
         assert chunks[0].choices[0].delta.role == "assistant"
@@ -143,7 +144,10 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
         assert chunks[-1].choices == []
         assert chunks[-1].usage == whole.usage
         assert all(chunk.usage is None for chunk in chunks[:-1])
-        assert chunks[-1].colar["forward_passes"] == message.colar["forward_passes"]
+        # Each thought comes once: the last delta has the other details.
+        assert details.keys() == message.colar.keys() - {"thoughts"}
+        assert details["forward_passes"] == message.colar["forward_passes"]
+        assert not hasattr(chunks[-1], "colar")
         assert len({chunk.id for chunk in chunks}) == 1
 
 

@@ -221,7 +221,9 @@ class ChatResponse:
         if piece.text:
             delta["content"] = piece.text
         if piece.last and self.body.return_thoughts:
-            delta["colar"] = sample.details(self.api_request)
+            # Each thought was in a delta of its own.
+            details = sample.details(self.api_request)
+            delta["colar"] = {key: value for key, value in details.items() if key != "thoughts"}
         if not delta and not piece.last:
             return []
         choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
@@ -232,10 +234,7 @@ class ChatResponse:
         """The last events of a stream."""
         events = [event("[DONE]")]
         if self.body.stream_options.include_usage:
-            more: dict[str, Any] = {"usage": self._usage()}
-            if self.body.return_thoughts and len(self.samples) == 1:
-                more["colar"] = self.samples[0].details(self.api_request)
-            events.insert(0, self._chunk([], more))
+            events.insert(0, self._chunk([], {"usage": self._usage()}))
         return events
 
     def _usage(self) -> dict[str, Any]:

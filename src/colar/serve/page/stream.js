@@ -71,8 +71,8 @@ export async function ask(body, key, signal, heard) {
     const delta = choice?.delta || {};
     if (delta.colar?.thought) heard({ thought: delta.colar.thought });
     if (delta.content) heard({ text: delta.content });
-    // The summary comes with the last delta or beside the usage.
-    const summary = chunk.colar || (delta.colar?.forward_passes === undefined ? null : delta.colar);
+    // The summary comes with the last delta.
+    const summary = delta.colar?.forward_passes === undefined ? null : delta.colar;
     if (summary || chunk.usage || choice?.finish_reason) {
       heard({ summary: summary || {}, usage: chunk.usage || null, finish: choice?.finish_reason || null });
     }
