@@ -175,6 +175,15 @@ def test_slips_by_hand_and_in_the_train_split_alone() -> None:
         assert generate(slipping, split, 50, seed=0) == generate(ArithmeticConfig(), split, 50, seed=0)
 
 
+def test_slips_where_numbers_are_large() -> None:
+    """A slip may be as large as any other result: else it would be rare, and its share a promise that is not kept."""
+    rows = generate(ArithmeticConfig(slips=1.0, max_number=60, max_value=300), "train", 400, seed=0)
+    lost = [row for row in rows if re.search(r" (loses|sells|drops) \d+", row.question)]
+    slipped = [row for row in lost if all("-" not in step for step in row.steps)]
+    assert len(slipped) > 0.5 * len(lost) > 50
+    assert 99 < max(value for row in slipped for *_, value in equations(row)) <= 300
+
+
 def test_an_exhausted_space_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "MAX_MISSES", 500)
     tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4)

@@ -29,7 +29,7 @@ from colar.data.example import SPLITS, Example
 MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
 LARGEST_SLIP = 99
-"""Largest result of a chain with a slip: the two digits of the default `max_value`."""
+"""Largest result of a chain with a slip, or `max_value` where that is more: two digits, as the default's."""
 T = TypeVar("T")
 Equation = tuple[int, str, int, int]
 """a, operation, b, result"""
@@ -94,7 +94,7 @@ class ArithmeticConfig:
     slips: float = 0.0
     """Share of the train split's problems with a loss whose first loss is added, `<<9+4=13>>` for `<<9-4=5>>`, with all
     that follows from it: a teacher who errs inside the chain. Validation and test are right for any value, and so
-    are the few problems on which the slip would end in an inexact division or a number of three digits."""
+    are the few problems on which the slip would end in an inexact division or a number above 99 and `max_value`."""
 
     def __post_init__(self) -> None:
         check_range("steps", self.steps)
@@ -150,7 +150,7 @@ def _chain(problem: list[Move]) -> list[Equation]:
 def _taught(problem: list[Move], config: ArithmeticConfig, rng: random.Random) -> list[Equation]:
     """The chain of a teacher, who may err: by a slip inside it, or one step too far."""
     # Only where a teacher may err is a number drawn for it: other settings keep their rows.
-    slipped = _slipped(problem) if config.slips > 0 else None
+    slipped = _slipped(problem, max(LARGEST_SLIP, config.max_value)) if config.slips > 0 else None
     if slipped is not None and rng.random() < config.slips:
         problem = slipped
     chain = _chain(problem)
@@ -160,8 +160,8 @@ def _taught(problem: list[Move], config: ArithmeticConfig, rng: random.Random) -
     return chain
 
 
-def _slipped(problem: list[Move]) -> list[Move] | None:
-    """The problem as a teacher takes it who adds the first loss; None where there is none, or no such chain."""
+def _slipped(problem: list[Move], largest: int) -> list[Move] | None:
+    """The problem as taken by a teacher who adds the first loss; None if there is none, or no chain up to `largest`."""
     moves: list[Move] = []
     total = 0
     slip_due = True
@@ -177,7 +177,7 @@ def _slipped(problem: list[Move]) -> list[Move] | None:
         for a, op, b, value in taken.equations:
             # `equation` rounds a quotient down: a remainder must be looked for here.
             inexact = op == "/" and a % b != 0
-            if inexact or not 1 <= value <= LARGEST_SLIP:
+            if inexact or not 1 <= value <= largest:
                 return None
         moves.append(taken)
         total = taken.total
