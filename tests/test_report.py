@@ -637,6 +637,21 @@ def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
         report.settings_of(paths)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [((2, 3), "warning: d has 2 and 3 questions"), ((3, 3), None), ((30, 4, 3), "3 and 4 and 30")],
+)
+def test_other_numbers_of_questions_under_one_name_are_a_warning(
+    sizes: tuple[int, ...], said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n, size in enumerate(sizes):
+        questions = {"d": [size, f"0{size}"], f"own-{n}": [n + 1, "00"]}
+        files.write_json(tmp_path / str(n) / "evaluation.json", {"questions": questions})
+    report.settings_of(tmp_path / str(n) / "records.jsonl" for n in range(len(sizes)))
+    told = capsys.readouterr().err
+    assert said in told if said else told == ""
+
+
 def test_a_label_is_one_cell_of_its_table() -> None:
     label = "a|b *c* <img src=x>\nd"
     text = render(fold([*system("m", "78", method="cot", label=label), *system("m", "78", method="cot")]))

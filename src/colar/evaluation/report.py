@@ -130,16 +130,17 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
 
     ValueError where two evaluations asked other questions, as many, under one name: their answers would be compared.
+    Warns where they asked more or fewer, which cannot be compared by their digests.
     """
     models: dict[str, Any] = {}
     by_key: dict[str, list[Any]] = {}
-    asked: dict[tuple[str, int], tuple[str, Path]] = {}
+    asked: dict[str, dict[int, tuple[str, Path]]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
         models |= settings.pop("models", {})
         for name, (n, digest) in settings.pop("questions", {}).items():
-            other, where = asked.setdefault((name, n), (digest, path))
+            other, where = asked.setdefault(name, {}).setdefault(n, (digest, path))
             if other != digest:
                 raise ValueError(
                     f"{where} and {path} have other questions under one name, {name}: rename one file"
@@ -148,6 +149,10 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
             # Values may be lists or mappings, which a set cannot hold.
             if value not in by_key.setdefault(key, []):
                 by_key[key].append(value)
+    for name, sizes in asked.items():
+        if len(sizes) > 1:
+            numbers = " and ".join(map(str, sorted(sizes)))
+            progress.say(f"warning: {name} has {numbers} questions: those of one id are compared as the same")
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
     return {**shared, "models": models} if models else shared
 
