@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar.data.judge import math_process
-from colar.data.judge.answers import Verdict, extract, judge
+from colar.data.judge.answers import Verdict, extract, verdict_by_type
 from colar.data.judge.latex import extract_boxed
 from colar.data.judge.numbers import canonical, read_number, same_number
 from colar.data.sources import load_examples
@@ -135,7 +135,7 @@ def test_a_number_is_read(text: str, value: str) -> None:
 @pytest.mark.parametrize("text", NOT_A_NUMBER)
 def test_no_number_is_guessed(text: str) -> None:
     assert extract(text, "number") is None
-    assert judge(text, "42", "number") == Verdict(correct=False, parsed=None)
+    assert verdict_by_type(text, "42", "number") == Verdict(correct=False, parsed=None)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_no_number_is_guessed(text: str) -> None:
     ],
 )
 def test_numbers_compare(completion: str, gold: str, correct: bool) -> None:
-    assert judge(completion, gold, "number").correct is correct
+    assert verdict_by_type(completion, gold, "number").correct is correct
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
     ],
 )
 def test_latex_compares(completion: str, gold: str, correct: bool) -> None:
-    assert judge(completion, gold, "latex").correct is correct
+    assert verdict_by_type(completion, gold, "latex").correct is correct
 
 
 MONEY_AND_UNITS = (r"\$18.90", r"-\$0.50", r"\$1,\!657", r"11,\! 111,\! 111,\! 100", r"34\text{ sq. units}",
@@ -382,7 +382,7 @@ WAYS_TO_STATE = ("{}", "${}$", "The answer is ${}$.", "so the answer is $${}$$",
 @pytest.mark.parametrize("way", WAYS_TO_STATE)
 def test_an_answer_is_read_alike_however_it_is_stated(gold: str, way: str) -> None:
     """Golds of MATH: each is right in every form, and spelled as it is without."""
-    assert judge(way.format(gold), gold, "latex") == Verdict(True, extract(gold, "latex"))
+    assert verdict_by_type(way.format(gold), gold, "latex") == Verdict(True, extract(gold, "latex"))
 
 
 def test_latex_is_judged_in_any_thread() -> None:
@@ -390,8 +390,8 @@ def test_latex_is_judged_in_any_thread() -> None:
     verdicts: dict[int, tuple[bool, bool]] = {}
 
     def work(n: int) -> None:
-        right = judge(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", "latex").correct
-        verdicts[n] = (right, judge(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n + 1}", "latex").correct)
+        right = verdict_by_type(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", "latex").correct
+        verdicts[n] = (right, verdict_by_type(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n + 1}", "latex").correct)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
     for thread in threads:
@@ -402,32 +402,32 @@ def test_latex_is_judged_in_any_thread() -> None:
 
 
 def test_a_runaway_expression_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    assert verdict_by_type("y+x", "x+y", "latex").correct  # the worker is up
     monkeypatch.setattr(math_process, "DEADLINE_S", 0.5)
     start = time.monotonic()
-    assert not judge("9^{9^{9^{9}}}", "5z", "latex").correct
+    assert not verdict_by_type("9^{9^{9^{9}}}", "5z", "latex").correct
     assert time.monotonic() - start < 5
     monkeypatch.undo()
-    assert judge("z+x", "x+z", "latex").correct  # a new worker answers the next question
+    assert verdict_by_type("z+x", "x+z", "latex").correct  # a new worker answers the next question
 
 
 def test_a_question_without_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline on a busy machine says nothing of the answer: it must not stand for the process's life."""
-    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    assert verdict_by_type("y+x", "x+y", "latex").correct  # the worker is up
     monkeypatch.setattr(math_process, "DEADLINE_S", 0.0)
-    assert not judge("(w+1)^2", "w^2+2w+1", "latex").correct
+    assert not verdict_by_type("(w+1)^2", "w^2+2w+1", "latex").correct
     monkeypatch.undo()
-    assert judge("(w+1)^2", "w^2+2w+1", "latex").correct
+    assert verdict_by_type("(w+1)^2", "w^2+2w+1", "latex").correct
 
 
 def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
-    assert judge("s+t", "t+s", "latex").correct  # not asked before: the worker is up
+    assert verdict_by_type("s+t", "t+s", "latex").correct  # not asked before: the worker is up
     worker = math_process.WORKER._process
     assert worker is not None
     worker.kill()
     worker.wait()
-    assert judge("(v+1)^2", "v^2+2v+1", "latex").correct
-    assert not judge("(v+1)^2", "v^2+2v+2", "latex").correct
+    assert verdict_by_type("(v+1)^2", "v^2+2v+1", "latex").correct
+    assert not verdict_by_type("(v+1)^2", "v^2+2v+2", "latex").correct
 
 
 def test_a_worker_that_hangs_in_its_imports_holds_no_question(
@@ -452,14 +452,17 @@ def test_a_worker_that_hangs_in_its_imports_holds_no_question(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="forking a threaded test process warns")
 def test_a_forked_child_has_a_comparer_of_its_own() -> None:
-    assert judge("b+a", "a+b", "latex").correct
+    assert verdict_by_type("b+a", "a+b", "latex").correct
     child = os.fork()
     if child == 0:
         os._exit(
-            0 if judge("c+a", "a+c", "latex").correct and not judge("c+a", "a-c", "latex").correct else 1
+            0
+            if verdict_by_type("c+a", "a+c", "latex").correct
+            and not verdict_by_type("c+a", "a-c", "latex").correct
+            else 1
         )
     assert os.waitpid(child, 0)[1] == 0
-    assert judge("d+a", "a+d", "latex").correct
+    assert verdict_by_type("d+a", "a+d", "latex").correct
 
 
 @pytest.mark.parametrize(
@@ -506,7 +509,7 @@ def test_choices_are_read(text: str, choice: str | None) -> None:
     ],
 )
 def test_texts_compare(completion: str, correct: bool) -> None:
-    assert judge(completion, "Tom is a lempus.", "text").correct is correct
+    assert verdict_by_type(completion, "Tom is a lempus.", "text").correct is correct
 
 
 @pytest.mark.parametrize(
@@ -518,15 +521,15 @@ def test_texts_compare(completion: str, correct: bool) -> None:
     ],
 )  # fmt: skip
 def test_characters_that_look_alike_are_one(completion: str, gold: str, answer_type: str) -> None:
-    assert judge(completion, gold, answer_type).correct  # type: ignore[arg-type]
+    assert verdict_by_type(completion, gold, answer_type).correct  # type: ignore[arg-type]
 
 
 def test_raised_and_circled_digits_are_not_digits() -> None:
     """NFKC alone would make 10⁶ 106 and 5① 51."""
     for text in ("10⁶", "5①"):
         for answer_type in TYPES:
-            assert not judge(text, "106", answer_type).correct  # type: ignore[arg-type]
-            assert not judge(text, "51", answer_type).correct  # type: ignore[arg-type]
+            assert not verdict_by_type(text, "106", answer_type).correct  # type: ignore[arg-type]
+            assert not verdict_by_type(text, "51", answer_type).correct  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [1, 5])
@@ -538,18 +541,18 @@ def test_no_gold_of_math_is_right_with_another_digit(real_data: Path, step: int)
     )
     assert len(risky) > 30
     for gold in risky[step % 2 :: 2]:
-        assert judge(rf"\boxed{{{gold}}}", gold, "latex").correct
+        assert verdict_by_type(rf"\boxed{{{gold}}}", gold, "latex").correct
         for place in re.finditer("[0-9]", gold):
             other = str((int(place[0]) + step) % 10)
             changed = gold[: place.start()] + other + gold[place.end() :]
-            assert not judge(rf"\boxed{{{changed}}}", gold, "latex").correct, (gold, changed)
+            assert not verdict_by_type(rf"\boxed{{{changed}}}", gold, "latex").correct, (gold, changed)
 
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(
         ValueError, match="answer_type must be one of number, latex, choice, text, got 'float'"
     ):
-        judge("1", "1", "float")  # type: ignore[arg-type]
+        verdict_by_type("1", "1", "float")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -561,7 +564,7 @@ def test_an_unknown_type_is_refused() -> None:
 @pytest.mark.parametrize("answer_type", TYPES)
 def test_long_garbage_is_judged_fast(text: str, answer_type: str) -> None:
     start = time.monotonic()
-    assert not judge(text, "7", answer_type).correct  # type: ignore[arg-type]
+    assert not verdict_by_type(text, "7", answer_type).correct  # type: ignore[arg-type]
     assert time.monotonic() - start < 2
 
 
@@ -574,22 +577,22 @@ def test_long_garbage_is_judged_fast(text: str, answer_type: str) -> None:
 def test_a_number_of_thousands_of_digits_is_a_wrong_answer(written: str, answer_type: str) -> None:
     """Python makes no number of more than 4,300 digits; nor is such a gold ever met."""
     long = written.format("7" * 5000)
-    assert not judge(long, "42", answer_type).correct  # type: ignore[arg-type]
-    assert not judge("42", long, answer_type).correct  # type: ignore[arg-type]
-    assert judge(long, "42", "number").parsed is None
+    assert not verdict_by_type(long, "42", answer_type).correct  # type: ignore[arg-type]
+    assert not verdict_by_type("42", long, answer_type).correct  # type: ignore[arg-type]
+    assert verdict_by_type(long, "42", "number").parsed is None
 
 
 @given(st.integers(min_value=-(10**40), max_value=10**40))
 def test_an_integer_is_right_in_every_spelling_and_its_neighbour_is_wrong(n: int) -> None:
     gold = str(n)
     for text in (gold, f"{n:,}", f"{n}.0", f"The answer is {n:,}.", rf"\boxed{{{n}}}", f"{n} apples"):
-        assert judge(text, gold, "number") == Verdict(correct=True, parsed=gold)
-        assert not judge(text, str(n + 1), "number").correct
+        assert verdict_by_type(text, gold, "number") == Verdict(correct=True, parsed=gold)
+        assert not verdict_by_type(text, str(n + 1), "number").correct
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30))
 def test_a_float_is_right_as_it_prints(value: float) -> None:
-    assert judge(repr(value), repr(value), "number").correct
+    assert verdict_by_type(repr(value), repr(value), "number").correct
     assert read_number(repr(value)) == Fraction(repr(value))
 
 
@@ -602,19 +605,19 @@ def test_the_canonical_spelling_reads_back_to_the_same_value(value: Fraction) ->
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60), st.sampled_from(TYPES[2:] + TYPES[:1]))
 def test_any_text_is_judged(text: str, answer_type: str) -> None:
-    verdict = judge(text, text, answer_type)  # type: ignore[arg-type]
+    verdict = verdict_by_type(text, text, answer_type)  # type: ignore[arg-type]
     assert verdict.correct == (verdict.parsed is not None)  # what can be read is itself
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=r"\{}^_$()[]<=>.,+-*/ 019abx", max_size=20))
 def test_any_latex_is_judged(text: str) -> None:
-    verdict = judge(text, text, "latex")
+    verdict = verdict_by_type(text, text, "latex")
     assert verdict.correct == (verdict.parsed is not None)
-    assert not judge(text, r"\text{no}", "latex").correct
+    assert not verdict_by_type(text, r"\text{no}", "latex").correct
 
 
 @given(st.text(min_size=1, max_size=40).filter(str.strip))
 def test_a_text_answer_is_right_however_it_is_spaced_and_cased(text: str) -> None:
-    assert judge(text, text, "text").correct
-    assert judge(f"  {'  '.join(text.split())}\n", text, "text").correct
+    assert verdict_by_type(text, text, "text").correct
+    assert verdict_by_type(f"  {'  '.join(text.split())}\n", text, "text").correct

@@ -32,6 +32,9 @@ def unsure(question, gold, answer):
 def broken(question, gold, answer):
     return answer[99]
 
+def lenient(question, gold, answer):
+    return True
+
 class Lenient:
     @staticmethod
     def same(question, gold, answer):
@@ -70,6 +73,15 @@ def test_verdicts_are_the_functions() -> None:
     assert answers.verdict("ab", ROWS[0]).correct is False
     assert answers.judged_by(ROWS, None) == ROWS
     assert answers.judged_by(ROWS, "judges_of_mine:Lenient.same")[0].judge == "judges_of_mine:Lenient.same"
+
+
+@pytest.mark.parametrize("text", ["", " \n", "**", "The answer is", "The final answer is:  ", ".", "#### "])
+def test_an_empty_answer_is_wrong_to_a_lenient_judge(text: str) -> None:
+    """`correct` without `parsed` would be a record that no report reads."""
+    row = answers.judged_by(ROWS, "judges_of_mine:lenient")[0]
+    found = answers.verdict(text, row)
+    assert found.parsed is not None or not found.correct
+    assert answers.verdict("x", row) == answers.Verdict(True, "x")
 
 
 def test_a_function_is_given_by_itself_or_by_name() -> None:

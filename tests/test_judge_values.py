@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.judge.answers import extract, judge
+from colar.data.judge.answers import extract, verdict_by_type
 from colar.data.judge.numbers import read_number
 
 Expression = tuple[str, Fraction | None]
@@ -170,4 +170,4 @@ def test_single_numbers_are_read(expression: Expression, place: str) -> None:
 def test_notations(text: str, value: Fraction | int | None) -> None:
     assert read_number(text) == value
     if value is not None:
-        assert judge(text, str(Fraction(value)), "number").correct
+        assert verdict_by_type(text, str(Fraction(value)), "number").correct

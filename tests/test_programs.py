@@ -335,7 +335,7 @@ def test_published_rows(real_data: Path, name: str) -> None:
     rows = sources.load_examples(name, "train", data_dir=real_data)
     assert len(rows) == KEPT[name]
     for row in rows:
-        assert answers.judge(row.answer, row.answer, "number").correct
+        assert answers.verdict_by_type(row.answer, row.answer, "number").correct
         assert row.steps[-1].endswith(f"={row.answer}>>")
     new = new_rows.renumbered(rows[:40], 1, 0)
     assert len(new.examples) > 12

@@ -295,7 +295,7 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": "q", "answer": 10**400}) + "\n")
     (example,) = load_examples(str(path), "test")
     assert example.answer == "1" + "0" * 400
-    assert answers.judge("1" + "0" * 400, example.answer, "number").correct
+    assert answers.verdict_by_type("1" + "0" * 400, example.answer, "number").correct
     path.write_text(json.dumps({"question": "q", "answer": 10**1500, "answer_type": "number"}) + "\n")
     with pytest.raises(
         ValueError, match=r"own\.jsonl:1: answer cannot be read as answer_type 'number': '1000"
@@ -733,7 +733,7 @@ def test_published_files(real_data: Path, name: str, split: str) -> None:
     assert len(examples) == COUNTS[name, split]
     assert len({example.id for example in examples}) == len(examples)
     for example in examples:
-        assert answers.judge(example.answer, example.answer, example.answer_type).correct, example
+        assert answers.verdict_by_type(example.answer, example.answer, example.answer_type).correct, example
         assert all(step == step.strip() != "" for step in example.steps)
 
 
@@ -764,20 +764,20 @@ def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_t
 ) -> None:
     golds = [example.answer for example in load_examples("gsm-hard", "test", data_dir=real_data)]
     assert "14053029.666666666" in golds
-    assert not answers.judge("14053100", "14053029.666666666", "number").correct
+    assert not answers.verdict_by_type("14053100", "14053029.666666666", "number").correct
     for gold in golds:
-        assert answers.judge(gold, gold, "number").correct
+        assert answers.verdict_by_type(gold, gold, "number").correct
         value = Fraction(gold)
         for off in (Fraction(1, 1000), -Fraction(1, 1000)):
-            verdict = answers.judge(numbers.canonical(value + off), gold, "number")
+            verdict = answers.verdict_by_type(numbers.canonical(value + off), gold, "number")
             assert verdict.parsed is not None
             assert not verdict.correct
     # The price of PAL's rule, as data/judge/numbers.py states it.
-    assert sum(gold != "0" and answers.judge("0", gold, "number").correct for gold in golds) == 31
+    assert sum(gold != "0" and answers.verdict_by_type("0", gold, "number").correct for gold in golds) == 31
 
 
 def test_no_published_answer_passes_for_its_neighbour(real_data: Path) -> None:
     test = load_examples("gsm8k-aug", "test", data_dir=real_data)
     for example, other in itertools.pairwise(test):
         same = float(example.answer.replace(",", "")) == float(other.answer.replace(",", ""))
-        assert answers.judge(other.answer, example.answer, "number").correct is same
+        assert answers.verdict_by_type(other.answer, example.answer, "number").correct is same

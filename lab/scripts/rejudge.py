@@ -24,7 +24,7 @@ from typing import Any
 from colar import files, progress
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict_by_type
 from colar.evaluation import report
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
@@ -32,7 +32,7 @@ from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, c_t
 
 Record = dict[str, Any]
 ARROW = " -> "
-_judged = cache(judge)
+_judged = cache(verdict_by_type)
 """Most questions are answered alike by many systems and samples."""
 
 

@@ -34,7 +34,7 @@ except ImportError as error:
 
 from colar.checks import check_known
 from colar.data import sources
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict_by_type
 from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.methods import pretrained as checkpoints
@@ -307,7 +307,7 @@ def documents(
 def verdicts(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """`judged`: our judge. `exact_match`: lm-eval's, on the whole answer, as its gsm8k task compares."""
     completion = results[0]
-    judged = judge(completion, doc["answer"], doc["answer_type"])
+    judged = verdict_by_type(completion, doc["answer"], doc["answer_type"])
     exact = exact_match_hf_evaluate(
         predictions=[completion], references=[doc["answer"]], regexes_to_ignore=IGNORED, ignore_case=True
     )

@@ -83,11 +83,13 @@ class Verdict:
 def verdict(completion: str, example: Example) -> Verdict:
     """Judge a completion of this example: by its own judge where the user has given one, else by its answer's type."""
     if example.judge:
-        return Verdict(accepts(completion, example), extract(completion, "text"))
-    return judge(completion, example.answer, example.answer_type)
+        # An empty answer is wrong to any judge.
+        parsed = extract(completion, "text")
+        return Verdict(parsed is not None and accepts(completion, example), parsed)
+    return verdict_by_type(completion, example.answer, example.answer_type)
 
 
-def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
+def verdict_by_type(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     """Judge the text generated after the second separator against the gold `answer`.
 
     Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.

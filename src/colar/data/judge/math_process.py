@@ -6,8 +6,9 @@ the worker and has no reply. This file is the worker, too: it reads a `[gold, an
 `true` or `false`, ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify
 does.
 
-Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that
-has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and absolutely where the value is above 1.
+Two numbers are compared exactly where both are closed forms. A decimal for one ("3.141593" for pi) must be within
+TOLERANCE of it, relatively, and absolutely where the value is above 1. Plain numbers and fractions do not come here:
+`latex.py` compares them exactly, and "0.333333" is not 1/3.
 Departure from math-verify, which takes two values less than 1e-15 apart for one: 1/2004! was 1/2006!.
 """
 
