@@ -14,7 +14,6 @@ from colar import files, progress
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example, conversation
-from colar.data.user_rows import AutoFolder
 from colar.engine.request import decoding_of
 from colar.evaluation.report_rows import AVERAGE
 from colar.methods import pretrained, registry
@@ -22,6 +21,7 @@ from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
+from colar.training.run_folder import AutoFolder
 
 Name = TypeVar("Name")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from colar import files, progress
-from colar.checks import check_choice, check_holds, check_text, did_you_mean, is_int
+from colar.checks import check_choice, check_holds, check_text, did_you_mean
 from colar.data.example import ANSWER_TYPES, ROLES, AnswerType, Example
 from colar.data.judge import answers
 
@@ -62,7 +62,7 @@ class LeftOut:
             progress.say(f"  {line}")
 
 
-def leave_out(
+def without_too_long(
     examples: Sequence[Example], too_long: Mapping[int, str], kind: str, remedy: str
 ) -> list[Example]:
     """The examples without those that are too long, given by index with the reason; logs how many these are.
@@ -207,9 +207,6 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
         present = sorted(str(key) for key, other in row.items() if other is not None)
         has = ", ".join(present) or "none"
         raise ValueError(f"no field {name!r}{did_you_mean(name, present)} (has {has})")
-    # An id may be a number in a user's file; any other field that is no text is a mistake.
-    if name == "id" and is_int(value):
-        value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, is a {type(value).__name__}")
     return filled(value, name)

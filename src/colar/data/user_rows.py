@@ -1,7 +1,6 @@
 """A user's rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
 
     read(data) -> UserRows;  divide(examples) -> Divided(train, validation, test)
-    AutoFolder    where a run of `colar train auto` has them, and the name of the judge of their answers
 
 One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
 counted by its reason.
@@ -14,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar import files
 from colar.checks import did_you_mean
 from colar.data import data_files, layouts
 from colar.data.catalogue import SOURCES
@@ -269,31 +267,3 @@ def divide(
     for part in (training, validation_rows, test_rows):
         part.sort(key=lambda row: order[id(row)])
     return Divided(training, validation_rows, test_rows, len(rows) - n)
-
-
-class AutoFolder:
-    """The folder of a run of `colar train auto`: paths below it. Any other folder has none of these files."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.call = self.path / "asked.json"
-        """The call that the run was made by (`recipe/auto_run.py`)."""
-        self.recipe = self.path / "recipe.yaml"
-        self.data = self.path / "data"
-        self.results = self.path / "results"
-        self.best = self.path / "best"
-
-    @classmethod
-    def of(cls, checkpoint: str | Path) -> "AutoFolder":
-        """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
-        path = Path(checkpoint)
-        runs = map(cls, (path, *path.resolve().parents[:2]))
-        return next((run for run in runs if run.call.exists()), cls(path))
-
-    def rows(self, split: str) -> Path:
-        """The rows of `train`, `validation` or `test`, JSON Lines."""
-        return self.data / f"{split}.jsonl"
-
-    def judge(self) -> str | None:
-        """`module:function` of the user's judge; None where answers were judged by their kind."""
-        return files.read_json(self.call).get("judge") if self.call.exists() else None

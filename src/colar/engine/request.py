@@ -20,7 +20,7 @@ from typing import Any
 
 from colar import checks, progress
 from colar.data.example import ROLES, Example
-from colar.data.fields import leave_out
+from colar.data.fields import without_too_long
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 
@@ -184,4 +184,4 @@ def fitting_questions(
                 prompt_ids(lm, method, Request.of(example, values, decoding))
             except TooLong as error:
                 too_long[index] = str(error)
-    return leave_out(examples, too_long, what, remedy)
+    return without_too_long(examples, too_long, what, remedy)

@@ -291,12 +291,8 @@ def gold_length(lm: LatentLM, example: Example) -> int | None:
 
 def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -> Request:
     """The engine's request for a question of a grid point. Its noise depends on seed and question alone."""
-    return request_of(example, point.params, settings.decoding(point.decoding), point.seed)
-
-
-def request_of(example: Example, params: Any, decoding: Decoding, seed: int = 0) -> Request:
-    """The engine's request for a question; `seed` is the evaluation's."""
-    return Request.of(example, params, decoding, seed_of(example, seed))
+    decoding = settings.decoding(point.decoding)
+    return Request.of(example, point.params, decoding, seed_of(example, point.seed))
 
 
 def seed_of(example: Example, seed: int = 0) -> int:

@@ -90,9 +90,7 @@ class Parts:
             names[own] = name
         wanted = [f"{each}.{kind}" for each in layout.layers for kind in ("weight", "bias")]
         missing = [
-            name
-            for name in wanted
-            if name not in file.tensors and not name.startswith(layout.optional or "-")
+            name for name in wanted if name not in file.tensors and not name.startswith(layout.optional)
         ]
         if missing:
             raise ValueError(f"{file.path} lacks {some(missing)}, which models of {layout.repository} have")

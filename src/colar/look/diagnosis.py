@@ -31,7 +31,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import GivenThoughts
-from colar.evaluation.evaluate import answer_all, request_of
+from colar.evaluation.evaluate import answer_all, seed_of
 from colar.look.reference_chain import (
     ReferencePass,
     Token,
@@ -56,7 +56,7 @@ from colar.model.latent_lm import LatentLM
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
     """The requests of `colar evaluate`'s first seed, which keep their latents."""
-    return [replace(request_of(example, params, decoding), keep_latents=True) for example in examples]
+    return [Request.of(row, params, decoding, seed_of(row), keep_latents=True) for row in examples]
 
 
 def decoded_answers(

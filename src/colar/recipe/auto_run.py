@@ -18,17 +18,16 @@ from typing import Any
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
-from colar.data.fields import leave_out
+from colar.data.fields import without_too_long
 from colar.data.judge import answers
 from colar.data.judge.answers import Judge
-from colar.data.user_rows import AutoFolder
 from colar.methods import registry
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
 from colar.recipe.schema import Stage
 from colar.training.config import TrainingConfig
-from colar.training.run_folder import RunFolder, input_digest
+from colar.training.run_folder import AutoFolder, RunFolder, input_digest
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,14 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     reader = auto_recipe.RowReader.of(call.model, call.template)
     split = _split(call)
     too_long = reader.too_long(split.train)
-    rows = {"train": leave_out(split.train, too_long, "training rows", auto_recipe.LONGER)}
+    rows = {"train": without_too_long(split.train, too_long, "training rows", auto_recipe.LONGER)}
     facts = auto_recipe.facts_of(reader, rows["train"])
     tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
     limits = tree["validation"]["limits"]
     generated = limits["max_latents"] + limits["max_completion_length"]
     for name, held_out in (("validation", split.validation), ("test", split.test)):
         too_long = reader.too_long(held_out, generated)
-        rows[name] = leave_out(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
+        rows[name] = without_too_long(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
     # The plain command, and the recipe by itself, go on with what this command asked for.
     parsing.override_stages(tree["stages"], overrides, only)
     try:

@@ -17,7 +17,6 @@ from typing import Any
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.data.user_rows import AutoFolder
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles
@@ -27,6 +26,7 @@ from colar.evaluation.tables import PAIRED, points
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint
+from colar.training.run_folder import AutoFolder
 
 SPEEDS: tuple[Mapping[str, Any], ...] = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
 """Compression factors of the table, where they were trained."""

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.data.fields import leave_out
+from colar.data.fields import without_too_long
 from colar.methods.base import Batch, Method, Row
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
@@ -140,7 +140,7 @@ class TrainingRows(Dataset[Row]):
                 too_long[index] = (
                     f"{self.examples[index].id}: the row has {max(of_row)} tokens, {self.context}"
                 )
-        return leave_out(self.examples, too_long, kind, LONGER)
+        return without_too_long(self.examples, too_long, kind, LONGER)
 
 
 class _Lengths(Dataset[Any]):

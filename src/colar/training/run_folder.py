@@ -173,6 +173,34 @@ class RunFolder:
         return [steps[step] for step in sorted(steps, reverse=True)]
 
 
+class AutoFolder:
+    """The folder of a run of `colar train auto`: paths below it. Any other folder has none of these files."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.call = self.path / "asked.json"
+        """The call that the run was made by (`recipe/auto_run.py`)."""
+        self.recipe = self.path / "recipe.yaml"
+        self.data = self.path / "data"
+        self.results = self.path / "results"
+        self.best = self.path / "best"
+
+    @classmethod
+    def of(cls, checkpoint: str | Path) -> "AutoFolder":
+        """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
+        path = Path(checkpoint)
+        runs = map(cls, (path, *path.resolve().parents[:2]))
+        return next((run for run in runs if run.call.exists()), cls(path))
+
+    def rows(self, split: str) -> Path:
+        """The rows of `train`, `validation` or `test`, JSON Lines."""
+        return self.data / f"{split}.jsonl"
+
+    def judge(self) -> str | None:
+        """`module:function` of the user's judge; None where answers were judged by their kind."""
+        return files.read_json(self.call).get("judge") if self.call.exists() else None
+
+
 def write_digests(folder: Path) -> None:
     """Write the SHA-256 of every file of a resume state beside them: the last file of a save."""
     digests = {}
