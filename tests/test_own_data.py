@@ -329,6 +329,25 @@ def test_auto_takes_a_folders_own_validation_and_test_rows(
     assert len(sources.load_examples(str(tmp_path / "run2" / "data"), "test")) == 3
 
 
+def test_the_split_of_a_folder_is_shown_as_auto_makes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def split_line(*more: str) -> str:
+        assert main(["data", "show", str(tmp_path), "--limit", "1", *more]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    files.write_jsonl(tmp_path / "train.jsonl", ROWS)
+    assert split_line().startswith("split: 16 to train on, 7 to validate with, 7 for")
+    files.write_jsonl(tmp_path / "test.jsonl", [{"question": f"{i}", "answer": f"{i}"} for i in range(5)])
+    assert split_line().startswith("split: 23 to train on, 7 to validate with, 5 for")
+    files.write_jsonl(tmp_path / "validation.jsonl", ROWS[:4])
+    assert split_line().startswith("split: 26 to train on, 4 to validate with, 5 for")
+    # No run is trained on another split.
+    assert split_line("--split", "test").startswith("tokens of a chain")
+    files.write_jsonl(tmp_path / "validation.jsonl", ROWS)
+    assert split_line().startswith("colar train auto would not take it: 0 different questions")
+
+
 # --- wrong inputs: one line that says what to do -----------------------------------------------------------
 
 LINE = json.dumps(ROWS[0])
@@ -357,6 +376,8 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "two answers running": ("a.jsonl", b'{"messages": [{"role": "assistant", "content": "q"}, {"role": "assistant", "content": "4"}]}\n', "must be of 'user'"),
     "content that is no text": ("a.jsonl", b'{"messages": [{"role": "user", "content": [1]}, {"role": "assistant", "content": "4"}]}\n', "content of a message of 'user' must be text, is a list"),
     "an unknown ending": ("a.xlsx", b"PK", "a data file must end in .json, .jsonl, .csv"),
+    "lines of text": ("a.txt", LINES.encode(), "a data file must end in .json, .jsonl, .csv, .tsv, .parquet, perhaps"),
+    "text, compressed": ("a.txt.gz", b"", "a data file must end in .json, .jsonl, .csv, .tsv, .parquet, perhaps"),
     "broken gzip": ("a.jsonl.gz", b"\x1f\x8bxxxx", "not a whole .gz file"),
     "no Parquet": ("a.parquet", b"PAR2", "not a Parquet file"),
     "a CSV without names": ("a.csv", b"q,q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
@@ -493,6 +514,58 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
         "choose a --model with a longer context",
         capsys.readouterr().out.splitlines()[-2],
     )
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (["1", "2"], "as number"),
+        (["A", "B"], "as choice"),
+        (["x^2", "a $b$"], "as latex"),
+        (["a dozen", "2"], "as text"),
+    ],
+)
+def test_how_a_source_is_judged_is_said_where_it_was_guessed(
+    answers: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+    path = str(files.write_jsonl(tmp_path / "mine.jsonl", rows))
+    sources.load_examples(path, "train")
+    assert capsys.readouterr().err.splitlines() == [
+        f"mine: 2 rows, layout solution (a question, an answer, perhaps its reasoning); answers are judged {said}"
+    ]
+    # Rows that name a type, as all that `prepare` writes do, need no guess.
+    sources.prepare(path, ["train"], tmp_path / "prepared")
+    capsys.readouterr()
+    sources.load_examples(str(tmp_path / "prepared"), "train")
+    assert capsys.readouterr().err == ""
+
+
+UNMARKED = {
+    "GSM8K": {"question": "q", "answer": "So 3+4=<<3+4=7>>7.\nThat is all.\n#### 7"},
+    "a column": {"question": "q", "rationale": "Count.\n<<3+4=7>>\n", "answer": "7"},
+    "a thought": {"messages": [CHAT[1], {"role": "assistant", "content": "<think>Hm.\n<<3+4=7>></think>7"}]},
+}
+MARKED = [
+    {"question": "q", "answer": "So 3+4=<<3+4=7>>7.\n\nThen 7-1=<<7-1=6>>6.\n#### 6"},
+    {"question": "q", "answer": "First.\nThen.\n#### 6"},
+    {"question": "q", "answer": "The 3 and 4 are <<3+4=7>>7. Lost. #### 7", "steps": ["Count.", "<<3+4=7>>"]},
+    {"question": "q", "answer": "So <<3+4=7>>7.\nThat is all. #### 7", "steps": '["Count.", "<<3+4=7>>"]'},
+]
+
+
+@pytest.mark.parametrize("kind", UNMARKED)
+def test_rows_that_lose_lines_without_a_mark_are_counted(kind: str, tmp_path: Path) -> None:
+    row = UNMARKED[kind]
+    found = user_rows.read([row, row])
+    assert found.examples[0].steps == ("<<3+4=7>>",)
+    assert found.summary()[0].endswith("as number; lines without a <<...>> mark are left out of 2 chains")
+
+
+def test_rows_that_lose_no_line_are_not_counted() -> None:
+    found = user_rows.read(MARKED)
+    assert [len(row.steps) for row in found.examples] == [2, 2, 2, 2]
+    assert found.summary()[0].endswith("as number")
 
 
 def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,8 @@ def _show_user_rows(args: argparse.Namespace) -> None:
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
     new_rows.check("--renumber", args.renumber, args.source, split)
-    rows = user_rows.read(args.source, options.columns_of(args.columns), split, args.judge)
+    columns = options.columns_of(args.columns)
+    rows = user_rows.read(args.source, columns, split, args.judge)
     if args.renumber:
         for example in rows.examples[: args.limit]:
             _print_renumbered(example, args.renumber, args.data_seed)
@@ -102,9 +103,17 @@ def _show_user_rows(args: argparse.Namespace) -> None:
             f"{len(too_long):,} of {len(lengths):,} rows are too long to train on ({next(iter(too_long.values()))}): "
             f"{auto_recipe.LONGER}"
         )
+    if split != "train":
+        return
     try:
         rows.require_chains()
-        divided = user_rows.divide(rows.examples)
+        # As `train auto` does: a folder may have these files.
+        held_out = {
+            name: user_rows.read(args.source, columns, name, args.judge, rows.answer_type).examples
+            for name in ("validation", "test")
+            if user_rows.has_split(args.source, name)
+        }
+        divided = user_rows.divide(rows.examples, **held_out)
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return

@@ -8,7 +8,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from colar.data.example import SPLITS
 RawRows = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 
-ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+USER_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
+ENDINGS = (*USER_ENDINGS, ".txt")
+"""A published source may have text files."""
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 NAMING_A_FOLDER = f"--data_dir (in a recipe data.data_dir) or {DATA_DIR_VARIABLE}"
 """The ways to name the folder of the sources' files, for errors."""
@@ -38,15 +40,15 @@ def ending(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read(path: Path) -> RawRows:
-    """The rows of a file. ValueError names the file, and the line where it has some.
+def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
+    """The rows of a file with one of `endings`. ValueError names the file, and the line where it has some.
 
     A table that is not compressed is read as its rows are used (JSON excepted): it may be larger than the memory.
     """
     suffix = ending(path)
-    if suffix not in ENDINGS:
+    if suffix not in endings:
         raise ValueError(
-            f"{path}: a data file must end in {', '.join(ENDINGS)}, perhaps with .gz or .zst behind it"
+            f"{path}: a data file must end in {', '.join(endings)}, perhaps with .gz or .zst behind it"
         )
     stream = _opened(path)
     if suffix == ".parquet":
@@ -64,7 +66,7 @@ def read(path: Path) -> RawRows:
 
 def is_user_file(name: str | Path) -> bool:
     """True if a path is called as a user's data file is, in small letters or capitals."""
-    return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
+    return ending(Path(name)) in USER_ENDINGS
 
 
 def name_of(path: Path) -> str:

@@ -103,6 +103,8 @@ class Fields:
     answer_type: AnswerType | None = None
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) each."""
+    unmarked: bool = False
+    """True where lines of the chain are left out of its steps, as they have no `<<...>>` mark."""
 
     def __post_init__(self) -> None:
         if self.answer_type is not None:

@@ -10,7 +10,7 @@
 The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), or between `<think>` tags, or
 before the last line's `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer
 with none of these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there
-are some; the published source `gsm8k` has the words as its steps (`catalogue.py`).
+are some, without the lines that have none; the published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
 import ast
@@ -222,9 +222,12 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
         return fields
     chain = row.get(steps)
     if isinstance(chain, str):
-        # The column of reasoning may end in the answer once more.
-        chain = _listed(chain) or cut(FINAL.split(chain.strip())[0])
-    return replace(fields, steps=steps_of(chain, steps) if chain is not None else ())
+        listed = _listed(chain)
+        if not listed:
+            # The column of reasoning may end in the answer once more.
+            return _with_chain(fields, FINAL.split(chain.strip())[0])
+        chain = listed
+    return replace(fields, steps=steps_of(chain, steps) if chain is not None else (), unmarked=False)
 
 
 def _listed(text: str) -> list[str]:
@@ -244,7 +247,12 @@ def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
     for name in ("thinking", "reasoning", "reasoning_content"):
         thought = message.get(name) or row.get(name)
         chain = thought if isinstance(thought, str) and thought.strip() else chain
-    return Fields("", cut(chain), answer)
+    return _with_chain(Fields("", (), answer), chain)
+
+
+def _with_chain(fields: Fields, chain: str) -> Fields:
+    marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
+    return replace(fields, steps=cut(chain), unmarked=any(marked) and not all(marked))
 
 
 def _parted(text: str) -> tuple[str, str]:

@@ -160,6 +160,9 @@ def _of_user(
     """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
     rows = user_rows.read(source, columns, split, judge, expected=ValueError if skip else ())
     rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
+    # How answers are judged was guessed.
+    if rows.untyped or rows.unmarked:
+        progress.say(rows.summary()[0])
     return rows.examples
 
 
@@ -307,7 +310,7 @@ def _check_source(source: str) -> None:
     if source in SOURCES or _is_path(source):
         return
     if Path(source).is_file():
-        raise ValueError(f"{source}: a file of one's own must end in {', '.join(data_files.ENDINGS[:-1])}")
+        raise ValueError(f"{source}: a file of one's own must end in {', '.join(data_files.USER_ENDINGS)}")
     if os.sep in source:
         raise ValueError(f"no file or folder {source}")
     check_known("source", [source], SOURCES)

@@ -44,6 +44,10 @@ class UserRows:
     """That some row has."""
     answer_type: AnswerType
     """Of the rows that name none."""
+    untyped: int
+    """Rows that name none."""
+    unmarked: int
+    """Rows of which lines without a `<<...>>` mark are left out (`layouts.cut`)."""
     judge: str | None
     """`module:function` of a judge of the user's."""
     left_out: LeftOut
@@ -57,6 +61,8 @@ class UserRows:
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
             f"answers are judged {f'by {self.judge}' if self.judge else judged}"
         ]
+        if self.unmarked:
+            lines[0] += f"; lines without a <<...>> mark are left out of {self.unmarked:,} chains"
         lines += self.left_out.lines()
         bare = sum(not example.steps for example in self.examples)
         if bare:
@@ -94,8 +100,8 @@ def read(
     """Read a user's rows.
 
     Args:
-        data: A file (`data_files.ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list of
-            dicts, or a `datasets.Dataset`.
+        data: A file (`data_files.USER_ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list
+            of dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
         judge: `module:function` that judges answers of any kind.
@@ -128,7 +134,11 @@ def read(
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
     examples = answers.judged_by(examples, judge)
-    return UserRows(name, parser.layout, examples, list(parser.found), answer_type, judge, left_out)
+    unmarked = sum(row.fields.unmarked for row in rows)
+    found = list(parser.found)
+    return UserRows(
+        name, parser.layout, examples, found, answer_type, len(untyped), unmarked, judge, left_out
+    )
 
 
 def has_split(data: Any, split: str) -> bool:
@@ -181,7 +191,7 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
         if path.is_dir():
             return path.name, data_files.read(data_files.existing(path, split))
         if path.is_file():
-            return data_files.name_of(path), data_files.read(path)
+            return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
         hub, _, part = str(data).partition(":")
         is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
         if is_path or hub.count("/") != 1:

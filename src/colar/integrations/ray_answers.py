@@ -135,7 +135,7 @@ def input_files(source: Path) -> dict[str, str]:
     paths = sorted(filter(data_files.is_user_file, source.iterdir() if named else [source]))
     if not paths:
         raise ValueError(
-            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.ENDINGS[:-1])}"
+            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.USER_ENDINGS)}"
         )
     return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
 
