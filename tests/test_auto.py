@@ -38,6 +38,7 @@ FACTS = auto_recipe.Facts(
     row=120.0,
     equations=True,
     digits=True,
+    signs=True,
     judged=True,
     prompt_format="plain",
     device="cuda",
@@ -90,6 +91,7 @@ def test_values_follow_from_the_facts(tmp_path: Path) -> None:
     assert _stages(small, tmp_path)[0].recipe.model.lora is None
     words = replace(FACTS, equations=False, digits=False)
     assert _stages(words, tmp_path)[1].recipe.method["grouping"] == "tokens"
+    assert _stages(replace(FACTS, signs=False), tmp_path)[1].recipe.method["grouping"] == "tokens"
     with pytest.raises(ValueError, match="--grpo needs answers that can be judged"):
         _stages(replace(FACTS, judged=False), tmp_path, grpo=True)
     with pytest.raises(ValueError, match="--method must be one of sequential, colar, got 'cot'"):

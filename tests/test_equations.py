@@ -14,8 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sequential import check_shares, encoded, latent, made, matrices
 from test_real_factors import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
@@ -28,6 +31,8 @@ from colar.methods.sequential.decoder import Ending
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.ops.sampling import DrawModes
+from colar.recipe import auto_recipe
+from colar.template.template import Template, TemplateConfig
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -526,6 +531,41 @@ def test_a_wrong_grouping_is_refused() -> None:
 def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
     with pytest.raises(ValueError, match="method.grouping equations: this tokenizer has no token '-'"):
         made("gemma3", grouping="equations")
+
+
+def test_signs_that_are_joined_to_spaces_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Byte-level tokenizers, SmolLM2's and Qwen's among them, write " =" as one token."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<eos>", "###"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["4 / 2 = 2", "3 + 1 = 4", "9 - 8 = 1", "2 * 2 = 4"] * 9, trainer)
+    template = Template(TemplateConfig(), PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>"))
+    equations = Equations.of(template)
+    joined, apart, words = ("48 / 2 = 24",), ("<<48/2=24>>", "24-8=16"), ("Half of them.",)
+    assert equations.are_seen(template, [apart, words, ()])
+    assert not equations.are_seen(template, [joined])
+    assert not equations.are_seen(template, [("48/2 = 24",)])
+    assert equations.are_seen(template, [apart] * 9 + [joined])
+    assert not equations.are_seen(template, [apart] * 8 + [joined] * 2)
+    # Auto then chooses tokens, and a recipe that names equations is warned.
+    reader = auto_recipe.RowReader("tiny", LlamaConfig(), template)
+    for steps in (joined, apart):
+        rows = [Example(str(i), "q", steps, "1") for i in range(30)]
+        facts = auto_recipe.facts_of(reader, rows, device="cpu")
+        assert (facts.equations, facts.digits, facts.signs) == (True, True, steps == apart)
+    lm, method = made("llama", grouping="equations")
+    lm.template = template
+    capsys.readouterr()
+    method.prepare(lm, [Example("0", "q", apart, "1")])
+    assert capsys.readouterr().err == ""
+    method.prepare(lm, [Example("0", "q", joined, "1")])
+    assert "signs and = are no tokens by themselves" in capsys.readouterr().err
 
 
 def test_a_checkpoint_thinks_as_before(tmp_path: Path) -> None:

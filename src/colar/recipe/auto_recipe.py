@@ -65,6 +65,8 @@ class Facts:
     """True if the chains are equations."""
     digits: bool
     """True if the tokenizer has a token for each digit."""
+    signs: bool
+    """True if the chains' signs and "=" are tokens by themselves."""
     judged: bool
     """True if an answer can be judged right or wrong: all but free text."""
     prompt_format: Format
@@ -143,6 +145,7 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
         row=float(lengths.sum(1).mean()),
         equations=_equations(examples),
         digits=_digits(reader.template),
+        signs=_signs(reader.template, examples),
         judged=all(example.answer_type != "text" for example in examples),
         prompt_format=reader.template.config.format,
         device=device,
@@ -170,6 +173,15 @@ def _equations(examples: Sequence[Example]) -> bool:
         all(EQUATION.fullmatch(step) and "=" in step for step in row.steps) for row in examples if row.steps
     ]
     return bool(are_equations) and sum(are_equations) >= 0.9 * len(are_equations)
+
+
+def _signs(template: Template, examples: Sequence[Example]) -> bool:
+    """True if the groups of equations see the signs of these chains."""
+    try:
+        equations = Equations.of(template)
+    except ValueError:
+        return False
+    return equations.are_seen(template, [row.steps for row in examples])
 
 
 def _digits(template: Template) -> bool:
@@ -282,7 +294,7 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
         }
         note = "method: colar, the paper's head"
         return {"method": config, "training": training, "validation": {"params": VALIDATED}}, note
-    grouped = facts.equations and facts.digits
+    grouped = facts.equations and facts.digits and facts.signs
     config = {
         "name": "sequential",
         "compression_factors": [1, 1, 2, 2, 3, 5],
@@ -296,12 +308,14 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
         training["draws_per_example"] = 4
         training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
-    lacks = (
-        "the chains are no equations" if not facts.equations else "this tokenizer has no token for each digit"
-    )
-    note = f"grouping: tokens, for {lacks}"
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
+    elif not facts.equations:
+        note = "grouping: tokens, for the chains are no equations"
+    elif not facts.digits:
+        note = "grouping: tokens, for this tokenizer has no token for each digit"
+    else:
+        note = "grouping: tokens, for signs and = are joined to spaces: equations like 48/2=24 could be grouped better"
     return {"method": config, "training": training, "validation": {"params": speeds}}, note
 
 

@@ -35,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """OpenAI's fields for what this server does not have, with the values that ask for nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-ANSWER_FIELDS = ("reasoning", "reasoning_content", "thoughts", "annotations")
+ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
 """Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
 
 

@@ -129,7 +129,8 @@ def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
         params,
         _decoding(served.decoding, body, budget),
         # Without a seed, draws differ from request to request.
-        secrets.randbits(63) if body.seed is None else body.seed,
+        # JavaScript reads a number of more bits as another one.
+        secrets.randbits(53) if body.seed is None else body.seed,
         keep_latents=body.return_thoughts or latent,
         context=body.context,
     )

@@ -39,6 +39,7 @@ all rows, S columns of logits.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,8 @@ MOST_DIGITS = 3
 """Digits of a unit, at most: those of a token of Llama's."""
 NUMBERS_FROM = 2
 """The least c at which a number is a unit."""
+SAMPLE = 1000
+"""Chains whose signs are looked for."""
 NEVER = torch.iinfo(torch.int64).max
 """More units than any group has."""
 
@@ -75,6 +78,18 @@ class Equations:
         key = "method.grouping equations"
         ids = template.token_ids((*DIGITS, *SIGNS, "="), key)
         return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1])
+
+    def are_seen(self, template: Template, chains: Sequence[tuple[str, ...]]) -> bool:
+        """True if in nine of ten chains, of the first thousand, each sign and "=" is a token by itself.
+
+        In "4 / 2 = 2" most tokenizers join it to a space: no group would start there.
+        """
+        starts = {*self.sign_ids, self.equals_id}
+        seen = []
+        for steps in chains[:SAMPLE]:
+            written = sum(step.count(sign) for step in steps for sign in (*SIGNS, "="))
+            seen.append(written == sum(token in starts for ids in template.steps(steps) for token in ids))
+        return sum(seen) >= 0.9 * len(seen)
 
     def is_digit(self, ids: Tensor) -> Tensor:
         """bool, of the shape of `ids`, which may hold -1."""

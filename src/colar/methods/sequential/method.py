@@ -35,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from colar import progress
 from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch
@@ -82,9 +83,17 @@ class Sequential(GroupMethod):
         return Equations.of(lm.template) if self.config.grouping == "equations" else None
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        if not self.config.shortlist:
+        equations = self.equations(lm)
+        if equations is None and not self.config.shortlist:
             return examples
         rows = list(examples)
+        if equations is not None and not equations.are_seen(lm.template, [row.steps for row in rows]):
+            progress.say(
+                "warning: in these chains signs and = are no tokens by themselves, so that no group starts there: "
+                "write equations without spaces (48/2=24), or set method.grouping tokens"
+            )
+        if not self.config.shortlist:
+            return rows
         if self.config.shortlist_ids is None:
             counted = count_shortlist(lm.template, rows)
             self.config = dataclasses.replace(self.config, shortlist_ids=counted)
