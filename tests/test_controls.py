@@ -97,6 +97,23 @@ def test_what_each_control_feeds(name):
     assert name == "pause" or sorted(sources) == list(range(len(own))), "each one's once, and never to itself"
 
 
+@pytest.mark.parametrize("warmth", [0.5, 1.0, 5.0])
+@pytest.mark.parametrize("body", ["gelu", "norm"])
+def test_random_thoughts_are_independent_of_drawn_ones(body, warmth):
+    """Also for a request's other samples, and at other speeds."""
+    lm, method = build("colar", body=body)
+    decoding = dataclasses.replace(LIMITS, temperature=1.0, latent_temperature=warmth, max_latents=24)
+    requests = [
+        Request(e.id, e.question, method.Params(c), decoding, seed=i, sample=i % 3, keep_latents=True)
+        for i, (e, c) in enumerate((e, c) for e in EXAMPLES for c in (1, 2, 5))
+    ]
+    own = controls.thoughts_of(lm, Engine(lm, method, 32).generate(requests))
+    cosines = torch.cosine_similarity(own.embeds_RKD, controls.randomised(own, requests).embeds_RKD, dim=-1)
+    drawn = cosines[torch.arange(cosines.shape[1]) < own.counts_R[:, None]]
+    assert len(drawn) > 100
+    assert drawn.mean().abs() < 5 / (lm.width * len(drawn)) ** 0.5
+
+
 def test_samples_of_one_question_never_get_each_others():
     lm, method = build("coconut")
     requests = [

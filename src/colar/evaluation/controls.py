@@ -201,9 +201,8 @@ def randomised(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
     sample_R = torch.tensor([request.sample for request in requests], dtype=torch.int64, device=device)
     drawn_RKD = torch.zeros_like(own.embeds_RKD)
     for k in range(K):
-        # Sample 0 counts its positions from 0, sample 1 from 2**32: they share no draw.
-        position_R = sample_R * 2**32 + k
-        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, 0, position_R, noise.LATENT), D)
+        # A stream of their own: in a method's they would be the very noise of the thoughts that they replace.
+        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, sample_R, k, noise.CONTROL), D)
     unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
     # Padding has length 0, and stays zero.
     norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
