@@ -174,7 +174,7 @@ def test_alignment_by_hand():
     assert divergence(question, thoughts)[0].tolist() == pytest.approx([expected, 0.0], abs=1e-6)
 
 
-def test_inspection_takes_a_step_for_a_group():
+def test_a_step_is_a_group():
     lm, method = build()
     rows = encode(lm, method)
     batch = Batch.collate(rows)

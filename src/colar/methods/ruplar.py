@@ -144,6 +144,10 @@ class Ruplar(base.Method):
         ends_BS = torch.minimum(batch.step_sizes.cumsum(1), batch.chain_lengths[:, None])
         return ends_BS - pad(ends_BS, (1, 0))[:, :-1]
 
+    def thinks_whole_chain(self, params: NoParams) -> bool:
+        # A soft token stands for all tokens of a step, and is read as the one that is nearest.
+        return False
+
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV = state.logits()
         chosen_B = sample_tokens(
