@@ -161,7 +161,13 @@ def majority(answers: list[str | None], correct: list[bool]) -> float:
         (["3", "4", "5", None], [False, True, False, False], 1 / 3),
         ([None, None, "3"], [False, False, True], 1.0),  # unparsable never wins, however frequent
         ([None, None], [False, False], 0.0),
-        (["3", "3.0", "4", "4"], [True, True, False, False], 0.0),  # strings, not values, are the classes
+        # Right answers equal the gold, however they are spelt; wrong ones are told apart by their texts.
+        (["3", "3.0", "4", "4"], [True, True, False, False], 0.5),
+        (["3", "3.0", "4", "5"], [True, True, False, False], 1.0),
+        (["0.333", "1/3", "0.3334", "4", "4"], [True, True, True, False, False], 1.0),
+        (["3", "4", "4.0"], [True, False, False], 1 / 3),
+        (["1/2", "0.5", None, None, None], [True, True, False, False, False], 1.0),
+        (["3", "3", "4"], [True, False, False], 0.5),  # of a judge that called one answer both
     ],
 )
 def test_majorities(answers: list[str | None], correct: list[bool], expected: float) -> None:

@@ -147,11 +147,13 @@ def t_interval(values: Sequence[float]) -> float | None:
 def majorities(answers_QK: Array, correct_QK: Array) -> Array:
     """(Q,) expected correctness of the majority answer of each question's K samples.
 
-    Answers are numbered, equal ones alike; -1, an answer that could not be parsed, has no vote, and no votes at all
-    is 0. A tie is broken at random, so the value is the share of right ones among the samples whose answer is as
-    frequent as any. If the judge called one answer both right and wrong, its share counts.
+    Answers are numbered, equal ones alike; right ones equal the gold, and so each other, however they are spelt. -1,
+    an answer that could not be parsed, has no vote, and no votes at all is 0. A tie is broken at random, so the value
+    is the share of right ones among the samples whose answer is as frequent as any. If the judge called one answer
+    both right and wrong, its share counts.
     """
     same_QKK = answers_QK[:, :, None] == answers_QK[:, None, :]
+    same_QKK |= correct_QK[:, :, None] & correct_QK[:, None, :]
     votes_QK = np.where(answers_QK < 0, 0, same_QKK.sum(axis=2))
     # At least one vote: where no answer could be parsed, nothing wins.
     most_Q1 = votes_QK.max(axis=1, initial=1, keepdims=True)
