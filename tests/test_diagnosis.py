@@ -198,6 +198,13 @@ def test_thoughts_that_stand_for_no_tokens_are_not_compared(name, config):
     assert not can_be_compared(lm, method, EXAMPLES, method.Params())
 
 
+def test_soft_tokens_are_not_compared_though_each_stands_for_a_step():
+    """A thought is read as as many tokens as its compression factor has: a step's one soft token would be wrong."""
+    lm, method = build("ruplar")
+    for examples in (EXAMPLES, EXAMPLES[:1], [CHAIN]):
+        assert not can_be_compared(lm, method, examples, method.Params())
+
+
 def test_a_whole_chain_of_tokenskip_is_compared_and_a_share_of_it_is_not():
     lm, method = build("tokenskip")
     assert can_be_compared(lm, method, EXAMPLES[:1], method.Params(1.0))
@@ -343,3 +350,21 @@ def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
     assert groups_thought(lm, training, Thought(chosen([1, 2]), chosen([3, SEPARATOR]))) == [[a, b], [c]]
     # Thoughts behind the chain's end have no group.
     assert groups_thought(lm, training, Thought(chosen([1, 2, 3]), chosen([9]))) == [[a, b, c]]
+
+
+@pytest.mark.parametrize("c", [1.5, 3])
+@pytest.mark.parametrize("threshold", [0, 0.9])
+@pytest.mark.parametrize("most_latents", [2, 30])
+def test_the_references_length_does_not_follow_what_was_thought(c, threshold, most_latents):
+    """Untrained thoughts have other sizes than the reference's; a chain that is cut leaves one large group."""
+    lm, method = build("sequential", compression_factors=FACTORS)
+    params = SequentialParams(c, confidence_threshold=threshold)
+    limits = Decoding(max_latents=most_latents, max_completion_length=4)
+    examples = [example for example in EXAMPLES if example.steps]
+    completions = answer_all(lm, method, diagnosis.requests_of(examples, params, limits))
+    answers = diagnosis.decoded_answers(lm, method, examples, params, completions)
+    rows = reference_rows(lm, method, examples, params)
+    expected = [len(reference_groups(lm, method, row)) for row in rows]
+    assert [answer["reference_length"] for answer in answers] == expected
+    without = diagnosis.decoded_answers(lm, method, examples, params, completions, compare=False)
+    assert {answer["reference_length"] for answer in without} == {None}

@@ -72,10 +72,15 @@ def decoded_answers(
     answers = []
     for example, completion in zip(examples, completions, strict=True):
         groups: Sequence[list[Token]] | None = None
+        reference_length: int | None = None
         if compare and example.steps:
             (row,) = reference_rows(lm, method, [example], params)
-            groups = groups_thought(lm, reference_groups(lm, method, row), completion)
-        answers.append(_decoded_answer(lm, example, params, completion, groups, vocabulary))
+            groups = reference_groups(lm, method, row)
+            # Before they are made those of this completion's thoughts.
+            reference_length = len(groups)
+            groups = groups_thought(lm, groups, completion)
+        answer = _decoded_answer(lm, example, params, completion, groups, vocabulary)
+        answers.append(answer | {"reference_length": reference_length})
     return answers
 
 
@@ -87,7 +92,7 @@ def _decoded_answer(
     groups: Sequence[list[Token]] | None,
     vocabulary: EmbeddingIndex,
 ) -> dict[str, Any]:
-    """An answer as the page has it.
+    """An answer as the page has it, but for the `reference_length`.
 
     `cause` is one of `inspect_tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it
@@ -118,7 +123,6 @@ def _decoded_answer(
         "forward_passes": completion.forward_passes,
         "seconds": round(completion.seconds, 6),
         "truncated": completion.truncated,
-        "reference_length": None if groups is None else len(groups),
         "thoughts": thoughts,
         "missing": [_reference(lm, group, set()) for group in rest],
     }
