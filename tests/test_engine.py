@@ -527,3 +527,33 @@ def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
     assert "long story" not in said
     assert said.count("compiling") == 1
     assert "compiled in" not in said
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_compilation_is_no_questions_time(colar, monkeypatch, fails):
+    pause, kinds = 0.5, set()
+
+    def compiled(hidden):
+        def run(embeds_NTD, *rest):
+            kind = embeds_NTD.shape[1] > 1
+            if kind not in kinds:
+                kinds.add(kind)
+                time.sleep(pause)
+                if fails:
+                    raise RuntimeError("no such thing")
+            return hidden(embeds_NTD, *rest)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    engine = Engine(colar.lm, colar.method, 4, compile=True)
+    for turn in range(2):
+        started = time.perf_counter()
+        found = engine.generate(colar.requests)
+        rest = time.perf_counter() - started - sum(completion.seconds for completion in found)
+        for completion in found:
+            same(completion, colar.expected[completion.request.id])
+            assert completion.seconds > 0
+        n_compiled = 0 if turn else len(kinds)
+        assert rest >= pause * n_compiled
+    assert len(kinds) == 1 if fails else len(kinds) == 2

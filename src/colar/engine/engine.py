@@ -16,7 +16,6 @@ an embedding like any other, and is written into the row's own next column of th
 """
 
 import dataclasses
-import time
 from collections.abc import Collection, Iterable, Iterator
 
 import torch
@@ -201,10 +200,10 @@ class Engine:
         rows = self.running
         if not len(rows) or rows.next_ND is None:
             return
-        started = time.perf_counter()
+        started = self.runner.clock()
         span = 1 + max(map(rows.position, range(len(rows))))
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
-        rows.charge(time.perf_counter() - started)
+        rows.charge(self.runner.clock() - started)
         self.scheduler.restore_budget()
 
     def _admit(self) -> None:
@@ -228,10 +227,10 @@ class Engine:
         rows = self.running
         if not len(rows):
             return
-        started = time.perf_counter()
+        started = self.runner.clock()
         chosen = choose_inputs(self.runner, rows)
         rows.next_ND = chosen.embeds_ND
-        rows.charge(time.perf_counter() - started)
+        rows.charge(self.runner.clock() - started)
         self._events += chosen.events
         for i, reason in chosen.ended.items():
             self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])

@@ -56,7 +56,8 @@ class Runner:
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.method = method
         self.cache = SlotCache(self.lm.causal_lm)
-        self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        self.compiled = CompiledHidden(self.lm) if compile else None
+        self.hidden = self.compiled or self.lm.hidden
         # Gathered once for all steps between two trainings.
         self.partial_head = functools.lru_cache(maxsize=1)(self.lm.partial_head)
         self.cuda_graphs = cuda_graphs
@@ -65,6 +66,10 @@ class Runner:
         self.max_batch = max_batch
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
+
+    def clock(self) -> float:
+        """Seconds, on a clock that stands still while a forward pass is compiled: that is no question's time."""
+        return time.perf_counter() - (self.compiled.seconds if self.compiled else 0.0)
 
     def refresh_weights(self) -> None:
         """Follow weights that were trained since the last requests."""
@@ -173,6 +178,8 @@ class CompiledHidden:
         """The kinds of forward pass that have occurred."""
         self.run: Any = torch.compile(lm.hidden)
         self.gave_up = False
+        self.seconds = 0.0
+        """Spent on compiling."""
         if not devices.can_compile(lm.device):
             self._give_up("there is no C++ compiler (g++ or clang++)")
 
@@ -189,8 +196,9 @@ class CompiledHidden:
         with grouped_heads(self.lm):
             if kind not in self.compiled:
                 self.compiled.add(kind)
-                return self._compile(kind, embeds_NTD, mask, position_NT, cache)
-            hidden: Tensor = self.run(embeds_NTD, mask, position_NT, cache)
+                self._compile(kind, embeds_NTD, mask, position_NT, cache)
+            forward = self.lm.hidden if self.gave_up else self.run
+            hidden: Tensor = forward(embeds_NTD, mask, position_NT, cache)
             return hidden
 
     def _fill(self, embeds_NTD: Tensor, position_NT: Tensor, cache: SlotCache) -> None:
@@ -201,8 +209,8 @@ class CompiledHidden:
         self.lm.hidden(one_11D, mask, position_NT[:1, :1], cache)
         cache.mapping = mapping
 
-    def _compile(self, kind: str, *fed: Any) -> Tensor:
-        """Compile by the first forward pass of its kind. If that fails, a plain one writes the same again."""
+    def _compile(self, kind: str, *fed: Any) -> None:
+        """Compile by a first forward pass, which fails or not: the one that follows writes the same again."""
         progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
         _name_sizes(*fed)
         started = time.perf_counter()
@@ -210,14 +218,14 @@ class CompiledHidden:
         try:
             # Sizes that happen to be equal now are not the same size.
             with config.patch(use_duck_shape=False):
-                hidden: Tensor = self.run(*fed)
+                self.run(*fed)
         except Exception as error:
             # torch's errors are pages long; the first line names the reason.
             first_line = str(error).strip().partition("\n")[0]
             self._give_up(f"{type(error).__name__}: {first_line}")
-            return self.lm.hidden(*fed)
-        progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
-        return hidden
+        else:
+            progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
+        self.seconds += time.perf_counter() - started
 
     def _give_up(self, reason: str) -> None:
         progress.say(f"the engine runs without compilation: {reason}")
