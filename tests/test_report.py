@@ -656,3 +656,61 @@ def test_a_label_is_one_cell_of_its_table() -> None:
     label = "a|b *c* <img src=x>\nd"
     text = render(fold([*system("m", "78", method="cot", label=label), *system("m", "78", method="cot")]))
     assert "a\\|b \\*c\\* \\<img src=x> d" in text
+
+
+def settings_files(folder: Path, *each: dict[str, Any] | None) -> list[Path]:
+    """Records beside these settings; None has no evaluation.json."""
+    for i, settings in enumerate(each):
+        if settings is not None:
+            files.write_json(folder / str(i) / "evaluation.json", settings)
+    return [folder / str(i) / "records.jsonl" for i in range(len(each))]
+
+
+def test_other_checkpoints_under_one_name_are_an_error(tmp_path: Path) -> None:
+    """Their records would be one system's."""
+    one, two, other = ({"models": models} for models in ({"m": "1"}, {"n": "2", "m": "1"}, {"n": "3"}))
+    paths = settings_files(tmp_path, one, two, {}, other, one)
+    assert report.settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
+    for order in (paths, paths[::-1]):
+        with pytest.raises(
+            ValueError, match=r"records.jsonl have other .* name, n; rename one: NAME=CHECKPOINT"
+        ):
+            report.settings_of(order)
+
+
+@pytest.mark.parametrize(
+    ("judges", "told"),
+    [
+        (("my:fn",), "my:fn"),
+        (("my:fn", ""), ["my:fn", "by kind"]),
+        (("", "my:fn", "", "my:gn"), ["by kind", "my:fn", "my:gn"]),
+        (("", ""), None),
+        # Of records without settings nobody knows the judge.
+        (("my:fn", None), "my:fn"),
+        ((None,), None),
+    ],
+)
+def test_a_report_says_which_answers_were_judged_by_kind(
+    judges: tuple[str | None, ...], told: Any, tmp_path: Path
+) -> None:
+    each = [None if j is None else {"split": "test", **({"judge": j} if j else {})} for j in judges]
+    assert report.settings_of(settings_files(tmp_path, *each)).get("judge") == told
+
+
+@pytest.mark.parametrize(("draws", "mean"), [((2, 3), None), ((2, 2), 1.0), ((3, 2, 3), None)])
+def test_votes_of_runs_with_other_numbers_of_samples_have_no_mean(
+    draws: tuple[int, ...], mean: float | None
+) -> None:
+    records = []
+    for run, k in enumerate(draws):
+        for dataset, seed in ((dataset, seed) for dataset in ("a", "b") for seed in range(k)):
+            more = {"decoding": "sampled", "train_seed": run, "seed": seed, "dataset": dataset}
+            records += [{**row, "id": f"{dataset}/{row['id']}"} for row in system("CoT", "77", **more)]
+    for row in fold(records)["pooled"]:
+        assert (row["pass_at_k"], row["maj_at_k"], row["runs_interval"]) == (mean, mean, 0)
+
+
+def test_a_table_with_controls_says_that_their_thoughts_are_not_cut() -> None:
+    plain = [row for row in grid_of_systems() if not row["label"]]
+    assert "never cut" in render(fold(grid_of_systems()))
+    assert "never cut" not in render(fold(plain))

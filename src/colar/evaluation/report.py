@@ -39,6 +39,7 @@ from colar.evaluation.tables import render_markdown
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"
+BY_KIND = "by kind"
 
 
 def fold(
@@ -129,16 +130,24 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     They are part of a report's provenance: the value that all share, or a list with each different value once; of
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
 
-    ValueError where two evaluations asked other questions, as many, under one name: their answers would be compared.
-    Warns where they asked more or fewer, which cannot be compared by their digests.
+    ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
+    questions, as many, which would be compared. Warns where they asked more or fewer: their digests say nothing.
     """
-    models: dict[str, Any] = {}
+    models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[str, dict[int, tuple[str, Path]]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
-        models |= settings.pop("models", {})
+        # An evaluation without a judge of the user's own has no such key.
+        if settings:
+            settings.setdefault("judge", BY_KIND)
+        for name, digest in settings.pop("models", {}).items():
+            known, where = models.setdefault(name, (digest, path))
+            if known != digest:
+                raise ValueError(
+                    f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
+                )
         for name, (n, digest) in settings.pop("questions", {}).items():
             other, where = asked.setdefault(name, {}).setdefault(n, (digest, path))
             if other != digest:
@@ -153,8 +162,11 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         if len(sizes) > 1:
             numbers = " and ".join(map(str, sorted(sizes)))
             progress.say(f"warning: {name} has {numbers} questions: those of one id are compared as the same")
+    if by_key.get("judge") == [BY_KIND]:
+        del by_key["judge"]
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    return {**shared, "models": models} if models else shared
+    digests = {name: digest for name, (digest, _) in models.items()}
+    return {**shared, "models": digests} if models else shared
 
 
 # Rows: one cell's records as numbers, a system's average over datasets, all runs of a system together
@@ -288,12 +300,14 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     if len({frozenset(run.datasets or ()) for run in runs}) > 1:
         # Such averages differ by their data sets, not only by their training.
         return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
+    # Runs that were sampled more or less often have no common k, as in `_average`.
+    same_k = len({len(run.seeds) for run in runs}) == 1
     return replace(
         row,
         train_seeds=train_seeds,
         runs_interval=stats.t_interval([run.accuracy for run in runs]),
-        pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
-        maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
+        pass_at_k=_mean_if_all(run.pass_at_k for run in runs) if same_k else None,
+        maj_at_k=_mean_if_all(run.maj_at_k for run in runs) if same_k else None,
     )
 
 

@@ -201,6 +201,8 @@ def _cost(report: Report) -> TextTable:
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
         "batches it ran in."
     ]
+    if any(row.system.is_control for row in report.shown_rows):
+        notes.append("Truncated, of a control: its answers alone; the thoughts that it is fed are never cut.")
     return TextTable("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
 
 
