@@ -18,13 +18,13 @@ from colar.cli.checkpoints import data_of_runs
 from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import Verdict
-from colar.data.user_rows import AutoFolder
 from colar.evaluation import evaluate, report
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run
+from colar.training.run_folder import AutoFolder
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = auto_recipe.Facts(
