@@ -397,6 +397,17 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
         checkpoint.check_folder(out)
 
 
+@pytest.mark.parametrize("beside", ["index.bin", "model.safetensors"])
+def test_the_rows_of_a_folder_are_its_files_whatever_lies_beside_them(beside: str, tmp_path: Path) -> None:
+    def identity(rows: str) -> str:
+        (tmp_path / "train.jsonl").write_text(rows)
+        return str(AutoCall("tiny", tmp_path, tmp_path / "run").to_json()["data"])
+
+    before = identity("1")
+    (tmp_path / beside).write_bytes(b"x")
+    assert len({before, identity("1"), identity("2")}) == 3
+
+
 def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

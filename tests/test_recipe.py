@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -631,6 +632,39 @@ def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
         ValueError, match=r"model.init_from was '.*', now 'owner/name'; weights of the start was"
     ):
         claim(replace(made("moved"), model=recipe.ModelConfig(init_from="owner/name")), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "others", [("history.json", "recipe.json"), ("asked.json", "recipe.yaml"), ("old.bin",)]
+)
+def test_a_start_that_names_a_run_is_known_by_the_weights_that_it_published(others, tmp_path):
+    """Of a recipe or of `auto`: the run's own files may change, and its weights may not."""
+    start, output = tmp_path / "start", RunFolder(tmp_path / "run")
+    for folder in (start / "best", output.best):
+        folder.mkdir(parents=True)
+        (folder / "colar.json").write_text("{}")
+    weights = start / "best" / "model.safetensors"
+    for name in (*others, "best/model.safetensors"):
+        (start / name).write_bytes(b"1")
+    made = recipe.Recipe(output=str(output.path), model=recipe.ModelConfig(init_from=str(start)))
+    direct = replace(made, model=recipe.ModelConfig(init_from=f"{start}/best"))
+    claim(made, output.path)
+    files.write_json(output.finished, {})
+    for name in (*others, "inspect.html"):
+        (start / name).write_bytes(b"2")
+    assert output.has_finished(to_json(made))
+    for same in (made, direct):
+        output.check_recipe(to_json(same))
+
+    weights.write_bytes(b"2")
+    with pytest.raises(ValueError, match=f"was trained from other weights than {start} holds now"):
+        output.has_finished(to_json(made))
+    for other in (made, direct):
+        with pytest.raises(ValueError, match="weights of the start was"):
+            output.check_recipe(to_json(other))
+    # The start may be gone by now.
+    shutil.rmtree(start / "best")
+    assert output.has_finished(to_json(made))
 
 
 def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):

@@ -25,6 +25,7 @@ from transformers import TrainerState
 
 from colar import files, progress
 from colar.checks import changed_keys, check_same_run
+from colar.model import checkpoint
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"
@@ -233,27 +234,26 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def clock_of(state: TrainerState) -> dict[str, Any]:
-    """The clock's part of a saved state: `seconds`, `rows_per_update`, `rows`; empty for a new run."""
+    """The clock's part of a saved state: `seconds`, and what the run began with; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
     return dict(clock.get("attributes", {}))
 
 
-def input_digest(path: str | Path) -> str | None:
-    """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path."""
+def input_digest(path: str | Path, suffix: str = "") -> str | None:
+    """16 hex digits of a file, or of the files in a folder whose names end with `suffix`; None where there is none."""
     path = Path(path)
-    paths = [path] if path.is_file() else []
-    if path.is_dir():
-        # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
-        paths = [*path.glob("*.safetensors"), *path.glob("*.bin")] or [
-            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        ]
+    inside = [file for file in path.glob(f"*{suffix}") if not file.name.startswith(".")]
+    paths = [file for file in (path, *inside) if file.is_file()]
     return files.digest(files.sha256(file) for file in sorted(paths)) if paths else None
 
 
 def _with_start(recipe: dict[str, Any]) -> dict[str, Any]:
     """The recipe, with a digest of the weights in the folder that it starts from, where it starts from one."""
     start = recipe["model"]["init_from"]
-    digest = input_digest(start) if start else None
+    if not start or not Path(start).exists():
+        return recipe
+    # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
+    digest = input_digest(checkpoint.resolve(start), ".safetensors")
     return recipe | ({START: digest} if digest else {})
 
 
