@@ -745,6 +745,38 @@ def test_an_adapter_trains_on_with_the_settings_that_it_has(saved, kind, trained
     assert f"'{name}': {set(value) if isinstance(value, tuple) else value!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("name", backbones.TINY)
+def test_an_adapter_knows_the_seed_of_its_backbone_under_any_seed_of_training(name, tmp_path):
+    """Stage after stage: the weights of `tiny` are those of the seed that the first one drew them from."""
+    method = registry.build("colar", {"compression_factors": [1, 2], "sigma_e": 1.0})
+    lm = LatentLM.from_backbone(backbones.load(name, seed=4), lora=LORA)
+    pretrained.attach(lm, method, seed=4)
+    folder = tmp_path / "4"
+    # A user's own run may have no seed, or another one.
+    for run in ({}, {"seed": 7}, {"seed": 4}):
+        pretrained.save(lm, method, folder, run, "")
+        torch.testing.assert_close(logits(pretrained.load(folder)[0]), logits(lm))
+    for seed in (5, 6):
+        lm = pretrained.load_for_training(folder, method, LORA, "float32", seed)
+        train(lm, method)
+        folder = pretrained.save(lm.eval(), method, tmp_path / str(seed), {"seed": seed}, "")
+        torch.testing.assert_close(logits(pretrained.load(folder)[0]), logits(lm))
+    merged = pretrained.merge(folder, tmp_path / "merged", "float32")
+    torch.testing.assert_close(logits(pretrained.load(merged)[0]), logits(lm), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 4])
+def test_an_adapter_of_an_earlier_version_has_the_seed_of_its_run(seed, tmp_path):
+    method = registry.build("cot", {})
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=seed or 0), lora=LORA)
+    folder = pretrained.save(lm, method, tmp_path / "x", {} if seed is None else {"seed": seed}, "")
+    digest, info = checkpoint.digest(folder), files.read_json(folder / "colar.json")
+    assert info.pop("backbone_seed") == (seed or 0)
+    files.write_json(folder / "colar.json", info)
+    torch.testing.assert_close(logits(pretrained.load(folder)[0]), logits(lm))
+    assert checkpoint.digest(folder) == digest
+
+
 def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
     """All that lies there goes: a project's folder, which other libraries would write into, must not."""
     old = saved("lora")

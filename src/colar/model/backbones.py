@@ -63,6 +63,8 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str = ""
     """Of the weights as they are stored (`fingerprint_of`); taken from `lm` where it is not given."""
+    seed: int = 0
+    """That the weights of `tiny` and `tiny-digits` are drawn from."""
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
@@ -241,7 +243,7 @@ def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
 
 def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     lm, own = build_tiny(name, seed)
-    return Backbone(name, lm, own if tokenizer is None else tokenizer)
+    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
 
 
 def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:

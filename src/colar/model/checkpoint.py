@@ -9,6 +9,7 @@
 Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save leaves the old one.
 """
 
+import dataclasses
 import difflib
 import json
 import shutil
@@ -82,6 +83,7 @@ def save_rest(lm: LatentLM, folder: Path, method: dict[str, Any], run: dict[str,
         "format": FORMAT,
         "method": method,
         "backbone": lm.name,
+        "backbone_seed": lm.backbone_seed,
         "fingerprint": lm.fingerprint,
         "weights": "adapter" if lm.has_adapter else "full",
         "modules": sorted(lm.extra.keys() - lm.training_only),
@@ -159,6 +161,8 @@ def read_info(folder: str | Path) -> dict[str, Any]:
             f"{folder / 'colar.json'}: method.{key}", isinstance(value, kind), value, f"a {kind.__name__}"
         )
     check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
+    # In earlier versions that of the run was the backbone's.
+    info.setdefault("backbone_seed", info["run"].get("seed", 0))
 
     wanted = ["template.json", *map(str, info["tokenizer"])]
     if info["weights"] == "adapter":
@@ -248,12 +252,12 @@ def load(
     template = Template.from_json(saved, tokenizer)
 
     # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
-    # the same shape. The weights of `tiny` are drawn from the seed of the run.
+    # the same shape. The weights of `tiny` are drawn from a seed.
     is_full = info["weights"] == "full"
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
-    loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
+    loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
     if not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
@@ -262,7 +266,7 @@ def load(
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
     # It keeps the name of the backbone that training began with.
-    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
+    lm = LatentLM(dataclasses.replace(loaded, name=info["backbone"]), template)
     if is_full:
         return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):
@@ -303,7 +307,7 @@ def digest(folder: Path) -> str:
     info = read_info(folder)
     # How long the training took is in colar.json, too, and weights published again are the same weights. The seed is
     # that of the backbone `tiny`.
-    settings = {key: info[key] for key in INFO_KEYS if key != "run"} | {"seed": info["run"].get("seed", 0)}
+    settings = {key: info[key] for key in INFO_KEYS if key != "run"} | {"seed": info["backbone_seed"]}
     texts = [folder / name for name in ("template.json", TOKENIZER)]
     paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
     return files.digest(

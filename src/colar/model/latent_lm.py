@@ -51,6 +51,7 @@ class LatentLM(nn.Module):
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
         self.fingerprint = backbone.fingerprint
+        self.backbone_seed = backbone.seed
         vocabulary.fit_vocabulary(backbone.lm, template)
         if new_separator:
             # Before an adapter copies these weights.
