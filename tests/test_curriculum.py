@@ -20,6 +20,7 @@ def test_an_update_belongs_to_the_stage_that_it_begins_in():
     run = Curriculum(COCONUT, steps_per_epoch=10, max_steps=25)
     assert [run.stage(step) for step in (0, 1, 10, 11, 20, 21, 25)] == [1, 1, 1, 2, 2, 3, 3]
     assert [run.ends_with(step) for step in (20, 21, 25)] == [False, True, True]
+    assert [run.epoch(step) for step in (0, 1, 2, 11)] == [0, 0, 0.1, 1]
     # A run of fewer epochs ends with the stage that it comes to.
     assert Curriculum(COCONUT, 10, 15).ends_with(12)
 

@@ -751,6 +751,31 @@ def test_a_curriculum_is_judged_in_its_last_stage_only(tmp_path: Path) -> None:
         assert torch.equal(value, seen[4][name]), name
 
 
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "stages"), [(10, 1, [0, 0, 1, 1]), (4, 2, [0, 0, 0, 1, 1, 1])]
+)
+def test_a_held_out_loss_is_of_the_stage_that_was_trained(
+    tmp_path: Path, batch: int, accumulate: int, stages: list[int]
+) -> None:
+    """Also after an epoch's last update, where the next stage is about to begin."""
+    seen: list[int] = []
+
+    class Watched(Staged):
+        def encode_draws(
+            self, template: Template, example: Example, rng: Random, epoch: float, n: int
+        ) -> list[Row]:
+            seen.extend([self.stage(epoch)] if example.id == "held/1" else [])
+            return super().encode_draws(template, example, rng, epoch, n)
+
+    held_out = [dataclasses.replace(EXAMPLES[0], id="held/1")]
+    budget = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulate}
+    validate = scripted([0.5] * len(stages), [])
+    run(tmp_path, Watched(ColarConfig()), validate=validate, held_out=held_out,
+        num_train_epochs=2, eval_steps=1, **budget)  # fmt: skip
+    # Before it the rows are checked, in each stage once.
+    assert seen == [0, 1, *stages]
+
+
 @pytest.mark.parametrize(("validates", "best"), [(True, True), (False, False)])
 def test_a_curriculum_that_is_cut_publishes_nothing(tmp_path: Path, validates: bool, best: bool) -> None:
     """Its checkpoint would think as in a stage that was never trained; with more time the run resumes to its end."""
@@ -1089,11 +1114,9 @@ def test_rows_that_outgrow_the_context_in_a_later_stage_are_found_before_trainin
         made(5, [example(question)])
     with pytest.raises(ValueError, match=words):
         made(5, short, [example(question)])
-    # A run of 4 epochs trains on the row while it fits. Its last validation is at epoch 4, where it does not.
+    # A run of 4 epochs trains on the row, and validates with it, while it fits.
     assert made(4, [example(question)]).schedule.lengths == [length(question, 0.0)]
-    with pytest.raises(ValueError, match=words):
-        made(4, short, [example(question)])
-    made(3, short, [example(question)])
+    made(4, short, [example(question)])
 
 
 @pytest.mark.parametrize("missing", ["wandb", "trackio"])

@@ -32,11 +32,13 @@ class Curriculum:
     max_steps: int
     applies: bool = True
 
+    def epoch(self, step: int) -> float:
+        """The (fractional) epoch at which the last of `step` updates began."""
+        return max(step - 1, 0) / self.steps_per_epoch
+
     def stage(self, step: int) -> int:
         """The stage that the last of `step` updates was made in."""
-        if not self.applies:
-            return self.method.last_stage()
-        return self.method.stage(max(step - 1, 0) / self.steps_per_epoch)
+        return self.method.stage(self.epoch(step)) if self.applies else self.method.last_stage()
 
     @property
     def end_stage(self) -> int:

@@ -88,10 +88,8 @@ def make_trainer(
     scored = [example for example in held_out if example.steps] or held_out
     held_out_rows = TrainingRows(lm, method, scored, config.seed) if scored else None
     if held_out_rows is not None:
-        # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
-        # the curriculum may be a stage further.
-        epochs = [*curriculum.stage_epochs(), curriculum.max_steps / curriculum.steps_per_epoch]
-        lengths = held_out_rows.lengths(epochs, "validation")
+        # Checked now, as the first validation may be hours away.
+        lengths = held_out_rows.lengths(curriculum.stage_epochs(), "validation")
         held_out_rows.examples = held_out_rows.fitting(lengths, "validation rows")
     return LatentTrainer(Objective(lm, method), args, config, rows, schedule, validate, held_out_rows)
 

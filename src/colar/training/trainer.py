@@ -325,12 +325,12 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def _held_out_losses(self) -> dict[str, float]:
         """Mean of each term of the loss over the validation rows: the training loss on rows that were not trained on.
 
-        Rows are encoded in the curriculum's present stage; their draws are the same each time.
+        Rows are encoded in the stage that the last update was made in; their draws are the same each time.
         """
         rows = self.held_out
         if rows is None:
             return {}
-        epoch = self.state.epoch or 0.0
+        epoch = self.curriculum().epoch(self.state.global_step)
         size = self.args.train_batch_size
         sums: dict[str, float] = {}
         state = self.accelerator.state
