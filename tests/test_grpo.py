@@ -112,6 +112,7 @@ def run(
     family: str = "llama",
     validate: Any = None,
     resume: bool = True,
+    held_out: Sequence[Example] = (),
     **training: Any,
 ) -> tuple[LatentLM, TrainResult]:
     lm, method = model(family, lora)
@@ -125,6 +126,7 @@ def run(
         folder,
         reward_funcs={"own": reward},
         validate=validate,
+        held_out=held_out,
         resume=resume,
     )
     return lm, result
@@ -1183,6 +1185,17 @@ def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> Non
         match=r"checkpoint-1 holds another run \(iterations was 1, now 2\); .*grpo.num_iterations.* must stay the same",
     ):
         run(tmp_path, grpo(num_iterations=2), max_steps=2)
+
+
+def test_a_resumed_run_is_told_its_questions_and_saves_anew(tmp_path: Path) -> None:
+    validate = {"validate": lambda lm, method: {"accuracy": 0.25}, "lora": LORA}
+    run(tmp_path, max_steps=1, held_out=EXAMPLES[:2], **validate)
+    with pytest.raises(ValueError, match="digest of the validation rows was"):
+        run(tmp_path, max_steps=2, held_out=EXAMPLES[:1], **validate)
+    with pytest.raises(ValueError, match="fingerprint of the frozen backbone was"):
+        run(tmp_path, max_steps=2, held_out=EXAMPLES[:2], family="qwen2", **validate)
+    run(tmp_path, max_steps=4, held_out=EXAMPLES[:2], save_steps=2, **validate)
+    assert [path.name for path in RunFolder(tmp_path).resume_states()] == ["checkpoint-4", "checkpoint-2"]
 
 
 def test_a_run_leaves_metrics_and_outputs_to_read(tmp_path: Path) -> None:

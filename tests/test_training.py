@@ -40,7 +40,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from colar import checks
+from colar import checks, files
 from colar.checks import NonFiniteError
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
@@ -53,7 +53,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
-from colar.training import preflight, sft
+from colar.training import preflight, run_folder, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import LossTermSums, Objective
@@ -499,6 +499,67 @@ def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
     # The order of the file is not that of training.
     turned = train(lm, Colar(ColarConfig()), EXAMPLES[::-1], settings, tmp_path)
     assert (first.steps, turned.steps) == (1, 2)
+
+
+def of_an_earlier_version(state: Path, *lacking: str) -> None:
+    """Take what an earlier version did not save out of a resume state."""
+    saved = files.read_json(state / "trainer_state.json")
+    for name in lacking:
+        del saved["stateful_callbacks"]["Clock"]["attributes"][name]
+    files.write_json(state / "trainer_state.json", saved)
+    run_folder.write_digests(state)
+
+
+def test_an_adapter_goes_on_over_the_backbone_that_it_began_with(
+    tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    """Its checkpoints hold no frozen weight; those without an adapter hold all that there is."""
+
+    def over(seed: int) -> LatentLM:
+        lm = LatentLM.from_backbone(backbones.load("tiny", seed=seed), TemplateConfig(), lora)
+        pretrained.attach(lm, Colar(ColarConfig()), 0)
+        return lm
+
+    run(tmp_path, lm=over(0), max_steps=1)
+    assert run(tmp_path, lm=over(0), max_steps=2)[1].steps == 2
+    if lora is not None:
+        with pytest.raises(
+            ValueError, match=r"fingerprint of the frozen backbone was '\w{16}', now '\w{16}'\);"
+        ):
+            run(tmp_path, lm=over(1), max_steps=3)
+        of_an_earlier_version(tmp_path / "checkpoints" / "checkpoint-2", "fingerprint of the frozen backbone")
+    assert run(tmp_path, lm=over(1), max_steps=3)[1].steps == 3
+
+
+def test_a_run_goes_on_with_the_validation_rows_that_it_began_with(tmp_path: Path) -> None:
+    """Accuracies on other questions, or by another judge, do not compare with the best one before."""
+
+    def go_on(max_steps: int, held_out: Sequence[Example]) -> int:
+        validate = scripted([0.5, 0.5], [])
+        return run(tmp_path, validate=validate, held_out=held_out, max_steps=max_steps, lm=lm)[1].steps
+
+    lm, rows = build(), EXAMPLES[:3]
+    changes = ({"answer": "1000"}, {"answer_type": "text"}, {"judge": "mine:judge"}, {"question": "Why?"})
+    go_on(1, rows)
+    for others in (
+        rows[:2],
+        [],
+        *([*rows[:2], dataclasses.replace(rows[2], **change)] for change in changes),
+    ):
+        with pytest.raises(ValueError, match=r"digest of the validation rows was '\w{16}', now '\w{16}'\);"):
+            go_on(2, others)
+    assert go_on(2, rows[::-1]) == 2
+    of_an_earlier_version(tmp_path / "checkpoints" / "checkpoint-2", "digest of the validation rows")
+    assert go_on(3, rows[:2]) == 3
+
+
+@pytest.mark.parametrize("save_steps", [3, 0.5])
+def test_a_resumed_run_saves_and_logs_as_often_as_it_is_told_now(tmp_path: Path, save_steps: float) -> None:
+    """`save_steps` below 1 is a share of the run's present length."""
+    run(tmp_path, max_steps=1)
+    _, result = run(tmp_path, max_steps=6, save_steps=save_steps, logging_steps=2)
+    assert [row["step"] for row in result.history if "loss" in row] == [1, 2, 3, 4, 6]
+    assert [path.name for path in RunFolder(tmp_path).resume_states()] == ["checkpoint-6", "checkpoint-3"]
 
 
 def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def _train(
     if recipe.grpo is not None:
         result = grpo_train.train(
             lm, method, examples, recipe.training, recipe.grpo, folder.path,
-            roll_out=roll_out, validate=validate, run_info=info, resume=resume,
+            roll_out=roll_out, held_out=held_out, validate=validate, run_info=info, resume=resume,
         )  # fmt: skip
     else:
         result = sft.train(

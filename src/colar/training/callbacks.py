@@ -1,6 +1,6 @@
 """Actions around the steps of a run: epochs, evaluations, the clock, the published checkpoint, the progress bar.
 
-    on_train_begin      Clock starts, ProgressBar opens
+    on_train_begin      Clock starts, ProgressBar opens, ResumeStates sets how often to save and log
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
@@ -24,6 +24,7 @@ With `load_best_model_at_end` false the last weights are published at the end, a
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,10 @@ class ResumeStates(TrainerCallback):  # type: ignore[misc]
         self.folder = folder
         self.limit = limit
 
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # A resumed run would save and log as often as the saved state says.
+        state.compute_steps(args, state.max_steps)
+
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Trainer's own callback has set this before.
         if control.should_save:
@@ -102,21 +107,19 @@ class ResumeStates(TrainerCallback):  # type: ignore[misc]
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 
-    Its saved state also has the rows of an update and a digest of all rows: a step means the same only while these
-    stay, on any number of devices.
+    Its saved state also has what the run began with and must go on with, on any number of devices: the rows of an
+    update, digests of all rows, the frozen backbone (`resumable_run.py`).
     """
 
     def __init__(
         self,
         seconds: float = 0.0,
         max_hours: float | None = None,
-        rows_per_update: int = 0,
-        rows_digest: str = "",
+        begun_with: Mapping[str, Any] | None = None,
     ) -> None:
         self.earlier_seconds = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
-        self.rows_per_update = rows_per_update
-        self.rows_digest = rows_digest
+        self.begun_with = dict(begun_with or {})
         self.started: float | None = None
 
     @property
@@ -133,12 +136,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """The part of `trainer_state.json` that a resumed run reads."""
-        attributes = {
-            "seconds": self.seconds,
-            "rows_per_update": self.rows_per_update,
-            "rows": self.rows_digest,
-        }
-        return {"args": {}, "attributes": attributes}
+        return {"args": {}, "attributes": {"seconds": self.seconds, **self.begun_with}}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.started = time.monotonic()

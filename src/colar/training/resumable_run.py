@@ -15,7 +15,7 @@ Updates after the last whole checkpoint are made again, with the same numbers.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from colar import checks, processes, progress
 from colar.checks import NonFiniteError
+from colar.data.example import Example
 from colar.methods import pretrained
 from colar.model import sharded, weights
 from colar.model.latent_lm import LatentLM
@@ -43,6 +44,7 @@ from colar.training.callbacks import (
 )
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
+from colar.training.rows import digest_of
 from colar.training.run_folder import DIGESTS, RunFolder, fault
 from colar.training.trainer import LatentTrainer
 
@@ -91,13 +93,15 @@ def run_trainer(
     folder: RunFolder,
     run_info: Mapping[str, Any] | None,
     resume: bool,
+    held_out: Sequence[Example],
     callbacks: Iterable[TrainerCallback] = (),
     stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
-    `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `callbacks` come beside
-    ours. `stopped_for_good` says of a saved state that its run has ended and must not resume.
+    `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `held_out` are the
+    validation rows. `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and
+    must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -113,7 +117,7 @@ def run_trainer(
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
-        clock = _clock(trainer, saved)
+        clock = _clock(trainer, saved, held_out)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of ours: what the others do at a save finds a checkpoint that is whole.
         trainer.add_callback(ResumeStates(folder, config.save_total_limit))
@@ -292,9 +296,15 @@ def _finish(
     )
 
 
-def _clock(trainer: LatentTrainer, saved: TrainerState) -> Clock:
-    """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
+def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Example]) -> Clock:
+    """The clock where it stood. ValueError for other rows than before, or another backbone under an adapter."""
     rows, digest = trainer.get_total_train_batch_size(trainer.args), trainer.schedule.digest
+    lm = trainer.objective.lm
+    same = {
+        "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
+        # A checkpoint has all other weights.
+        "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,
+    }
     saved_clock = run_folder.clock_of(saved)
     if saved_clock:
         # With other rows, or another number of them, the saved step would point to another place in the epoch.
@@ -308,7 +318,15 @@ def _clock(trainer: LatentTrainer, saved: TrainerState) -> Clock:
             "some of the rows would be seen twice and others never: train on the same ones, with the same "
             "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
         )
-    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, rows, digest)
+        checks.check_same_run(
+            trainer.args.output_dir,
+            # Earlier versions did not save them.
+            {name: saved_clock.get(name, value) for name, value in same.items()},
+            same,
+            "give the model and the validation rows that it was begun with, or train into another folder",
+        )
+    begun_with = {"rows_per_update": rows, "rows": digest, **same}
+    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
 
 
 def _still_good(folder: RunFolder) -> str:

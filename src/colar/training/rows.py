@@ -176,11 +176,12 @@ class Schedule(Sampler[Any]):
     """Of the examples: a run that resumes must have those that it began with."""
 
 
-def digest_of(examples: Iterable[Example]) -> str:
-    """16 hex digits of the examples' ids, questions, chains and answers, in any order."""
+def digest_of(examples: Iterable[Example], *more: str) -> str:
+    """16 hex digits of the examples' ids, questions, chains, answers and fields `more`, in any order."""
+    names = ("id", "question", "steps", "answer", "context", *more)
 
     def fields(example: Example) -> str:
-        return repr((example.id, example.question, example.steps, example.answer, example.context))
+        return repr(tuple(getattr(example, name) for name in names))
 
     return files.digest(map(fields, sorted(examples, key=lambda example: example.id)))
 

@@ -54,8 +54,9 @@ def train(
     # All that can be wrong is found here, before a file of an earlier run is touched.
     config.check_installed()
     folder = RunFolder(files.require_writable(output))
+    held_out = list(held_out)
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
-    return run_trainer(trainer, folder, run_info, resume)
+    return run_trainer(trainer, folder, run_info, resume, held_out)
 
 
 def make_trainer(

@@ -74,6 +74,7 @@ def train(
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
     roll_out: RollOut | None = None,
     validate: Validate | None = None,
+    held_out: Iterable[Example] = (),
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
 ) -> TrainResult:
@@ -81,7 +82,7 @@ def train(
 
     `reward_funcs` by name take the place of those that `grpo.reward_funcs` names. To resume, hand over the model that
     the run was started with. `roll_out` samples in place of this process, where `grpo.rollout_workers` says so.
-    Otherwise as `sft.train`.
+    `held_out` are the questions of `validate`, which a resumed run must have too. Otherwise as `sft.train`.
 
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
@@ -96,7 +97,9 @@ def train(
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
     # Also in train mode: ratios compare the model that is scored with the one that sampled.
     with dropout_rates_zeroed(lm):
-        return run_trainer(trainer, folder, info, resume, [stopping], stopping.out_of_patience)
+        return run_trainer(
+            trainer, folder, info, resume, list(held_out), [stopping], stopping.out_of_patience
+        )
 
 
 def make_trainer(
