@@ -386,7 +386,7 @@ def test_coconut_trades_steps_for_latents(epoch, n_latents, steps_left):
         ({"removed_per_epoch": 2, "remove_all_at": 5}, {0: 0, 0.49: 0, 0.5: 1, 1: 2, 2: 4, 2.5: 5, 9: 5}),
         ({"removed_per_epoch": 8}, {0.25: 2, 1: 8, 4.75: 38, 4.875: 39, LAST: 39}),
         ({"removed_per_epoch": 2, "cot_epochs": 3}, {0: 0, 3: 0, 3.5: 1, 4: 2}),
-        ({"unit": "steps", "removed_per_epoch": 0.5, "remove_all_at": 3}, {1.99: 0, 2: 1, 4: 2, 6: 3, 7: 3}),
+        ({"removed_per_epoch": 0.5, "remove_all_at": 3}, {1.99: 0, 2: 1, 4: 2, 6: 3, 7: 3}),
     ],
     ids=str,
 )

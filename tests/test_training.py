@@ -207,7 +207,9 @@ def test_each_draw_of_an_example_has_another_speed() -> None:
 
 
 def test_draws_of_an_example_are_refused_where_they_would_be_one_row(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="draws_per_example must be 1 for cot, which draws nothing, got 2"):
+    with pytest.raises(
+        ValueError, match="draws_per_example must be 1 for cot, which draws no per-request values, got 2"
+    ):
         run(tmp_path, Cot(CotConfig()), draws_per_example=2, per_device_train_batch_size=8)
     with pytest.raises(
         ValueError, match="per_device_train_batch_size must be a multiple of .*draws_per_example, 3"
