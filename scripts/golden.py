@@ -62,7 +62,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shortlist": True,
         },
     ),
-    "icot-steps": ("icot", {"unit": "steps", "removed_per_epoch": 1.0, "remove_all_at": 3}),
+    "icot-begun": ("icot", {"removed_per_epoch": 1.0, "remove_all_at": 3}),
 }
 """Name -> method and the values of its config."""
 SPEEDS = {"colar": (1, 2, 5, 3), "sequential": (1, 2, 4, 3)}
