@@ -67,7 +67,7 @@ def trainer_of(
 
 def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = preflight.longest_batch(trainer, [0.0])
+    batch = trainer.longest_batch([0.0])
     mine = 4 * int(trainer.positions(batch).max())
     everyone = trainer.schedule.permutation(0)
     widths = [
@@ -83,7 +83,7 @@ def test_any_stage_may_be_the_longest(tmp_path: Path) -> None:
     )
 
     def width(*epochs: float) -> int:
-        return int(trainer.positions(preflight.longest_batch(trainer, epochs)).max())
+        return int(trainer.positions(trainer.longest_batch(epochs)).max())
 
     epochs = Curriculum(trainer.objective.method, 6, 72).stage_epochs()
     widths = [width(epoch) for epoch in epochs]
@@ -118,7 +118,7 @@ def _memory_of(trainer: LatentTrainer, most: int) -> list[int]:
 def test_parts_are_halved_down_to_the_longest_row(tmp_path: Path) -> None:
     """Of parts that take more, two shorter rows may have been what did not fit."""
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = preflight.longest_batch(trainer, [0.0])
+    batch = trainer.longest_batch([0.0])
     longest = int(trainer.positions(batch).max())
     trainer.tokens_per_batch = 2 * longest - 1
     preflight.halve(trainer, batch)

@@ -176,8 +176,8 @@ def test_each_row_is_answered_once_whatever_is_killed(
     assert "seed was 3, now 4" in capsys.readouterr().err
 
 
-def test_each_chunk_is_work_of_its_own(questions, machines):
-    """Ray would put chunks together, and one actor would answer all of a file."""
+def job_of_cot(settings=None):
+    """A job without an engine, which makes requests of rows."""
     make = functools.partial(
         answer_files.make_requests,
         combinations=[registry.make_params(registry.build("cot"), {})],
@@ -186,9 +186,12 @@ def test_each_chunk_is_work_of_its_own(questions, machines):
         keep_latents=False,
         is_chat=False,
     )
-    job = ray_answers.FileJob(
-        ray_answers.EngineSettings("", "float32", None, None, None, 4, False, False), print, make, {}
-    )
+    return ray_answers.FileJob(settings, print, make, {})
+
+
+def test_each_chunk_is_work_of_its_own(questions, machines):
+    """Ray would put chunks together, and one actor would answer all of a file."""
+    job = job_of_cot(ray_answers.EngineSettings("", "float32", None, None, None, 4, False, False))
     with ray_cluster.joined(ray_cluster.Pool(machines.address, 1, 1), "cpu", [], []) as actors:
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
         asked = ray_answers.chunks_of(job, {str(questions): ""}, found, actors.n)
@@ -200,15 +203,7 @@ def test_a_row_whose_turns_have_no_place_stops_no_other(place, tmp_path):
     table = [{"question": "1 + 1?"}, {"question": "2 + 2?"}]
     table.insert(place, {"question": "And 3?", "context": [["system", "Be brief."]]})
     path = files.write_jsonl(tmp_path / "rows.jsonl", table)
-    make = functools.partial(
-        answer_files.make_requests,
-        combinations=[registry.make_params(registry.build("cot"), {})],
-        decoding=DECODINGS["greedy"],
-        seed=0,
-        keep_latents=False,
-        is_chat=False,
-    )
-    job = ray_answers.FileJob(None, print, make, {})
+    job = job_of_cot()
     found = list(ray_answers._tasks(str(path), "", job, np.array([], dtype=np.uint64)))
     assert [task.request is None for task in found] == [n == place for n in range(3)]
     assert "no place for a system message" in found[place].fault

@@ -1125,7 +1125,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted(
     assert "left out 1 of 4 validation rows" in said
     assert trainer.schedule.digest == short.schedule.digest
     assert trainer.schedule.permutation(0) == short.schedule.permutation(0)
-    assert trainer.curriculum().max_steps == short.curriculum().max_steps
+    assert trainer.curriculum.max_steps == short.curriculum.max_steps
 
 
 def test_held_out_rows_have_a_loss_also_where_none_has_a_chain(tmp_path: Path) -> None:

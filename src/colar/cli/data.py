@@ -107,13 +107,10 @@ def _show_user_rows(args: argparse.Namespace) -> None:
         return
     try:
         rows.require_chains()
-        # As `train auto` does: a folder may have these files.
-        held_out = {
-            name: user_rows.read(args.source, columns, name, args.judge, rows.answer_type).examples
-            for name in ("validation", "test")
-            if user_rows.has_split(args.source, name)
-        }
-        divided = user_rows.divide(rows.examples, **held_out)
+        held_out = user_rows.read_held_out(args.source, rows, columns)
+        divided = user_rows.divide(
+            rows.examples, **{name: given.examples for name, given in held_out.items()}
+        )
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return

@@ -141,9 +141,15 @@ def read(
     )
 
 
-def has_split(data: Any, split: str) -> bool:
-    """True for a folder with a file of this split, such as `colar data prepare` writes."""
-    return isinstance(data, str | Path) and Path(data).is_dir() and split in data_files.splits_in(Path(data))
+def read_held_out(
+    data: Any, rows: UserRows, columns: Mapping[str, str] | None = None, test: Any = None
+) -> dict[str, UserRows]:
+    """The validation and test rows beside the training `rows` of `data`: those of a folder's own files, such as
+    `colar data prepare` writes, and of `test` where it is given. Without either there is no such key."""
+    splits = data_files.splits_in(Path(data)) if isinstance(data, str | Path) and Path(data).is_dir() else []
+    given = {name: data for name in ("validation", "test") if name in splits}
+    given |= {} if test is None else {"test": test}
+    return {name: read(each, columns, name, rows.judge, rows.answer_type) for name, each in given.items()}
 
 
 class _Parser:

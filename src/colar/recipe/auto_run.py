@@ -187,15 +187,10 @@ def _split(call: AutoCall) -> user_rows.Divided:
     for line in rows.summary():
         progress.say(line)
     rows.require_chains()
-    held_out = {}
-    for name, data in (("validation", None), ("test", call.test)):
-        if data is None and user_rows.has_split(call.data, name):
-            data = call.data
-        if data is not None:
-            given = user_rows.read(data, call.columns, name, call.judge_name, rows.answer_type)
-            given.left_out.say(f"{given.name}/{name}", len(given.examples))
-            held_out[name] = given.examples
-    split = user_rows.divide(rows.examples, **held_out)
+    held_out = user_rows.read_held_out(call.data, rows, call.columns, call.test)
+    for name, given in held_out.items():
+        given.left_out.say(f"{given.name}/{name}", len(given.examples))
+    split = user_rows.divide(rows.examples, **{name: given.examples for name, given in held_out.items()})
     if split.also_held_out:
         progress.say(f"left out {split.also_held_out:,}: validation or test rows ask the same question")
     progress.say(

@@ -102,7 +102,7 @@ def measure(recipe: Recipe) -> Table:
 def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
     preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
-    curriculum = trainer.curriculum()
+    curriculum = trainer.curriculum
     per_epoch, max_steps = curriculum.steps_per_epoch, curriculum.max_steps
     title = f"{lm.name} on {trainer.args.world_size} x {lm.device}"
     table = Table("", "", "", title=title, title_justify="left", box=None)

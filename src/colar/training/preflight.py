@@ -29,7 +29,7 @@ from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.model.masks import masks_without_waiting
 from colar.ops import devices
-from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
+from colar.training.rows import count_rows
 from colar.training.trainer import LatentTrainer
 
 
@@ -118,7 +118,7 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
     Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
     results stay the same. ValueError where one row alone does not fit.
     """
-    batch = trainer.sample_longest() if trainer.samples else longest_batch(trainer, epochs)
+    batch = trainer.longest_batch(epochs)
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
         measured = measure_batch(trainer, batch)
@@ -144,21 +144,6 @@ def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
         f"{at_once} positions at once do not fit into the memory of {device}: "
         f"training.tokens_per_batch is {trainer.tokens_per_batch} now"
     )
-
-
-def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, Tensor]:
-    """The batch with the most positions in the first epoch, in the stage that makes it longest."""
-    rows, schedule = trainer.train_dataset, trainer.schedule
-    assert isinstance(rows, TrainingRows), "a run that samples has no rows"
-    assert isinstance(schedule, RowSchedule), "rows have a schedule"
-    order = schedule.permutation(0)
-    n_examples = trainer.args.train_batch_size // schedule.n_draws
-    batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
-    widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
-    in_stages = []
-    for epoch in epochs:
-        in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
-    return max(in_stages, key=lambda batch: int(trainer.positions(batch).max()))
 
 
 def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:

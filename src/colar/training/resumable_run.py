@@ -123,7 +123,7 @@ def run_trainer(
         trainer.add_callback(ResumeStates(folder, config.save_total_limit))
         for callback in callbacks:
             trainer.add_callback(callback)
-        curriculum = trainer.curriculum()
+        curriculum = trainer.curriculum
         if saved.global_step > curriculum.max_steps:
             raise ValueError(
                 f"{folder.path} is at update {saved.global_step:,}, and with these settings the run would end at "

@@ -187,9 +187,9 @@ class AutoFolder:
         self.best = self.path / "best"
 
     @classmethod
-    def of(cls, checkpoint: str | Path) -> "AutoFolder":
+    def of(cls, folder: str | Path) -> "AutoFolder":
         """The run that a checkpoint belongs to: its own folder, `RUN/best` or `RUN/STAGE/best`."""
-        path = Path(checkpoint)
+        path = Path(folder)
         runs = map(cls, (path, *path.resolve().parents[:2]))
         return next((run for run in runs if run.call.exists()), cls(path))
 

@@ -18,7 +18,8 @@ wherever they suffice; a test lists the private names, and why no public one ser
 
 import math
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +42,7 @@ from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import LossTermSums, Objective
 from colar.training.rows import (
+    RowSchedule,
     Schedule,
     TrainingRows,
     collate,
@@ -112,6 +114,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         prepared: DataLoader[Any] = self.accelerator.prepare_data_loader(loader, device_placement=False)
         return prepared
 
+    @cached_property
     def curriculum(self) -> Curriculum:
         """The stages of this trainer's updates."""
         # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
@@ -146,9 +149,22 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Positions of each row of a batch, (B,)."""
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
-    def sample_longest(self) -> dict[str, Tensor]:
-        """The longest batch of outputs that a run which `samples` begins with."""
-        raise NotImplementedError
+    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
+        """The batch with the most positions in the first epoch, in the stage that makes it longest.
+
+        `epochs` are those at which the curriculum's stages begin.
+        """
+        rows, schedule = self.train_dataset, self.schedule
+        assert isinstance(rows, TrainingRows), "a run that samples has no rows"
+        assert isinstance(schedule, RowSchedule), "rows have a schedule"
+        order = schedule.permutation(0)
+        n_examples = self.args.train_batch_size // schedule.n_draws
+        batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
+        widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
+        in_stages = []
+        for epoch in epochs:
+            in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
+        return max(in_stages, key=lambda batch: int(self.positions(batch).max()))
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
@@ -330,7 +346,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         rows = self.held_out
         if rows is None:
             return {}
-        epoch = self.curriculum().epoch(self.state.global_step)
+        epoch = self.curriculum.epoch(self.state.global_step)
         size = self.args.train_batch_size
         sums: dict[str, float] = {}
         state = self.accelerator.state

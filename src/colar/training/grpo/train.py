@@ -221,7 +221,7 @@ class GrpoTrainer(LatentTrainer):
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.action_positions()
 
-    def sample_longest(self) -> dict[str, Tensor]:
+    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
         if self.generation is None:
             self.generation = self._generate(0)
