@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,21 @@ def work(asked: dict[str, Any], streams: list[int]) -> None:
         traceback.print_exc()
         code = 1
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def slow_application(*arguments: Any) -> Any:
+    """The server's application in a replica, with a pause of 10 ms before each step: a request takes seconds anywhere."""
+    from colar.cli import serve
+    from colar.engine.engine import Engine
+
+    step = Engine.step
+
+    def after_a_pause(engine: Engine) -> Any:
+        time.sleep(0.01)
+        return step(engine)
+
+    Engine.step = after_a_pause  # type: ignore[method-assign]
+    return serve._application(*arguments)
 
 
 def ask(words: list[str]) -> None:

@@ -201,7 +201,7 @@ ASKED = st.builds(
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=14),
-    budget=st.integers(108, 480),
+    budget=st.integers(112, 480),
     slots=st.integers(1, 12),
     chunk=st.sampled_from([5, 16, 2048]),
 )

@@ -31,8 +31,8 @@ from colar.serve import app, ray_serve
 from colar.serve.metrics import with_replicas
 
 SHORT = ["--max_latents", "900", "--max_completion_length", "40", "--decoding", "sampled"]
-LONG = {"thinking_token_budget": 900, "seed": 1, "stream": True}
-"""Thinks for some seconds: an untrained model rarely stops."""
+LONG = {"thinking_token_budget": 700, "seed": 1, "stream": True}
+"""Thinks for ten seconds in a replica: a busy machine opens all streams, and sees them, before the first one ends."""
 
 
 @pytest.fixture(scope="module")
@@ -269,12 +269,13 @@ def outcomes(checkpoint, cluster):
     models = {"toy": str(checkpoint), "other": str(checkpoint)}
     words = ["serve", *(f"{name}={path}" for name, path in models.items()), *SHORT, "--port", "0"]
     printed, found, ended = io.StringIO(), {}, threading.Event()
+    application = command._application
 
     def take_steps():
         until(lambda: ended.is_set() or printed.getvalue())
         if ended.is_set():
             return
-        with TestClient(command._application(models, build_parser().parse_args(words), ["key"], [])) as alone:
+        with TestClient(application(models, build_parser().parse_args(words), ["key"], [])) as alone:
             alone.headers["Authorization"] = "Bearer key"
             live = Live(printed.getvalue().strip(), alone, cluster)
             for step in STEPS:
@@ -290,6 +291,7 @@ def outcomes(checkpoint, cluster):
     thread.start()
     with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLAR_API_KEYS", "key")
+        patch.setattr(command, "_application", ray_workers.slow_application)
         found["status"] = main([*words, "--ray", "2", "--ray_address", cluster.address])
     ended.set()
     thread.join()
