@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -175,30 +176,47 @@ def test_a_bar_shows_names_as_they_are(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     with progress.bar("evaluate [bold]", 2) as bar:
-        bar.note("run[/x]")
-        bar.advance()
+        bar.set_postfix_str("run[/x] {0}", refresh=False)
+        bar.update()
+        progress.say("a line of its own")
     shown = sys.stderr.getvalue()
     assert "evaluate [bold]" in shown
-    assert "run[/x]" in shown
+    assert "run[/x] {0}" in shown
+    # The bar is wiped off its line before the text comes.
+    assert re.search(r"\r +\ra line of its own\n", shown)
 
 
 def test_a_log_file_gets_a_line_every_half_minute_with_the_time_left(monkeypatch, capsys):
     """A resumed run's time left is by its own pace: 250 of 300 updates in 25 minutes, and 10 of the last 50 now."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    bar = progress.Bar("train", 300, done=250)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    bar = progress.bar("train", 300, done=250)
     for _ in range(10):
         now[0] += 6
-        bar.advance()
-    bar.note("loss 0.5")
+        bar.update()
+    bar.set_postfix_str("loss 0.5", refresh=False)
     now[0] += 6 * 30
-    bar.advance(30)
-    now[0] += 8
-    bar.advance(10)
+    bar.update(30)
+    progress.say("step 290: accuracy 0.5")
+    # A bar beside another one: no line, as it takes less than half a minute.
+    for _ in progress.track(range(3), "evaluate"):
+        now[0] += 2
+    now[0] += 2
+    bar.update(10)
     bar.close()
     assert capsys.readouterr().err.splitlines() == [
-        "train: 255/300, about 4.5 min left",
-        "train: 260/300, about 4.0 min left",
-        "train: 290/300, loss 0.5, about 60 s left",
-        "train: 300/300, loss 0.5",
+        "train: 255/300, 04:30 left",
+        "train: 260/300, 04:00 left",
+        "train: 290/300, loss 0.5, 00:59 left",
+        "step 290: accuracy 0.5",
+        "train: 300/300, loss 0.5, 00:00 left",
     ]
+
+
+def test_processes_beside_the_main_one_show_no_bar(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    with progress.bar("train", 2) as bar:
+        bar.update()
+        bar.set_postfix_str("loss 0.5", refresh=False)
+        progress.say("step 1")
+    assert capsys.readouterr().err == ""

@@ -155,7 +155,7 @@ def _write_answers(
         for completion in completions_of(lm, engine.stream(missing)):
             completion.require_answer()
             write(_row(args, settings, lm, completion, expected.get(completion.request.id)))
-            bar.advance()
+            bar.update()
     there = len(requests) - len(missing)
     # Of questions that were edited, or left out of the file, since they were answered.
     others = f", beside {len(answered) - there} to other questions or values" if len(answered) > there else ""

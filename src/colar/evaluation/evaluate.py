@@ -189,8 +189,8 @@ def _write_answers(
                 for record in gather_object(list(itertools.islice(mine, per_round))):
                     if write is not None:
                         write(record)
-                    bar.advance()
-            bar.note(model.name)
+                    bar.update()
+            bar.set_postfix_str(model.name, refresh=False)
 
 
 def questions_of(

@@ -201,11 +201,11 @@ def _answer(
     ):
         chunks = chunks_of(job, paths, ray.put(answered), actors.n)
         for done in answers(job, chunks, actors):
-            bar.advance()
+            bar.update()
             if done.failed:
                 failed += 1
                 write_failed(done.row)
-                bar.note(f"{failed} failed")
+                bar.set_postfix_str(f"{failed} failed", refresh=False)
             elif done.row["key"] in written:
                 repeated += 1
             else:

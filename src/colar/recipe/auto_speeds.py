@@ -178,7 +178,7 @@ def _time_singly(
             for example in examples:
                 [completion] = engine.generate([evaluate.make_request(point, example, settings)])
                 seconds.append(completion.seconds)
-                bar.advance()
+                bar.update()
             medians[system_key(point.cell.system)] = statistics.median(seconds)
     processes.from_main(lambda: files.write_json(path, {**stored, "alone": medians}))
     return medians

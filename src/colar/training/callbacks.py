@@ -162,21 +162,21 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
     """The project's progress bar on stderr, in the place of Trainer's, which writes logs to stdout."""
 
     def __init__(self) -> None:
-        self.bar: progress.Bar | None = None
+        self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             # A resumed run's bar begins where the run stopped.
-            self.bar = progress.Bar("train", state.max_steps, done=state.global_step)
+            self.bar = progress.bar("train", state.max_steps, done=state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.bar is not None:
-            self.bar.advance()
+            self.bar.update()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
         if self.bar is not None and "loss" in logs:
-            self.bar.note(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}")
+            self.bar.set_postfix_str(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}", refresh=False)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         metrics = kwargs.get("metrics") or {}
