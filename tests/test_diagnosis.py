@@ -333,7 +333,10 @@ class Thought:
     """As much of a completion as `groups_thought` reads."""
 
     def __init__(self, *infos):
-        self.info = list(infos)
+        self.infos = list(infos)
+
+    def thought_info(self):
+        return self.infos
 
 
 def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():

@@ -68,15 +68,13 @@ def same(found, expected):
     fields = ("text", "token_ids", "thought_ids", "truncated", "stopped", "reason", "forward_passes")
     assert found.request == expected.request
     assert found.token_logps == pytest.approx(expected.token_logps, rel=1e-3, abs=1e-4)
-    torch.testing.assert_close(dict(found.stop_info), dict(expected.stop_info), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.info, expected.info, rtol=1e-3, atol=1e-4)
     for name in fields:
         assert getattr(found, name) == getattr(expected, name), (name, found.request.id)
     if expected.latents is None:
         assert found.latents is None
         return
     torch.testing.assert_close(found.latents, expected.latents, rtol=1e-3, atol=1e-4)
-    for mine, theirs in zip(found.info, expected.info, strict=True):
-        torch.testing.assert_close(dict(mine), dict(theirs), rtol=1e-3, atol=1e-4)
 
 
 @functools.cache
@@ -168,8 +166,7 @@ def test_cached_steps_equal_one_forward(cases, family):
             mean, log_std = head(hidden)
             stop = lm.logits(hidden).softmax(-1)[:, lm.template.separator_id]
         for key, full in (("mu", mean), ("sigma", log_std.exp()), ("stop_probability", stop)):
-            stepwise = torch.stack([info[key] for info in done.info])
-            torch.testing.assert_close(stepwise, full, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(done.info[key][: done.length], full, rtol=1e-3, atol=1e-4)
         if done.request.decoding == GREEDY:
             torch.testing.assert_close(done.latents, mean * case.method.config.sigma_e, rtol=1e-3, atol=1e-4)
     assert several > 3
@@ -233,7 +230,7 @@ def test_sampled_latents_follow_the_head(colar):
         decoding = dataclasses.replace(SAMPLED, latent_temperature=temperature)
         requests = [dataclasses.replace(colar.requests[4], decoding=decoding, seed=s) for s in range(40)]
         for done in Engine(colar.lm, colar.method).generate(requests):
-            for latent, info in zip(done.latents if done.length else [], done.info, strict=True):
+            for latent, info in zip(done.latents if done.length else [], done.thought_info(), strict=True):
                 eps.append((latent / colar.method.config.sigma_e - info["mu"]) / info["sigma"] / temperature)
     values = torch.cat(eps)
     assert len(values) > 3000
@@ -425,7 +422,7 @@ def test_latents_are_kept_only_where_asked(colar):
     for completion in found:
         kept = completion.request.keep_latents
         assert (completion.latents is not None) == (kept and completion.length > 0)
-        assert len(completion.info) == (completion.length if kept else 0)
+        assert len(completion.thought_info()) == (completion.length if kept else 0)
         assert completion.thought_ids == colar.expected[completion.request.id].thought_ids
 
 

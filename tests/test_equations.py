@@ -377,7 +377,7 @@ def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
         done = Engine(lm, method, max_batch).generate(asked[::step])
         for request, expected, found in zip(asked[::step], references[::step], done, strict=True):
             assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
-            for mine, theirs in zip(found.info, expected.info, strict=True):
+            for mine, theirs in zip(found.thought_info(), expected.thought_info(), strict=True):
                 assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()
                 assert mine["endings"].tolist() == theirs["endings"].tolist()
                 torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
@@ -394,7 +394,7 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
     for request, done in zip(asked, Engine(lm, method, 64).generate(asked), strict=True):
         naive = Naive.of(equations_of(lm, method), request.params.compression_factor)
         phase = phase_of(request.seed, request.sample)
-        for k, info in enumerate(done.info):
+        for k, info in enumerate(done.thought_info()):
             ids = ids_of(info)
             kept = [token for token in ids if token != separator]
             most = most_of(k, request.params.compression_factor, phase)

@@ -81,7 +81,7 @@ def test_a_checkpoint_keeps_its_maps(tmp_path: Path) -> None:
     assert ours.length > 0
     # What it fed is what training feeds.
     separator = lm.template.separator_id
-    for fed, info in zip(ours.latents, ours.info, strict=False):
+    for fed, info in zip(ours.latents, ours.thought_info(), strict=False):
         ids = [i for i in info["group_ids"].tolist() if i not in (-1, separator)]
         torch.testing.assert_close(fed, latent(lm, ids))
 

@@ -246,7 +246,7 @@ def test_the_engine_equals_the_reference(family: str, merge: str) -> None:
         for mine in Engine(lm, method, max_batch).generate(order):
             theirs, where = wanted[mine.request.id], (max_batch, mine.request.id)
             assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), where
-            for one, other in zip(mine.info, theirs.info, strict=True):
+            for one, other in zip(mine.thought_info(), theirs.thought_info(), strict=True):
                 assert one["group_ids"].tolist() == other["group_ids"].tolist(), where
                 torch.testing.assert_close(one["logp"], other["logp"], rtol=1e-3, atol=1e-4)
 
@@ -263,8 +263,8 @@ def test_what_is_asked_for_by_others_changes_nothing() -> None:
     for done in alone:
         other = mixed[done.request.id]
         assert (done.token_ids, done.length) == (other.token_ids, other.length)
-        kept = [info["group_ids"].tolist() for info in done.info]
-        assert kept == [info["group_ids"].tolist() for info in other.info]
+        kept = [info["group_ids"].tolist() for info in done.thought_info()]
+        assert kept == [info["group_ids"].tolist() for info in other.thought_info()]
 
 
 def ids_of(info: Any) -> list[int]:
@@ -281,7 +281,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
     for request, done in zip(asked, Engine(lm, method, 64).generate(asked), strict=True):
         c, threshold = request.params.compression_factor, request.params.confidence_threshold
         phase = phase_of(request.seed, request.sample)
-        for k, info in enumerate(done.info):
+        for k, info in enumerate(done.thought_info()):
             ids = ids_of(info)
             most = grouping.nominal_units(
                 torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()
@@ -323,14 +323,14 @@ def test_a_group_ends_before_a_token_that_is_below_the_threshold() -> None:
     ]
     pairs = zip(Engine(lm, method).generate(whole), Engine(lm, method).generate(asked), strict=True)
     for request, (free, gated) in zip(asked, pairs, strict=True):
-        if not free.info:
-            assert not gated.info
+        if not free.thought_info():
+            assert not gated.thought_info()
             continue
-        ids, logps = ids_of(free.info[0]), free.info[0]["group_logps"].tolist()
+        ids, logps = ids_of(free.thought_info()[0]), free.thought_info()[0]["group_logps"].tolist()
         kept = 1
         while kept < len(ids) and math.exp(logps[kept]) >= request.params.confidence_threshold:
             kept += 1
-        assert ids_of(gated.info[0]) == ids[:kept]
+        assert ids_of(gated.thought_info()[0]) == ids[:kept]
         cut.add(kept < len(ids))
     assert cut == {True, False}
 
@@ -354,7 +354,7 @@ def test_a_threshold_of_1_thinks_token_by_token() -> None:
                     break
                 chain.append(token)
                 fed = torch.cat([fed, embed(lm, [token])])
-            assert [ids_of(info) for info in done.info] == [[token] for token in chain]
+            assert [ids_of(info) for info in done.thought_info()] == [[token] for token in chain]
             lengths.add(len(chain))
     assert len(lengths) > 1
 
@@ -618,7 +618,9 @@ def test_a_group_that_ended_unsure_is_read_as_such() -> None:
     asked = requests()
     for request, done in zip(asked, Engine(lm, method).generate(asked), strict=True):
         phase = phase_of(request.seed, request.sample)
-        for k, (thought, info) in enumerate(zip(read_thoughts(lm, done, 3), done.info, strict=True)):
+        for k, (thought, info) in enumerate(
+            zip(read_thoughts(lm, done, 3), done.thought_info(), strict=True)
+        ):
             ids = ids_of(info)
             assert [token["id"] for token in thought["tokens"]] == [
                 i for i in ids if i != lm.template.separator_id

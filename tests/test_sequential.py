@@ -154,10 +154,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     decoding = each.completion.request.decoding
     temperature, drawn_at = decoding.temperature, decoding.latent_temperature
-    groups = [
-        [i for i in info["group_ids"].tolist() if i >= 0]
-        for info in each.completion.info[: each.completion.length]
-    ]
+    groups = [[i for i in info["group_ids"].tolist() if i >= 0] for info in each.completion.thought_info()]
     latents = [latent(lm, [i for i in ids if i != separator]) for ids in groups]
     answer = [separator, *each.sampled_ids]
     fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
@@ -239,7 +236,7 @@ def test_outputs_to_read_have_the_tokens_that_were_chosen(c: float) -> None:
     group = generation.OutputGroup(outputs, torch.zeros(2, 1), torch.zeros(2))
     records = generation.records_to_read(lm, [group], ["accuracy"], torch.zeros(2))
     for record, output in zip(records, outputs, strict=True):
-        for thought, info in zip(record["thoughts"], output.completion.info, strict=True):
+        for thought, info in zip(record["thoughts"], output.completion.thought_info(), strict=True):
             chosen = [i for i in info["group_ids"].tolist() if i >= 0 and i != lm.template.closing_id]
             # A group of the closing token alone has none.
             assert not chosen or thought["tokens"] == [lm.template.token(i) for i in chosen]
@@ -279,7 +276,11 @@ def test_each_temperature_draws_its_own() -> None:
         return Engine(lm, method).generate(asked)
 
     def first_groups(outputs: list[Any]) -> set[tuple[int, ...]]:
-        return {tuple(output.info[0]["group_ids"].tolist()) for output in outputs if output.info}
+        return {
+            tuple(output.thought_info()[0]["group_ids"].tolist())
+            for output in outputs
+            if output.thought_info()
+        }
 
     warm = drawn(1.0, 1.0)
     assert len({output.length for output in warm}) > 1
@@ -307,7 +308,7 @@ def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
     done = reference.complete(lm, method, request)
     thoughts = read_thoughts(lm, done, 2)
     assert thoughts
-    for thought, info in zip(thoughts, done.info, strict=True):
+    for thought, info in zip(thoughts, done.thought_info(), strict=True):
         ids = [i for i in info["group_ids"].tolist() if i >= 0]
         kept = [i for i in ids if i != lm.template.separator_id]
         assert [token["id"] for token in thought["tokens"]] == kept

@@ -260,7 +260,7 @@ def test_a_sequential_thought_has_its_tokens_in_order(live, client):
     separator = live.served["sequential"].lm.template.separator_id
     got = chat(client, "sequential", compression_factor=3, return_thoughts=True).choices[0].message
     assert want.length > 0
-    for thought, info in zip(got.colar["thoughts"], want.info, strict=True):
+    for thought, info in zip(got.colar["thoughts"], want.thought_info(), strict=True):
         ids = [i for i in info["group_ids"].tolist() if i >= 0 and i != separator]
         assert thought["ordered"]
         assert [each["id"] for each in thought["tokens"]] == ids

@@ -333,7 +333,7 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
     for request in requests()[::3]:
         mine, theirs = (reference.complete(lm, method, request) for method in (short, whole))
         assert mine.token_ids == theirs.token_ids
-        for one, other in zip(mine.info, theirs.info, strict=True):
+        for one, other in zip(mine.thought_info(), theirs.thought_info(), strict=True):
             assert one["group_ids"].tolist() == other["group_ids"].tolist()
 
 
@@ -368,7 +368,7 @@ def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
     firsts, behind = set(), set()
     for mine, theirs in zip(Engine(lm, method, 5).generate(asked), expected, strict=True):
         assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), mine.request.id
-        for one, other in zip(mine.info, theirs.info, strict=True):
+        for one, other in zip(mine.thought_info(), theirs.thought_info(), strict=True):
             assert one["group_ids"].tolist() == other["group_ids"].tolist()
             torch.testing.assert_close(one["group_logps"], other["group_logps"], rtol=1e-3, atol=1e-4)
             firsts.add(group(one)[0])
@@ -401,7 +401,7 @@ def test_rows_are_gathered_once_and_again_after_a_training(monkeypatch: pytest.M
         assert gathered == done * [method.config.shortlist_ids]
         for mine, theirs in zip(found, Engine(lm, method, 64).generate(requests()[::3]), strict=True):
             assert mine.token_ids == theirs.token_ids
-            for one, other in zip(mine.info, theirs.info, strict=True):
+            for one, other in zip(mine.thought_info(), theirs.thought_info(), strict=True):
                 torch.testing.assert_close(one["group_logps"], other["group_logps"], rtol=1e-3, atol=1e-4)
         gathered.pop()
         before = weight._version
@@ -467,7 +467,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> lis
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     fed, found = lm.embed(torch.tensor(each.question_ids)), []
     for fed_latent, info in zip(
-        each.completion.latents if each.completion.length else [], each.completion.info, strict=True
+        each.completion.latents if each.completion.length else [], each.completion.thought_info(), strict=True
     ):
         state = lm.hidden(fed[None])[0, -1]
         tokens = group(info)

@@ -69,12 +69,10 @@ class Completion:
     """The error that a step of this request raised."""
     latents: Tensor | None = None
     """The thoughts, (K, D); drawn latents in float32, for any dtype of the model."""
-    info: list[Mapping[str, Tensor]] = field(default_factory=list)
-    """The method's own quantities of each thought."""
+    info: dict[str, Tensor] = field(default_factory=dict)
+    """The method's own quantities of each thought, and of the stop where it chose one: (K, ...) or (K + 1, ...)."""
     stopped: bool = False
     """True if the method ended the thinking itself."""
-    stop_info: Mapping[str, Tensor] = field(default_factory=dict)
-    """The method's own quantities of that stop."""
     token_logps: list[float] = field(default_factory=list)
     """Log-probs of the answer's tokens, EOS included."""
 
@@ -82,6 +80,11 @@ class Completion:
     def length(self) -> int:
         """#L: the number of embeddings emitted between the two separators."""
         return len(self.thought_ids)
+
+    def thought_info(self) -> list[Mapping[str, Tensor]]:
+        """`info` thought by thought; [] where there are no latents."""
+        n = 0 if self.latents is None else len(self.latents)
+        return [{name: column[k] for name, column in self.info.items()} for k in range(n)]
 
     def require_answer(self, where: str = "") -> None:
         """Raise the error that ended the request, if one did: that of its step, or NonFiniteError."""
@@ -113,7 +116,7 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
     *before, finished = events
     thoughts = [event for event in before if event.kind == "thought"]
     tokens = [event for event in before if event.kind == "token"]
-    stops = [event for event in before if event.kind == "stop"]
+    steps = [event for event in before if event.kind in ("thought", "stop")]
 
     # EOS was chosen like any token, so it has a log-prob; it is no part of the answer.
     token_ids = [event.token_id for event in tokens]
@@ -137,9 +140,11 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
         seconds=finished.seconds,
         error=finished.error,
         latents=torch.stack(embeds) if embeds else None,
-        info=[event.info for event in thoughts] if finished.request.keep_latents else [],
-        stopped=bool(stops),
-        stop_info=stops[0].info if stops else {},
+        info={
+            name: torch.stack([step.info[name] for step in steps])
+            for name in (steps[0].info if steps else ())
+        },
+        stopped=len(steps) > len(thoughts),
         token_logps=torch.stack(logps).tolist() if logps else [],
     )
 

@@ -134,7 +134,7 @@ def groups_thought(
     They are those of training, unless the thoughts were chosen as tokens: then a thought stands for as many tokens
     of the chain as it has. What no thought has come to is one more group.
     """
-    chosen = [chosen_ids(info) for info in completion.info]
+    chosen = [chosen_ids(info) for info in completion.thought_info()]
     if not chosen or None in chosen:
         return groups
     tokens = list(itertools.chain.from_iterable(groups))

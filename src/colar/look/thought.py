@@ -96,7 +96,7 @@ def read_thoughts(
         return []
     reader = ThoughtReader(lm.template, completion.request.params, neighbours)
     near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, reader.most)
-    columns = zip(completion.thought_ids, completion.info, near_K, strict=True)
+    columns = zip(completion.thought_ids, completion.thought_info(), near_K, strict=True)
     thoughts = [reader.read(*of_thought) for of_thought in columns]
     if rest := reader.end():
         thoughts[-1]["text"] += rest
@@ -213,8 +213,8 @@ def decode_thoughts(completion: Completion, c: int, vocabulary: EmbeddingIndex) 
     if completion.latents is None:
         return []
     decoded_as = nearest_ids(completion.latents, c, vocabulary)
-    for k, token_id in enumerate(completion.thought_ids):
-        ids = chosen_ids(completion.info[k])
+    for k, (token_id, info) in enumerate(zip(completion.thought_ids, completion.thought_info(), strict=True)):
+        ids = chosen_ids(info)
         if token_id >= 0:
             decoded_as[k] = {token_id}
         elif ids is not None:

@@ -9,7 +9,7 @@ depends on what is sampled beside it. The model is in eval mode while it samples
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -50,7 +50,8 @@ class Output:
         """True where the method chose to end the thinking: not of a fixed length, and not at the limit."""
         # At the limit the separator follows in any case, so that the choice earns nothing.
         completion = self.completion
-        return bool(completion.stop_info) and completion.length < completion.request.decoding.max_latents
+        chose = completion.stopped and bool(completion.info)
+        return chose and completion.length < completion.request.decoding.max_latents
 
     @property
     def sampled_ids(self) -> list[int]:
@@ -62,49 +63,14 @@ class Output:
     def logps(self, method: Scorable) -> Tensor:
         """The engine's log-prob of each position, (K + 1 + A,): thoughts, the stop (0 if forced), tokens."""
         completion = self.completion
-        # One entry for each decision of the thinking: K thoughts, and the stop where it was chosen.
-        decisions = list(completion.info)
-        if self.stop_chosen:
-            decisions.append(completion.stop_info)
         thinking = torch.zeros(completion.length + 1)
-        if decisions:
-            columns = {}
-            for name in decisions[0]:
-                columns[name] = torch.stack([info[name] for info in decisions]).cpu()
-            is_stop = torch.arange(len(decisions)) == completion.length
-            thinking[: len(decisions)] = method.sampled_logps(columns, is_stop)
+        # One for each decision of the thinking: K thoughts, and the stop where it was chosen.
+        n = completion.length + self.stop_chosen
+        columns = {name: column[:n] for name, column in completion.info.items()}
+        if n and columns:
+            thinking[:n] = method.sampled_logps(columns, torch.arange(n) == completion.length)
         # Answer tokens have their log-probs from the engine, EOS included.
         return torch.cat([thinking, torch.tensor(completion.token_logps)])
-
-    # Outputs go from process to process. Their thoughts are thousands of small tensors, each of them a view of what all
-    # rows of the engine's batch have: to pickle these takes longer than to sample them.
-
-    def __getstate__(self) -> dict[str, Any]:
-        completion = self.completion
-        columns = {}
-        for name in completion.info[0] if completion.info else ():
-            columns[name] = _array(torch.stack([info[name] for info in completion.info]))
-        return {
-            **vars(self),
-            "completion": replace(completion, latents=None, info=[], stop_info={}),
-            "latents": None if completion.latents is None else _array(completion.latents),
-            "columns": columns,
-            "stop": {name: _array(value) for name, value in completion.stop_info.items()},
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        latents, columns, stop = (state.pop(name) for name in ("latents", "columns", "stop"))
-        thoughts = {name: _tensor(column) for name, column in columns.items()}
-        state["completion"] = replace(
-            state["completion"],
-            latents=None if latents is None else _tensor(latents),
-            info=[
-                {name: column[k] for name, column in thoughts.items()}
-                for k in range(state["completion"].length if thoughts else 0)
-            ],
-            stop_info={name: _tensor(value) for name, value in stop.items()},
-        )
-        vars(self).update(state)
 
 
 RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], list[Output]]
@@ -161,25 +127,10 @@ def roll_out(
     return outputs
 
 
-def _array(tensor: Tensor) -> tuple[Any, torch.dtype]:
-    """A tensor's values and dtype. NumPy has no bfloat16: float32 holds its values exactly."""
-    is_bfloat16 = tensor.dtype == torch.bfloat16
-    return (tensor.float() if is_bfloat16 else tensor).numpy(), tensor.dtype
-
-
-def _tensor(array: tuple[Any, torch.dtype]) -> Tensor:
-    return torch.as_tensor(array[0]).to(array[1])
-
-
 def _on_cpu(completion: Completion) -> Completion:
     """The completion with its tensors on the CPU, from where they can be sent to other processes."""
-
-    def moved(columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {name: column.cpu() for name, column in columns.items()}
-
     latents = None if completion.latents is None else completion.latents.cpu()
-    info = [moved(columns) for columns in completion.info]
-    return replace(completion, latents=latents, info=info, stop_info=moved(completion.stop_info))
+    return replace(completion, latents=latents, info={name: x.cpu() for name, x in completion.info.items()})
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:
@@ -234,16 +185,17 @@ def _ids_of_thoughts(
 
     `otherwise` is a thought's shape where the method gives none.
     """
-    found: dict[tuple[int, int], Tensor] = {}
-    for row, output in enumerate(outputs):
-        for k, info in enumerate(output.completion.info):
-            if name in info:
-                found[row, k] = info[name].cpu()
+    found = {
+        row: output.completion.info[name]
+        for row, output in enumerate(outputs)
+        if name in output.completion.info
+    }
     # All thoughts of a method have the same shape: a group's places are those of its largest factor.
-    shape = next((tuple(value.shape) for value in found.values()), otherwise)
+    shape = next((tuple(column.shape[1:]) for column in found.values()), otherwise)
     ids = torch.full((len(outputs), longest, *shape), -1)
-    for place, value in found.items():
-        ids[place] = value
+    for row, column in found.items():
+        n = outputs[row].completion.length
+        ids[row, :n] = column[:n].cpu()
     return ids
 
 
