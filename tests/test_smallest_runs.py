@@ -166,7 +166,7 @@ def world(tmp_path_factory):
         f"output: {folder / 'arena' / 'seed0' / 'colar'}\n"
         f"data: {{source: {folder / 'rows'}, train_size: 8, validation_size: 2}}\n"
         "method: {name: colar}\n"
-        "training: {max_steps: 2, per_device_train_batch_size: 4, save_steps: 2, save_total_limit: 1}\n"
+        "training: {max_steps: 2, per_device_train_batch_size: 4, save_steps: 2}\n"
         "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n",
     )
     run = recipe.run(recipe.load(path)).best.parent

@@ -53,13 +53,13 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
-from colar.training import preflight, run_folder, sft
+from colar.training import preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import LossTermSums, Objective
 from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import RowSchedule, TrainingRows, collate
-from colar.training.run_folder import RunFolder, fault
+from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, train
 from colar.training.trainer import LatentTrainer
 
@@ -409,13 +409,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def change(path: Path) -> None:
-    """Turn one byte in the middle of a file: its size and its format stay."""
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-
-
 FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors", "trainer_state.json")
 
 
@@ -433,48 +426,39 @@ def run_of_three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder / "run", losses(whole)
 
 
-@pytest.mark.parametrize("harm", [cut, change, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_a_torn_checkpoint_is_known_by_its_file(
-    tmp_path: Path, run_of_three_steps: Any, name: str, harm: Callable[[Path], Any]
-) -> None:
-    folder = RunFolder(shutil.copytree(run_of_three_steps[0], tmp_path / "run"))
-    torn = folder.checkpoints / "checkpoint-3"
-    assert fault(torn) is None
-    harm(torn / name)
-    assert fault(torn) == name
-    assert folder.last_resume_state() == folder.checkpoints / "checkpoint-2"
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "digests.json"])
 def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(
     tmp_path: Path, run_of_three_steps: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, whole = run_of_three_steps
     folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
-    cut(folder.checkpoints / "checkpoint-3" / name)
+    torn = folder.checkpoints / "checkpoint-3"
+    # The save was killed while this file was written.
+    cut(torn / name)
+    (torn / "whole").unlink()
     _, resumed = run(folder.path, lora=LORA, max_steps=4)
     assert losses(resumed) == whole
-    assert (
-        f"dropped {folder.checkpoints}/checkpoint-3, which is not whole: {name} is" in capsys.readouterr().err
-    )
+    assert f"dropped {torn}, which is not whole" in capsys.readouterr().err
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(
-    tmp_path: Path, run_of_three_steps: Any
-) -> None:
+def test_the_marker_of_earlier_versions_counts(tmp_path: Path, run_of_three_steps: Any) -> None:
+    """Their states are whole where they have digests.json; their recipes have keys that are gone."""
     made, whole = run_of_three_steps
     folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
-    for checkpoint, name in (("checkpoint-3", "scheduler.pt"), ("checkpoint-2", "optimizer.pt")):
-        cut(folder.checkpoints / checkpoint / name)
-    with pytest.raises(
-        ValueError,
-        match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* another --output",
-    ):
-        run(folder.path, lora=LORA, max_steps=4)
-    assert len(folder.resume_states()) == 2
-    _, again = run(folder.path, lora=LORA, max_steps=4, resume=False)
-    assert losses(again) == whole
+    state = folder.checkpoints / "checkpoint-3"
+    (state / "whole").rename(state / "digests.json")
+    assert folder.last_resume_state() == state
+    _, resumed = run(folder.path, lora=LORA, max_steps=4)
+    assert losses(resumed) == whole
+
+
+def test_a_state_that_is_being_deleted_is_not_whole(
+    tmp_path: Path, run_of_three_steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(shutil.copytree(run_of_three_steps[0], tmp_path / "run"))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)  # killed before the first file goes
+    folder.drop_states(folder.resume_states()[:1])
+    assert folder.last_resume_state() == folder.checkpoints / "checkpoint-2"
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path, taken: Callable[[Path], Any]) -> None:
@@ -509,7 +493,6 @@ def of_an_earlier_version(state: Path, *lacking: str) -> None:
     for name in lacking:
         del saved["stateful_callbacks"]["Clock"]["attributes"][name]
     files.write_json(state / "trainer_state.json", saved)
-    run_folder.write_digests(state)
 
 
 def test_an_adapter_goes_on_over_the_backbone_that_it_began_with(

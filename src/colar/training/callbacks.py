@@ -8,7 +8,7 @@
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         PublishBest has the Publisher write `best/` where validation is better than before;
                         History writes history.json, at saves too
-    on_save             ResumeStates writes the digests of the files that were saved, and deletes old states
+    on_save             ResumeStates marks the state that was saved as whole, and deletes old states
     on_train_end        Clock stops
 
 None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
@@ -42,7 +42,7 @@ from colar.model import checkpoint, weights
 from colar.model.latent_lm import LatentLM
 from colar.training.curriculum import Curriculum
 from colar.training.rows import Schedule
-from colar.training.run_folder import RunFolder, write_digests
+from colar.training.run_folder import RunFolder
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
@@ -76,16 +76,15 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
 
 
 class ResumeStates(TrainerCallback):  # type: ignore[misc]
-    """Writes a resume state's digests, and only then deletes the oldest of more than `limit` states.
+    """Marks a resume state as whole when all processes have written, and deletes old ones.
 
     Requests a log where a save is due. A row of the log is a mean over the steps since the last row, in the same
     process. Without a row at the save, a resumed run's next row would cover fewer steps than an uninterrupted
     run's.
     """
 
-    def __init__(self, folder: RunFolder, limit: int) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.limit = limit
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # A resumed run would save and log as often as the saved state says.
@@ -100,8 +99,7 @@ class ResumeStates(TrainerCallback):  # type: ignore[misc]
         # Every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            write_digests(self.folder.resume_state(state.global_step))
-            self.folder.keep_newest(self.limit)
+            self.folder.finish_state(state.global_step)
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]

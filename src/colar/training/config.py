@@ -28,7 +28,6 @@ WHOLE_FROM = {
     "per_device_train_batch_size": 1,
     "draws_per_example": 1,
     "gradient_accumulation_steps": 1,
-    "save_total_limit": 1,
     "dataloader_num_workers": 0,
 }
 """Keys that are whole numbers, and their least value."""
@@ -111,9 +110,6 @@ class TrainingConfig:
     the last ones, without regard to validation."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
-    save_total_limit: int = 2
-    """Newest checkpoints to resume from that are kept: where the last one is damaged, the run resumes from the one
-    before it."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
     # Several processes.

@@ -7,14 +7,12 @@ uninterrupted run would have: rows, draws, order, optimiser and random numbers a
     checkpoint           save 20       save 40     X kill  resume 40     save 60
     best/                   published when validation improves                          loaded at the end
 
-At a save, `digests.json` is written last. A checkpoint that was torn by a kill, or whose files are no longer those that
-were saved, is dropped at the resume, and the one before it is taken (`training.save_total_limit` of them are kept).
-Updates after the last whole checkpoint are made again, with the same numbers.
+At a save, the file `whole` is written last. A checkpoint that was torn by a kill lacks it: it is dropped at the resume,
+and the one before it is taken. Updates after the last whole checkpoint are made again, with the same numbers.
 """
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +43,7 @@ from colar.training.callbacks import (
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.rows import digest_of
-from colar.training.run_folder import DIGESTS, RunFolder, fault
+from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 OURS = {
@@ -54,7 +52,6 @@ OURS = {
     "gradient_checkpointing",
     "load_best_model_at_end",
     "report_to",
-    "save_total_limit",
 }
 """Keys of `TrainingConfig` that `TrainingArguments` has, too, and that colar acts on in its place."""
 
@@ -120,7 +117,7 @@ def run_trainer(
         clock = _clock(trainer, saved, held_out)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of ours: what the others do at a save finds a checkpoint that is whole.
-        trainer.add_callback(ResumeStates(folder, config.save_total_limit))
+        trainer.add_callback(ResumeStates(folder))
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum
@@ -151,29 +148,13 @@ def run_trainer(
 
 
 def _resume_point(folder: RunFolder) -> Path | None:
-    """The newest checkpoint that is whole; None where there is none. Drops the newer ones.
-
-    ValueError where all that there are were damaged after they had been saved: to start again would throw away the run.
-    """
-    torn: dict[Path, str] = {}
-    newest_whole = None
-    for path in folder.resume_states():
-        file = fault(path)
-        if file is None:
-            newest_whole = path
-            break
-        torn[path] = file
-    # A save that came to its end: a fault in it now is damage, and no kill.
-    damaged = [path for path in torn if (path / DIGESTS).exists()]
-    if newest_whole is None and damaged:
-        listed = ", ".join(f"{path.name}/{torn[path]}" for path in damaged)
-        raise ValueError(
-            f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off "
-            "or damaged); put back a copy of such a file, or train into another --output"
-        )
-    for path, file in torn.items():
-        progress.say(f"dropped {path}, which is not whole: {file} is missing, cut off or damaged")
-        shutil.rmtree(path, ignore_errors=True)
+    """The newest checkpoint that is whole; None where there is none. Drops the newer ones, which a kill has cut."""
+    newest_whole = folder.last_resume_state()
+    states = folder.resume_states()
+    torn = states if newest_whole is None else states[: states.index(newest_whole)]
+    for path in torn:
+        progress.say(f"dropped {path}, which is not whole: its save was interrupted")
+    folder.drop_states(torn)
     return newest_whole
 
 

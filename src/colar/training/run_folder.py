@@ -2,8 +2,8 @@
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
-checkpoints/          Trainer's resume states, of the last steps that were saved; `digests.json` is written last and has
-                      the SHA-256 of every other file, so that one that was cut or damaged is known
+checkpoints/          Trainer's resume states, of the last steps that were saved; `whole` is written last, so that one
+                      that a kill has cut is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
@@ -15,9 +15,9 @@ finished.json         steps and seconds of a run that has ended; removed when it
 Two runs must not mix in one folder, and a finished one is not trained again.
 """
 
-import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,14 @@ from colar.checks import changed_keys, check_same_run
 from colar.model import checkpoint
 
 STATE = "trainer_state.json"
-DIGESTS = "digests.json"
+WHOLE = "whole"
+"""The last file of a resume state that is written, and the first that is removed."""
+MARKERS = (WHOLE, "digests.json")
+"""Names of that file; the second one is that of earlier versions."""
+KEPT = 2
+"""Newest resume states that are kept."""
+GONE = ("save_total_limit",)
+"""Keys of `training` that recipes of earlier versions have."""
 PREFIX = "checkpoint-"
 START = "weights of the start"
 """Key of recipe.json beside those of the recipe: a digest, where it starts from a checkpoint."""
@@ -49,7 +56,6 @@ RESUMABLE = {
     "training.dataloader_num_workers",
     "training.logging_steps",
     "training.save_steps",
-    "training.save_total_limit",
     "validation.page_size",
     "grpo.rollout_workers",
 }
@@ -79,7 +85,7 @@ class RunFolder:
         if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
             return
         values = _with_start(recipe)
-        before, now = _dotted(files.read_json(self.recipe)), _dotted(values)
+        before, now = _dotted(self._begun_recipe()), _dotted(values)
         # The same weights may lie in another folder by now.
         free = RESUMABLE | ({"model.init_from"} if START in now else set())
         check_same_run(
@@ -108,7 +114,7 @@ class RunFolder:
         """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
         if not (self.finished.exists() and self.best.exists()):
             return False
-        before, now = files.read_json(self.recipe), _with_start(recipe)
+        before, now = self._begun_recipe(), _with_start(recipe)
         ignored = {"output": "", START: ""}
         if before | ignored != now | ignored:
             return False
@@ -120,15 +126,20 @@ class RunFolder:
             )
         return True
 
+    def _begun_recipe(self) -> dict[str, Any]:
+        """The recipe that the run here began with, by the keys of this version."""
+        recipe: dict[str, Any] = files.read_json(self.recipe)
+        for key in GONE:
+            recipe.get("training", {}).pop(key, None)
+        return recipe
+
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there.
 
         After a kill at any moment the rest is still that of recipe.json, which goes last.
         """
         self.finished.unlink(missing_ok=True)
-        # Without them a state counts as one that a kill has torn, and never as damaged.
-        for state in self.resume_states():
-            (state / DIGESTS).unlink(missing_ok=True)
+        self.drop_states(self.resume_states())
         for folder in (self.checkpoints, self.best, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.history, self.completions, self.page, self.numbers, self.recipe):
@@ -145,13 +156,21 @@ class RunFolder:
         return self.checkpoints / f"{PREFIX}{step}"
 
     def last_resume_state(self) -> Path | None:
-        """The newest resume state that is whole; None where there is none. Reads all of its files: `fault`."""
-        return next((folder for folder in self.resume_states() if fault(folder) is None), None)
+        """The newest resume state that is whole; None where there is none."""
+        states = self.resume_states()
+        return next((state for state in states if any((state / name).exists() for name in MARKERS)), None)
 
-    def keep_newest(self, number: int) -> None:
-        """Delete all resume states but the newest `number` of them."""
-        for folder in self.resume_states()[number:]:
-            shutil.rmtree(folder)
+    def finish_state(self, step: int) -> None:
+        """Mark the resume state after a step as whole, and only then drop old ones."""
+        (self.resume_state(step) / WHOLE).touch()
+        self.drop_states(self.resume_states()[KEPT:])
+
+    def drop_states(self, states: Sequence[Path]) -> None:
+        """Delete resume states. After a kill at any moment what is left of one does not count as whole."""
+        for state in states:
+            for name in MARKERS:
+                (state / name).unlink(missing_ok=True)
+            shutil.rmtree(state, ignore_errors=True)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write history.json; numbers that are not finite become null, for JSON has no NaN.
@@ -200,32 +219,6 @@ class AutoFolder:
     def judge(self) -> str | None:
         """`module:function` of the user's judge; None where answers were judged by their kind."""
         return files.read_json(self.call).get("judge") if self.call.exists() else None
-
-
-def write_digests(folder: Path) -> None:
-    """Write the SHA-256 of every file of a resume state beside them: the last file of a save."""
-    digests = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != DIGESTS and not path.name.startswith("."):
-            digests[path.name] = files.sha256(path)
-    files.write_json(folder / DIGESTS, digests)
-
-
-def fault(folder: Path) -> str | None:
-    """The name of the first file of a resume state that is missing, cut or damaged; None where all are whole.
-
-    Every file is read, to compare its digest. Digests are the last file of a save: a state without them was never
-    finished.
-    """
-    try:
-        digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return DIGESTS
-    for name, digest in digests.items():
-        path = folder / name
-        if not path.is_file() or files.sha256(path) != digest:
-            return str(name)
-    return None
 
 
 def read_state(folder: Path) -> TrainerState:
