@@ -700,7 +700,7 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     )
     assert [example.question for example in validation] == ["another"]
     same = recipe.DataConfig(source="arithmetic", train_size=4, train_split="validation", validation_size=2)
-    with pytest.raises(ValueError, match=r"data.train_split validation is the one to validate on"):
+    with pytest.raises(ValueError, match=r"2 of its rows are trained on, .* in data.train_split"):
         recipe.load_example_sets(same)
 
 

@@ -268,7 +268,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     if shared:
         raise ValueError(
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
-            "rows, or set data.validation_size 0"
+            "rows, there or in data.train_split, or set data.validation_size 0"
         )
     _say_asked_twice(train_rows, held_out)
     return train_rows, held_out
@@ -337,13 +337,7 @@ def _validation_rows(data: DataConfig) -> list[Example]:
     if data.validation_size == 0:
         return []
     source = data.validation_source or data.source
-    same = source == data.source
-    if same and data.train_split == VALIDATION:
-        raise ValueError(
-            "data.train_split validation is the one to validate on: name another, another data.validation_source, or "
-            "set data.validation_size 0"
-        )
-    # The same file may be written in several ways.
+    # Its rows have ids by their split; and the same file may be written in several ways.
     file = sources.user_file(source, VALIDATION)
     trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for section in trained:
@@ -353,7 +347,7 @@ def _validation_rows(data: DataConfig) -> list[Example]:
                 "data.validation_source, or set data.validation_size 0"
             )
     # The main source's options mean nothing to another one.
-    options = data.options if same else {}
+    options = data.options if source == data.source else {}
     return _load_source(data, source, VALIDATION, data.validation_size, data.seed, options)
 
 
