@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import test_grpo as reinforced
@@ -26,8 +26,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
-from colar.recipe import measure as measuring
-from colar.recipe.measure import PROFILED, UPDATES, WARMUP, Updates, measure, waiting
+from colar.recipe.measure import UPDATES, WARMUP, Updates, measure, peak_memory
 from colar.training import preflight
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective
@@ -276,7 +275,7 @@ def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) ->
     columns = [list(column.cells) for column in table.columns]
     notes = dict(zip(columns[0], columns[2], strict=True))
     assert list(notes) == [
-        "parameters", "longest batch", "an update", "tokens a second", "an epoch", "the run", "a validation", "peak memory",
+        "parameters", "longest batch", "an update", "an epoch", "the run", "a validation", "peak memory",
     ]  # fmt: skip
     assert notes["longest batch"].startswith("8 rows, ")
     assert notes["an update"] == f"mean of {UPDATES}, after {WARMUP} others"
@@ -285,70 +284,15 @@ def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("intervals", "seconds"),
-    [
-        ([], 0.0),
-        ([(0.0, 1.0), (2.0, 2.5)], 1.5),
-        ([(2.0, 2.5), (0.0, 1.0)], 1.5),
-        # Of two streams: overlapping, one inside the other, and one that begins as another ends.
-        ([(0.0, 2.0), (1.0, 3.0)], 3.0),
-        ([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0)], 5.0),
-        ([(0.0, 1.0), (1.0, 1.5)], 1.5),
-    ],
-)
-def test_seconds_in_which_a_device_is_busy_by_hand(
-    intervals: list[tuple[float, float]], seconds: float
-) -> None:
-    assert measuring.busy_seconds(intervals) == pytest.approx(seconds)
-
-
-def test_the_share_in_which_a_device_is_busy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates of 2 s. Three are profiled, with 1.5 s of kernels: 0.5 s of each, whatever the profiler adds."""
+def test_seconds_of_an_update_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of 2 s, behind slow ones."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    objective = SimpleNamespace(
-        lm=SimpleNamespace(device=torch.device("cpu")), register_forward_pre_hook=lambda *a, **b: None
-    )
-    found = Updates(cast(LatentTrainer, SimpleNamespace(objective=objective)))
-    assert found.profiler is None
-    found.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    for n in range(1, WARMUP + UPDATES + PROFILED + 1):
-        now[0] += 2.0 if WARMUP < n <= WARMUP + UPDATES else 50.0
-        found.tokens += 500
+    found = Updates(torch.device("cpu"))
+    for n in range(1, WARMUP + UPDATES + 1):
+        now[0] += 2.0 if n > WARMUP else 50.0
         found.on_step_end(None, SimpleNamespace(global_step=n), None)
-    assert found.per_update() == (2.0, 500.0)
-    monkeypatch.setattr(measuring, "kernels", lambda profiled: [("gemm", 0.0, 1.0), ("copy", 9.0, 9.5)])
-    assert found.busy() == pytest.approx(0.25)
-    monkeypatch.setattr(measuring, "kernels", lambda profiled: [])
-    assert found.busy() is None
-
-
-def test_kernels_are_those_of_the_device_without_annotations() -> None:
-    def event(name: str, place: str, annotation: bool) -> SimpleNamespace:
-        span = SimpleNamespace(start=1_000_000.0, end=1_500_000.0)
-        return SimpleNamespace(
-            name=name,
-            device_type=SimpleNamespace(name=place),
-            is_user_annotation=annotation,
-            time_range=span,
-        )
-
-    events = [event("aten::mm", "CPU", False), event("gemm", "CUDA", False), event("step", "CUDA", True)]
-    assert measuring.kernels(SimpleNamespace(events=lambda: events)) == [("gemm", 1.0, 1.5)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
-        torch.ones(3) + 1
-    assert measuring.kernels(profiled) == []
-
-
-def test_a_device_that_waits_has_advice() -> None:
-    assert waiting(0.6, TrainingConfig()) == ""
-    assert waiting(0.59, TrainingConfig(compile=True, dataloader_num_workers=1)) == (
-        "it waits for the CPU: set a larger training.per_device_train_batch_size"
-    )
-    text = waiting(0.2, TrainingConfig(tokens_per_batch=8000))
-    for key in ("tokens_per_batch", "compile true", "dataloader_num_workers"):
-        assert f"training.{key}" in text
+    assert found.seconds == 2.0
 
 
 @pytest.mark.parametrize(
@@ -380,7 +324,7 @@ def test_functions_of_a_device_that_torch_lacks_are_left_out(monkeypatch: pytest
     monkeypatch.setattr(torch, "accelerator", SimpleNamespace(max_memory_allocated=lambda device: 7))
     devices.empty_cache(torch.device("mps"))
     assert called == ["empty_cache"]
-    assert measuring.peak_memory(torch.device("mps")) == (7, 9)
+    assert peak_memory(torch.device("mps")) == (7, 9)
 
 
 def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from colar.evaluation.report_rows import Difference, Report, System
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.training.run_folder import write_digests
+from colar.training.run_folder import WHOLE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -328,7 +329,7 @@ def write_clock(run, steps, seconds):
     clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
     state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
     (folder / "trainer_state.json").write_text(json.dumps(state))
-    write_digests(folder)
+    (folder / WHOLE).touch()
 
 
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
@@ -534,3 +535,29 @@ def test_the_tiny_tokenizers_are_those_that_their_script_trains():
     for name, digits in script.MOST_DIGITS.items():
         assert script.trained(digits).to_str() == (script.FOLDER / f"{name}.json").read_text(encoding="utf-8")
     assert set(script.MOST_DIGITS) == set(backbones.TINY)
+
+
+def test_seconds_in_which_a_device_is_busy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
+    import profile_step
+
+    cases = [
+        ([], 0.0),
+        ([(2.0, 2.5), (0.0, 1.0)], 1.5),
+        # Of two streams: overlapping, one inside the other, and one that begins as another ends.
+        ([(0.0, 2.0), (1.0, 3.0)], 3.0),
+        ([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0)], 5.0),
+        ([(0.0, 1.0), (1.0, 1.5)], 1.5),
+    ]
+    for intervals, seconds in cases:
+        assert profile_step.busy_seconds(intervals) == pytest.approx(seconds)
+    # Kernels are those of the device, without annotations.
+    span = SimpleNamespace(start=1_000_000.0, end=1_500_000.0)
+    places = [("aten::mm", "CPU", False), ("gemm", "CUDA", False), ("step", "CUDA", True)]
+    events = [
+        SimpleNamespace(
+            name=name, device_type=SimpleNamespace(name=place), is_user_annotation=user, time_range=span
+        )
+        for name, place, user in places
+    ]
+    assert profile_step.kernels(SimpleNamespace(events=lambda: events)) == [("gemm", 1.0, 1.5)]

@@ -23,7 +23,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -39,7 +39,6 @@ from colar import files, progress
 from colar.engine.engine import Engine
 from colar.methods.base import Batch
 from colar.model.latent_lm import LoraSettings
-from colar.recipe.measure import busy_seconds, kernels
 from colar.training import preflight
 from colar.training.objective import Objective
 
@@ -101,6 +100,26 @@ def profiled(step: Callable[[], None], warmup: int, steps: int) -> dict[str, Any
     if on_gpu:
         return found | of_gpu(kernels(profiler), steps, found["ms_per_step"])
     return found | of_cpu(profiler)
+
+
+def kernels(profiled: Any) -> list[tuple[str, float, float]]:
+    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
+    spans = []
+    for event in profiled.events():
+        # An annotation spans the kernels below it.
+        if event.device_type.name != "CPU" and not event.is_user_annotation:
+            spans.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return spans
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
+    busy = 0.0
+    latest = float("-inf")
+    for begin, end in sorted(intervals):
+        busy += max(0.0, end - max(begin, latest))
+        latest = max(latest, end)
+    return busy
 
 
 def of_gpu(spans: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,61 +22,28 @@ from colar.progress import duration
 from colar.recipe.run import load_method, load_model_and_rows, sampling_pool
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
-from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.train import GrpoTrainer, dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
-WARMUP, UPDATES, PROFILED = 2, 10, 3
-"""Updates of SFT: those that allocate and compile, those that are timed, and those that show what a device does."""
-WAITS = 0.6
-"""A device that is busy for less of the time waits for the CPU."""
+WARMUP, UPDATES = 2, 10
+"""Updates of SFT: those that allocate and compile, and those that are timed."""
 GIB = 2**30
 
 
 class Updates(TrainerCallback):  # type: ignore[misc]
-    """Seconds and tokens of some updates of SFT, reading the rows included, and a device's kernels in some more."""
+    """Seconds of an update of SFT, reading the rows included."""
 
-    def __init__(self, trainer: LatentTrainer) -> None:
-        self.trainer = trainer
-        self.device = trainer.objective.lm.device
-        supported = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-        activities = supported - {torch.profiler.ProfilerActivity.CPU}
-        self.profiler = torch.profiler.profile(activities=activities) if self.device.type != "cpu" else None
-        self.marks: list[tuple[float, int]] = []
-        """Time and tokens where the timed updates begin and end."""
-        # Counted on the device: an update must not wait for it.
-        self.tokens = torch.zeros((), dtype=torch.int64, device=self.device)
-        trainer.objective.register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, module: Any, args: Any, tensors: dict[str, Any]) -> None:
-        rows = {name: column for name, column in tensors.items() if name != "num_items_in_batch"}
-        self.tokens += self.trainer.positions(rows).sum()
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.began = self.seconds = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        n = state.global_step - WARMUP
-        if n in (0, UPDATES):
+        if state.global_step in (WARMUP, WARMUP + UPDATES):
             torch.get_device_module(self.device).synchronize()
-            self.marks.append((time.perf_counter(), int(self.tokens)))
-        if self.profiler is not None and n == UPDATES:
-            self.profiler.start()
-        if self.profiler is not None and n == UPDATES + PROFILED:
-            torch.get_device_module(self.device).synchronize()
-            self.profiler.stop()
-
-    def per_update(self) -> tuple[float, float]:
-        """Seconds, and tokens without padding."""
-        (began, before), (ended, after) = self.marks
-        return (ended - began) / UPDATES, (after - before) / UPDATES
-
-    def busy(self) -> float | None:
-        """Share of an update's time during which the device computes or copies; None where torch sees no kernel."""
-        found = kernels(self.profiler) if self.profiler is not None else []
-        seconds, _ = self.per_update()
-        # The profiler slows down the CPU, and no kernel: the time is that of an update without it.
-        busy = busy_seconds((begin, end) for _, begin, end in found) / PROFILED / seconds
-        return min(1.0, busy) if found else None
+            self.seconds = (time.perf_counter() - self.began) / UPDATES
+            self.began = time.perf_counter()
 
 
 def measure(recipe: Recipe) -> Table:
@@ -149,33 +115,13 @@ def _grpo_update(table: Table, trainer: LatentTrainer, started: float) -> float:
 
 
 def _sft_update(table: Table, trainer: LatentTrainer) -> float:
-    """Make some updates of SFT and add rows about them; returns the seconds of one."""
-    updates = Updates(trainer)
+    """Make some updates of SFT and add a row about them; returns the seconds of one."""
+    updates = Updates(trainer.objective.lm.device)
     trainer.add_callback(updates)
-    trainer.args.max_steps = WARMUP + UPDATES + (PROFILED if updates.profiler else 0)
+    trainer.args.max_steps = WARMUP + UPDATES
     trainer.train()
-    seconds, tokens = updates.per_update()
-    tokens *= trainer.args.world_size
-    table.add_row("an update", duration(seconds), f"mean of {UPDATES}, after {WARMUP} others")
-    table.add_row("tokens a second", f"{tokens / seconds:,.0f}", f"{tokens:,.0f} an update, without padding")
-    busy = updates.busy()
-    if busy is not None:
-        table.add_row("device busy", f"{busy:.0%}", waiting(busy, trainer.config))
-    return seconds
-
-
-def waiting(busy: float, config: TrainingConfig) -> str:
-    """Advice where the device waits for the CPU; "" where it does not."""
-    if busy >= WAITS:
-        return ""
-    helps = ["a larger training.per_device_train_batch_size"]
-    if config.tokens_per_batch is not None:
-        helps.append("a larger training.tokens_per_batch")
-    if not config.compile:
-        helps.append("training.compile true")
-    if config.dataloader_num_workers == 0:
-        helps.append("training.dataloader_num_workers 2")
-    return f"it waits for the CPU: set {', or '.join(helps)}"
+    table.add_row("an update", duration(updates.seconds), f"mean of {UPDATES}, after {WARMUP} others")
+    return updates.seconds
 
 
 def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> None:
@@ -192,9 +138,6 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
     table.add_row("a validation", duration((time.perf_counter() - started) * batches), note)
-
-
-# The device
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int]:
@@ -217,23 +160,3 @@ def peak_memory(device: torch.device) -> tuple[int | None, int]:
     unit = 1 if torch.backends.mps.is_available() else 1024
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, total
-
-
-def kernels(profiled: Any) -> list[tuple[str, float, float]]:
-    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
-    spans = []
-    for event in profiled.events():
-        # An annotation spans the kernels below it.
-        if event.device_type.name != "CPU" and not event.is_user_annotation:
-            spans.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
-    return spans
-
-
-def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
-    busy = 0.0
-    latest = float("-inf")
-    for begin, end in sorted(intervals):
-        busy += max(0.0, end - max(begin, latest))
-        latest = max(latest, end)
-    return busy
