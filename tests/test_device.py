@@ -343,7 +343,7 @@ def logits(lm: LatentLM) -> Tensor:
 # GRPO
 
 
-def by_tokens(completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+def by_tokens(completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
     """A reward that differs between the outputs of any random model."""
     return [sum(ids) % 7 / 7 for ids in completion_ids]
 

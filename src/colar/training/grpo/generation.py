@@ -39,10 +39,8 @@ from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output, RollOut
 from colar.training.rows import Schedule, digest_of, epoch_order
 
-NEAREST = 3
-"""Nearest tokens of a latent in completions.jsonl."""
 LOGGED = 2
-"""Outputs of each generation that are written there."""
+"""Outputs of each generation that are written to completions.jsonl."""
 
 SlotKey = tuple[int, int]
 """(number of the generation, slot of the output in it)."""
@@ -245,7 +243,7 @@ class RolloutSampler:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             output.completion.require_answer(f"generation {number}")
         rewards_RF = rewards.apply(self.reward_funcs, outputs)
-        total_R = rewards_RF.nansum(1)
+        total_R = rewards_RF.sum(1)
         groups = []
         G = self.config.num_generations
         for start in range(0, len(outputs), G):
@@ -294,12 +292,8 @@ def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) 
         "frac_reward_zero_std": float((~has_spread(groups_QG)).double().mean()),
     }
     for f, name in enumerate(names):
-        values = rewards_RF[:, f]
-        values = values[~values.isnan()]  # nan: the function has no value for the output
-        if len(values):
-            metrics[f"rewards/{name}/mean"] = float(values.mean())
-        if len(values) > 1:
-            metrics[f"rewards/{name}/std"] = float(values.std())
+        metrics[f"rewards/{name}/mean"] = float(rewards_RF[:, f].mean())
+        metrics[f"rewards/{name}/std"] = float(rewards_RF[:, f].std())
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -312,8 +306,7 @@ def records_to_read(
     records = []
     for row, output in enumerate(all_outputs(groups)[:LOGGED]):
         record = _record(lm, output)
-        values = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
-        record["rewards"] = {name: value for name, value in values.items() if not math.isnan(value)}
+        record["rewards"] = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
         record["reward"] = total_R[row].item()
         record["advantage"] = advantages_R[row].item()
         records.append(record)
@@ -321,19 +314,14 @@ def records_to_read(
 
 
 def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
-    """Question, thoughts and answer of an output, every latent as its chosen tokens, or else its nearest."""
+    """Question, thoughts and answer of an output: a thought is the text of its tokens, chosen or else nearest."""
     completion = output.completion
-    thoughts = []
-    for thought in read_thoughts(lm, completion, NEAREST):
-        shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
-        spread_and_stop = {key: thought[key] for key in ("sigma", "stop_probability")}
-        thoughts.append({"tokens": [token["text"] for token in shown], **spread_and_stop})
     return {
         "id": output.example.id,
         "sample": completion.request.sample,
         **dataclasses.asdict(completion.request.params),
         "question": output.example.question,
-        "thoughts": thoughts,
+        "thoughts": [thought["text"] for thought in read_thoughts(lm, completion, neighbours=0)],
         "completion": completion.text,
         "answer": output.example.answer,
         "length": completion.length,

@@ -1,13 +1,12 @@
-"""Rewards: plain functions `f(completions, **columns) -> list[float | None]`, one number an output.
+"""Rewards: plain functions `f(completions, **columns) -> list[float]`, one number an output.
 
 `completions` are the answers' texts. The columns are lists of the same length: `example`, and of it `id`, `question`,
 `answer`, `answer_type`; of the output `length` (#L), `max_latents`, `truncated`, `completion_ids`, and the
 per-request values (`compression_factor`). A function takes the columns it needs and swallows the rest with
-`**columns`. None means that it has no value for an output (TRL's convention).
+`**columns`.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +18,10 @@ from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.training.grpo.rollout import Output
 
-Reward = Callable[..., Sequence[float | None]]
+Reward = Callable[..., Sequence[float]]
 
 
-def accuracy(completions: Sequence[str], example: Sequence[Example], **columns: Any) -> list[float | None]:
+def accuracy(completions: Sequence[str], example: Sequence[Example], **columns: Any) -> list[float]:
     """1 where the evaluation's judge finds the answer right, else 0 ("r_i to 1 when an answer is correctly predicted
     and to 0 otherwise")."""
     return [float(verdict(text, row).correct) for text, row in zip(completions, example, strict=True)]
@@ -30,7 +29,7 @@ def accuracy(completions: Sequence[str], example: Sequence[Example], **columns: 
 
 def length_penalty(
     completions: Sequence[str], length: Sequence[int], max_latents: Sequence[int], **columns: Any
-) -> list[float | None]:
+) -> list[float]:
     """-#L / max_latents: from 0 for no thinking to -1 at the limit, whether the answer is right or not."""
     return [-thoughts / most for thoughts, most in zip(length, max_latents, strict=True)]
 
@@ -45,32 +44,21 @@ def by_name(names: Sequence[str]) -> dict[str, Reward]:
 
 
 def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tensor:
-    """(R outputs, F functions) float64; nan where a function has no value.
-
-    ValueError where a function returns another number of values, one that is infinite or NaN, or where none has a value
-    for an output.
-    """
+    """(R outputs, F functions) float64. ValueError where a function returns another number of values, or not finite."""
     texts = [output.completion.text for output in outputs]
     columns = columns_of(outputs)
-    # nan until a function has a value.
-    rewards_RF = torch.full((len(outputs), len(reward_funcs)), math.nan, dtype=torch.float64)
-    for f, (name, func) in enumerate(reward_funcs.items()):
-        values = list(func(texts, **columns))
-        if len(values) != len(outputs):
-            raise ValueError(f"reward {name} returned {len(values)} values for {len(outputs)} completions")
-        for r, value in enumerate(values):
-            if value is None:
-                continue
-            if not math.isfinite(value):
-                raise ValueError(f"reward {name} returned {value} for {outputs[r].example.id}: not finite")
-            rewards_RF[r, f] = value
-
-    # An output without any reward has no place in its group's mean.
-    silent_R = rewards_RF.isnan().all(1)
-    if bool(silent_R.any()):
-        first = outputs[int(silent_R.nonzero()[0])]
-        raise ValueError(f"no reward function has a value for {first.example.id}")
-    return rewards_RF
+    rewards_FR = []
+    for name, func in reward_funcs.items():
+        values_R = torch.tensor(list(func(texts, **columns)), dtype=torch.float64)
+        if len(values_R) != len(outputs):
+            raise ValueError(f"reward {name} returned {len(values_R)} values for {len(outputs)} completions")
+        if not bool(values_R.isfinite().all()):
+            first = int((~values_R.isfinite()).nonzero()[0])
+            raise ValueError(
+                f"reward {name} returned {values_R[first]} for {outputs[first].example.id}: not finite"
+            )
+        rewards_FR.append(values_R)
+    return torch.stack(rewards_FR, 1)
 
 
 def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
