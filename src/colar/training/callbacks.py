@@ -238,39 +238,31 @@ class Publisher:
 
 
 class PublishBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it.
-
-    Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
-    """
+    """Publishes at an evaluation that is the best one so far: `best_evaluation`."""
 
     def __init__(self, publisher: Publisher, curriculum: Curriculum) -> None:
         self.publisher = publisher
         self.curriculum = curriculum
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
-        # compared with.
-        published = processes.from_main(self.publisher.folder.best.exists)
-        if not published or not self.curriculum.ends_with(state.global_step):
-            state.best_metric = None
-
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        accuracy = kwargs["metrics"]["eval_accuracy"]
-        # `best_metric` is saved in trainer_state.json: a resumed run compares with the best before the stop.
-        better = state.best_metric is None or accuracy > state.best_metric or self._wins_tie(state, accuracy)
-        if better and self.curriculum.ends_with(state.global_step):
-            state.best_metric = accuracy
-            if state.is_world_process_zero:
-                self.publisher.publish(state)
+        best = best_evaluation(state, self.curriculum)
+        if state.is_world_process_zero and best is not None and best["step"] == state.global_step:
+            self.publisher.publish(state)
 
-    def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
-        """True where the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
-        # Rows of stages before the last one were never published.
-        tied = [row for row in state.log_history if self.curriculum.ends_with(row["step"])]
-        tied = [row for row in tied if row.get("eval_accuracy") == accuracy == state.best_metric]
-        losses = {row["step"]: row["eval_loss"] for row in tied if "eval_loss" in row}
-        own = losses.pop(state.global_step, None)
-        return own is not None and bool(losses) and own < min(losses.values())
+
+def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, Any] | None:
+    """The logged evaluation with the highest accuracy; None where there is none in the stage that the run ends with.
+
+    Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
+    """
+
+    def rank(row: dict[str, Any]) -> tuple[float, float]:
+        loss = row.get("eval_loss", math.inf)
+        # A NaN would be larger than all and smaller than none.
+        return row["eval_accuracy"], -loss if math.isfinite(loss) else -math.inf
+
+    rows = [row for row in state.log_history if "eval_accuracy" in row]
+    return max((row for row in rows if curriculum.ends_with(row["step"])), key=rank, default=None)
 
 
 HISTORY_EVERY_S = 10.0

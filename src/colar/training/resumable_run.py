@@ -39,6 +39,7 @@ from colar.training.callbacks import (
     PublishBest,
     Publisher,
     ResumeStates,
+    best_evaluation,
 )
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
@@ -144,7 +145,8 @@ def run_trainer(
         if trainer.args.should_save:
             folder.write_history(state.log_history)
         curriculum.require_end(state.global_step, config.max_hours)
-        return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
+        found_best = config.load_best_model_at_end and best_evaluation(state, curriculum) is not None
+        return _finish(trainer, publisher, state, publish_last=not found_best)
 
 
 def _resume_point(folder: RunFolder) -> Path | None:
@@ -258,13 +260,11 @@ def _ready_to_train(trainer: LatentTrainer, publisher: Publisher, curriculum: Cu
 def _finish(
     trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
 ) -> TrainResult:
-    """Publish the last weights where `publish_last` or nothing is published; leave the published ones in the model."""
+    """Publish the last weights where `publish_last` or nothing is there; leave the published ones in the model."""
     # All take part: each has a share of every weight.
     gathered = sharded.gathered(publisher.lm) if sharded.is_sharded(publisher.lm) else None
-    if trainer.is_world_process_zero():
-        nothing_published = state.best_metric is None or not publisher.folder.best.exists()
-        if publish_last or nothing_published:
-            publisher.publish(state, gathered)
+    if trainer.is_world_process_zero() and (publish_last or not publisher.folder.best.exists()):
+        publisher.publish(state, gathered)
     # All processes end with the published weights; where they are split, these are the last ones.
     metrics = publisher.load() if gathered is None else {}
     publisher.lm.eval()
