@@ -34,7 +34,6 @@ from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation
-from colar.training.grpo.train import dropout_rates_zeroed
 from colar.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -403,7 +402,7 @@ def grpo_updates(case: str, folder: Path, grpo: dict[str, Any], **config: Any) -
         return generation
 
     trainer.sampler.generate = generate  # type: ignore[method-assign]
-    with dropout_rates_zeroed(lm), preflight.prepared(lm), counted() as lines:
+    with preflight.prepared(lm), counted() as lines:
         later = Later(lines)
         trainer.add_callback(later)
         trainer.train()

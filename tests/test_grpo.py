@@ -45,7 +45,7 @@ from colar.training.grpo.loss import (
     policy_loss,
 )
 from colar.training.grpo.rollout import Output
-from colar.training.grpo.train import EarlyStopping, GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
+from colar.training.grpo.train import EarlyStopping, GrpoTrainer, ReferenceWeights, zero_dropout
 from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import take
 from colar.training.run_folder import RunFolder
@@ -547,8 +547,8 @@ def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family
         "learning_rate": 1e-2,
     }
     made = trainer(tmp_path, lm, method, grpo(num_iterations=2), Watched, **settings)
-    with dropout_rates_zeroed(lm):
-        made.train()
+    zero_dropout(lm)
+    made.train()
     assert isinstance(made.objective, Watched)
     (first, second), moved = made.objective.seen[:2], made.objective.seen[2:]
     assert max(first[0], second[0]) <= 1e-6
@@ -608,21 +608,19 @@ def test_merged_rollouts_have_a_tolerance_of_their_own(
     lm, method = model(family, LORA)
     trained(lm).causal_lm.to(getattr(torch, dtype))
     made = trainer(tmp_path, lm, method, grpo(merge_adapter=True), bf16=dtype == "bfloat16", max_steps=1)
-    with dropout_rates_zeroed(lm):
-        made.train()
+    zero_dropout(lm)
+    made.train()
     (row,) = [row for row in made.state.log_history if "sampling/logp_difference" in row]
     assert row["sampling/logp_difference"] < bound
     assert (row["sampling/logp_difference"] > 2e-3) == (dtype == "bfloat16")
 
 
-def test_dropout_is_off_only_inside() -> None:
+def test_dropout_is_off_in_train_mode_too() -> None:
     lm, _ = model("gpt2", LORA)
     drops = [m for m in lm.modules() if isinstance(m, torch.nn.Dropout)]
-    before = [m.p for m in drops]
-    assert max(before) == 0.2
-    with dropout_rates_zeroed(lm):
-        assert {m.p for m in drops} == {0.0}
-    assert [m.p for m in drops] == before
+    assert max(m.p for m in drops) == 0.2
+    zero_dropout(lm)
+    assert {m.p for m in drops} == {0.0}
 
 
 def test_outputs_drawn_from_a_nucleus_are_not_scored() -> None:

@@ -56,7 +56,7 @@ from colar.template.template import Template, TemplateConfig
 from colar.training import preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError
-from colar.training.objective import LossTermSums, Objective
+from colar.training.objective import Objective
 from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import RowSchedule, TrainingRows, collate
 from colar.training.run_folder import RunFolder
@@ -707,7 +707,7 @@ def test_what_is_written(
     assert not [path for path in result.best.rglob("*") if path.suffix in pickles]
     assert list((tmp_path / "logs").glob("events.out.tfevents*"))
     assert json.loads((tmp_path / "history.json").read_text()) == result.history
-    terms = {"loss", "ce", "latent", "sigma", "latent_mse", "grad_norm", "learning_rate", "rows_per_second"}
+    terms = {"loss", "ce", "latent", "sigma", "latent_mse", "grad_norm", "learning_rate"}
     assert terms <= set(result.history[0])
     checkpoints = list((tmp_path / "checkpoints").iterdir())
     assert sorted(path.name for path in checkpoints) == ["checkpoint-4", "checkpoint-6"]
@@ -717,15 +717,6 @@ def test_what_is_written(
     others = saved - modules
     once = {value.data_ptr() for value in lm.causal_lm.state_dict().values()}  # tied weights are saved once
     assert all("lora_" in name for name in others) if lora else len(others) == len(once)
-
-
-def test_an_evaluation_between_two_windows_is_not_taken_off_the_next_ones_time() -> None:
-    sums = LossTermSums()
-    sums.paused_seconds += 1000.0  # after the log, before the next update
-    sums.start()
-    sums.add({}, 10)
-    sums.paused_seconds += -1.0  # one second passed
-    assert sums.means(lambda x: x, torch.device("cpu"))["rows_per_second"] == pytest.approx(10, rel=0.2)
 
 
 def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from colar.recipe.run import load_method, load_model_and_rows, sampling_pool
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft
 from colar.training.grpo import train as grpo_train
-from colar.training.grpo.train import GrpoTrainer, dropout_rates_zeroed
+from colar.training.grpo.train import GrpoTrainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
@@ -61,7 +61,6 @@ def measure(recipe: Recipe) -> Table:
             trainer = grpo_train.make_trainer(
                 lm, method, examples, recipe.training, recipe.grpo, run, roll_out=roll_out
             )
-            stack.enter_context(dropout_rates_zeroed(lm))
         return _table(recipe, trainer, held_out)
 
 

@@ -265,22 +265,15 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
     return max((row for row in rows if curriculum.ends_with(row["step"])), key=rank, default=None)
 
 
-HISTORY_EVERY_S = 10.0
-"""The history is written at evaluations, saves and the end, but in between not more often than this."""
-
-
 class History(TrainerCallback):  # type: ignore[misc]
     """Writes history.json, which shows how the run goes."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.written = time.monotonic()
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Not more often than the interval: a short run may save at every step.
-        if state.is_world_process_zero and time.monotonic() - self.written > HISTORY_EVERY_S:
+        if state.is_world_process_zero:
             self.folder.write_history(state.log_history)
-            self.written = time.monotonic()
 
     on_save = on_evaluate
 
@@ -290,8 +283,4 @@ def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     rows = [row for row in state.log_history if "eval_accuracy" in row]
     if not rows or rows[-1]["step"] != state.global_step:
         return {}
-    metrics = {
-        name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")
-    }
-    del metrics["seconds"]
-    return metrics
+    return {name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")}

@@ -10,15 +10,7 @@ from colar import checks
 from colar.methods.base import Method
 from colar.ops import devices
 
-SCHEDULES = (
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
-)
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 DEVICES = ("cuda", "mps", "cpu")
 OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
 """Names of transformers, and the package that each comes from."""
@@ -76,7 +68,7 @@ class TrainingConfig:
     modules_learning_rate: float | None = None
     """Of what the method adds to the backbone (a latent head); null: the same."""
     lr_scheduler_type: str = "constant"
-    """constant | constant_with_warmup | linear | cosine | cosine_with_restarts | polynomial | inverse_sqrt."""
+    """constant | constant_with_warmup | linear | cosine."""
     warmup_steps: float = 0
     """Updates of linear warm-up; below 1: a share of all."""
     weight_decay: float = 0.01

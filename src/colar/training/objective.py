@@ -1,6 +1,5 @@
 """The loss of a batch of rows, as the module that Trainer wraps, and the sums of its terms for the log."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,14 +68,6 @@ class LossTermSums:
         """Begin anew, after a log."""
         self.sums: dict[str, Tensor] = {}
         self.rows = 0
-        self.started: float | None = None
-        self.paused_seconds = 0.0
-
-    def start(self) -> None:
-        """Start the time at the first update after a log; an evaluation or a save between the two does not count."""
-        if self.started is None:
-            self.started = time.monotonic()
-            self.paused_seconds = 0.0
 
     def add(self, means: dict[str, Tensor], rows: int) -> None:
         """Add the means of each term over the rows of a batch."""
@@ -86,13 +77,9 @@ class LossTermSums:
                 self.sums[name] = self.sums.get(name, 0) + mean * rows
 
     def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
-        """Mean of each term over the summed rows of all processes, and rows a second."""
+        """Mean of each term over the summed rows of all processes."""
         # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
         parts = [devices.to_widest(value).reshape(()) for value in self.sums.values()]
         parts.append(devices.send(torch.tensor(float(self.rows), dtype=torch.float64), device))
         *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
-        rows = max(rows, 1)
-        means = {name: total / rows for name, total in zip(self.sums, totals, strict=True)}
-        seconds = time.monotonic() - (self.started or 0.0) - self.paused_seconds
-        means["rows_per_second"] = rows / max(seconds, 1e-9)
-        return means
+        return {name: total / max(rows, 1) for name, total in zip(self.sums, totals, strict=True)}

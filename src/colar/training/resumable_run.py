@@ -279,34 +279,25 @@ def _finish(
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Example]) -> Clock:
     """The clock where it stood. ValueError for other rows than before, or another backbone under an adapter."""
-    rows, digest = trainer.get_total_train_batch_size(trainer.args), trainer.schedule.digest
     lm = trainer.objective.lm
-    same = {
+    begun_with = {
+        "rows_per_update": trainer.get_total_train_batch_size(trainer.args),
+        "rows": trainer.schedule.digest,
         "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
         # A checkpoint has all other weights.
         "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,
     }
     saved_clock = run_folder.clock_of(saved)
     if saved_clock:
-        # With other rows, or another number of them, the saved step would point to another place in the epoch.
+        names = {"rows_per_update": "rows per update", "rows": "digest of the training rows"}
         checks.check_same_run(
             trainer.args.output_dir,
-            {
-                "rows per update": saved_clock["rows_per_update"],
-                "digest of the training rows": saved_clock["rows"],
-            },
-            {"rows per update": rows, "digest of the training rows": digest},
-            "some of the rows would be seen twice and others never: train on the same ones, with the same "
-            "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
+            # Earlier versions did not save all of them.
+            {names.get(key, key): saved_clock.get(key, value) for key, value in begun_with.items()},
+            {names.get(key, key): value for key, value in begun_with.items()},
+            "some rows would be seen twice and others never: give the model and the rows that it was begun with, "
+            "and the same per_device_train_batch_size x gradient_accumulation_steps x processes, or another folder",
         )
-        checks.check_same_run(
-            trainer.args.output_dir,
-            # Earlier versions did not save them.
-            {name: saved_clock.get(name, value) for name, value in same.items()},
-            same,
-            "give the model and the validation rows that it was begun with, or train into another folder",
-        )
-    begun_with = {"rows_per_update": rows, "rows": digest, **same}
     return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
 
 

@@ -17,7 +17,6 @@ wherever they suffice; a test lists the private names, and why no public one ser
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -127,7 +126,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """The batches of one update, and the number of rows that all processes hold for it."""
-        self.term_sums.start()
         self.last_terms = {}
         # Trainer would count labels here: a row would weigh more the longer it is.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -309,12 +307,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.validate is None:
             return {}
         self._require_finite()
-        started = time.monotonic()
         own = self._validate(self.validate)
         # A function of a user's own may know nothing of several processes, and find another number in each.
         metrics = processes.from_main(lambda: own)
-        metrics["seconds"] = time.monotonic() - started
-        self.term_sums.paused_seconds += metrics["seconds"]
         logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(logs)
         handler = self.callback_handler

@@ -15,7 +15,6 @@ The outputs of a question are neighbours, so that an update holds whole groups w
 
 import dataclasses
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -160,10 +159,7 @@ class RolloutSampler:
 
     def generate(self, number: int) -> Generation:
         """NonFiniteError where the model's numbers are not finite; ValueError where a reward's are not."""
-        started = time.monotonic()
         groups, sampled = self._groups(number)
-        seconds = time.monotonic() - started
-
         outputs = all_outputs(groups)
         rollouts = rollout.collate(outputs, self.lm.width)
         total_R = torch.cat([group.total_G for group in groups])
@@ -174,8 +170,6 @@ class RolloutSampler:
         names = list(self.reward_funcs)
         # Over all that was sampled: the chosen groups alone would hide how many questions are too easy or too hard.
         metrics = sampling_metrics(sampled, names)
-        metrics["rollout/seconds"] = seconds
-        metrics["rollout/completions_per_second"] = len(all_outputs(sampled)) / max(seconds, 1e-9)
         return Generation(number, tensors, metrics, records_to_read(self.lm, groups, names, advantages_R))
 
     def _columns(

@@ -95,11 +95,7 @@ def train(
     )  # fmt: skip
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
-    # Also in train mode: ratios compare the model that is scored with the one that sampled.
-    with dropout_rates_zeroed(lm):
-        return run_trainer(
-            trainer, folder, info, resume, list(held_out), [stopping], stopping.out_of_patience
-        )
+    return run_trainer(trainer, folder, info, resume, list(held_out), [stopping], stopping.out_of_patience)
 
 
 def make_trainer(
@@ -127,6 +123,7 @@ def make_trainer(
     funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     config = config.resolved()
     args = put_on_device(lm, config, folder)
+    zero_dropout(lm)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
     plan = grpo.plan(config, args.world_size)
@@ -162,24 +159,13 @@ def _checked_questions(
     return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
 
 
-@contextlib.contextmanager
-def dropout_rates_zeroed(lm: LatentLM) -> Iterator[None]:
-    """No dropout inside the block, in train mode either: the model that is scored is the one that sampled."""
-    rates: list[tuple[nn.Module, str, float]] = []
+def zero_dropout(lm: LatentLM) -> None:
+    """Turn dropout off, in train mode too: ratios compare the model that is scored with the one that sampled."""
     for module in lm.modules():
-        names = ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES
-        for name in names:
-            value = getattr(module, name, None)
+        for name in ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES:
             # Under the same name some families keep a Dropout module, which is met by itself.
-            if isinstance(value, float) and value > 0:
-                rates.append((module, name, value))
-    try:
-        for module, name, _ in rates:
-            setattr(module, name, 0.0)
-        yield
-    finally:
-        for module, name, value in rates:
-            setattr(module, name, value)
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 class GrpoTrainer(LatentTrainer):
