@@ -16,7 +16,7 @@ _PUBLIC = {
     "save_pretrained": ("colar.methods.pretrained", "save_pretrained"),
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
-    "train": ("colar.recipe", "train"),
+    "train": ("colar.recipe.auto_run", "train"),
     "load": ("colar.ask", "load"),
     "inspect": ("colar.look.inspect", "inspect"),
     "Engine": ("colar.engine.engine", "Engine"),

@@ -85,23 +85,23 @@ def run_train(args: argparse.Namespace) -> None:
     _check_options(args, auto)
     from colar import processes, recipe
 
-    output: Path | None
     if auto:
-        output = files.require_writable(args.output)
-        call = recipe.AutoCall(args.model, args.data, output, **_auto_options(args))
-        stages = recipe.prepare_run(call, args.overrides, args.stages)
+        from colar.recipe import auto_run
+
+        call = auto_run.AutoCall(
+            args.model, args.data, files.require_writable(args.output), **_auto_options(args)
+        )
+        stages = auto_run.prepare_run(call, args.overrides, args.stages)
     else:
         stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
-        # The recipe that `auto` has made, perhaps changed, ends as `auto` does.
-        output = None if args.output else recipe.folder_of(args.recipe, stages)
     if args.check:
         _check(stages)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
-    if output is not None and not args.stages:
-        _show(recipe.finish(output, stages))
-        best = output
+    if auto and not args.stages:
+        _show(auto_run.finish(call.output, stages))
+        best = call.output
     # The path is printed when all processes are done.
     processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
@@ -132,7 +132,7 @@ def overrides(words: list[str], output: str | None) -> list[str]:
 
 
 def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that the command line has, beside model and data, as fields of `recipe.AutoCall`."""
+    """The options of `auto` that the command line has, beside model and data, as fields of `auto_run.AutoCall`."""
     options = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
     if args.columns:
         options["columns"] = columns_of(args.columns)

@@ -11,28 +11,22 @@ An unknown key is an error that names the nearest right one; every value is chec
     auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds at its end
 """
 
-from colar.recipe.auto_run import AutoCall, finish, folder_of, prepare_run, train
 from colar.recipe.parsing import load, load_stages
 from colar.recipe.run import load_example_sets, load_method, load_model, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows, Stage, build_method
 
 __all__ = [
-    "AutoCall",
     "DataConfig",
     "ModelConfig",
     "Recipe",
     "SourceRows",
     "Stage",
     "build_method",
-    "finish",
-    "folder_of",
     "load",
     "load_example_sets",
     "load_method",
     "load_model",
     "load_stages",
-    "prepare_run",
     "run",
     "run_stages",
-    "train",
 ]

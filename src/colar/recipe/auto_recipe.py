@@ -4,7 +4,7 @@
     model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
     stages cot, then the method's own, then grpo where it is asked for
 
-The recipe is written once: the same command goes on with it, and `colar train OUTPUT/recipe.yaml` runs it as any other.
+The recipe is written once: the same command goes on with it, also where it was changed.
 """
 
 import math
@@ -352,8 +352,8 @@ def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str,
 def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [
-        "# Made by `colar train auto`, with the keys that its command line set. Change what you like and run it with",
-        f"#   colar train {path}",
+        "# Made by `colar train auto`, with the keys that its command line set. Change what you like and give the same",
+        "# command again.",
         "# A stage's folder has recipe.json: every key as it was run, those of later command lines included.",
         "#",
     ]

@@ -168,13 +168,6 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         progress.say(reason)
 
 
-def folder_of(recipe: str | Path, stages: Sequence[Stage]) -> Path | None:
-    """The run that a recipe was made for, where `finish` can measure its stages; None for any other recipe."""
-    folder = AutoFolder(Path(recipe).parent)
-    of_auto = folder.recipe == Path(recipe) and folder.call.exists()
-    return folder.path if of_auto and can_be_measured(stages) else None
-
-
 def can_be_measured(stages: Sequence[Stage]) -> bool:
     """True if the first stage is CoT and the last has speeds to compare with it: a user may have changed the recipe."""
     first, last = (registry.METHODS[stage.recipe.method["name"]] for stage in (stages[0], stages[-1]))

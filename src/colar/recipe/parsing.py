@@ -25,10 +25,8 @@ from typing import Any
 
 from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
-from colar.methods.rollouts import require_scorable
 from colar.model.masks import MASKED
 from colar.recipe.schema import Recipe, Stage, build_method
-from colar.training.grpo import rewards
 
 NO_OUTPUT = "output is missing: name the run's folder"
 Override = tuple[str, str]
@@ -194,6 +192,9 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
         else:
             if recipe.model.init_from is None:
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
+            from colar.methods.rollouts import require_scorable
+            from colar.training.grpo import rewards
+
             recipe.grpo.plan(recipe.training, processes.launched())
             rewards.by_name(recipe.grpo.reward_funcs)
             require_scorable(method)

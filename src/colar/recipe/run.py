@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -20,18 +20,17 @@ from colar.data.renumber import new_rows
 from colar.engine import cache
 from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
-from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
 from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, ValidationConfig, build_method, to_json
 from colar.training import sft
-from colar.training.grpo import rollout
-from colar.training.grpo import train as grpo_train
-from colar.training.grpo.rollout import RollOut
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
+
+if TYPE_CHECKING:
+    from colar.training.grpo.rollout import RollOut
 
 VALIDATION = "validation"
 """The split that selects the checkpoint."""
@@ -147,7 +146,7 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
 
 
 @contextmanager
-def sampling_pool(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
+def sampling_pool(recipe: Recipe, method: Method) -> "Iterator[RollOut | None]":
     """The pool that samples for a run with `grpo.rollout_workers`; None where the process that trains does."""
     if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
         yield None
@@ -160,6 +159,7 @@ def sampling_pool(recipe: Recipe, method: Method) -> Iterator[RollOut | None]:
         )
     # Nothing of Ray is imported without them.
     from colar.integrations import ray_rollout
+    from colar.training.grpo import rollout
 
     # Their working directories are their own.
     start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
@@ -176,7 +176,7 @@ def _train(
     examples: list[Example],
     held_out: list[Example],
     resume: bool,
-    roll_out: RollOut | None,
+    roll_out: "RollOut | None",
 ) -> TrainResult:
     validation = recipe.validation
     validate = None
@@ -190,6 +190,9 @@ def _train(
         )
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     if recipe.grpo is not None:
+        # SFT does without.
+        from colar.training.grpo import train as grpo_train
+
         result = grpo_train.train(
             lm, method, examples, recipe.training, recipe.grpo, folder.path,
             roll_out=roll_out, held_out=held_out, validate=validate, run_info=info, resume=resume,
@@ -218,6 +221,9 @@ def _write_page(
     examples = list(held_out[: settings.page_size])
     if not examples:
         return
+    # Needed when training has ended, and not by runs without a page.
+    from colar.look.inspect import Inspection, inspect_system, key_of
+
     decoding = settings.limits.decoding(settings.decoding)
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
