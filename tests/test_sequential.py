@@ -243,7 +243,7 @@ def test_outputs_to_read_have_the_tokens_that_were_chosen(c: float) -> None:
             for i in info["group_ids"].tolist()
             if i >= 0 and i != lm.template.closing_id
         ]
-        assert "".join(record["thoughts"]) == lm.template.tokenizer.decode(chosen)
+        assert "".join(record["thoughts"]) == lm.template.tokenizer.decode(chosen, skip_special_tokens=True)
     assert sum(len(record["thoughts"]) for record in records) > 2
 
 
