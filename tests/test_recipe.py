@@ -608,6 +608,19 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
         claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
 
 
+def test_a_run_of_an_earlier_version_goes_on_without_the_keys_that_are_gone(tiny):
+    made = recipe.load(tiny)
+    output = files.require_writable(made.output)
+    claim(made, output)
+    (output / "best").mkdir()
+    earlier = to_json(made)
+    earlier["training"]["save_total_limit"] = 3
+    files.write_json(output / "recipe.json", earlier)
+    files.write_json(output / "finished.json", {})
+    assert RunFolder(output).has_finished(to_json(made))
+    claim(made, output)
+
+
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
     def made(start, output="run"):
         return recipe.Recipe(
