@@ -151,9 +151,8 @@ def _rounded(values: Tensor) -> bytes:
     return rounded.view(torch.int16).numpy().tobytes()
 
 
-@dataclass(frozen=True)
-class Context:
-    """Most positions of a row.
+def context_of(config: Any) -> int:
+    """The most positions of a row, of a text config: `UNLIMITED` where nothing limits it.
 
     It is the least of the config's number and of where longrope changes. longrope (Phi-3-128k, Phi-4-mini) computes a
     whole forward by other rotary frequencies as soon as its largest position is beyond
@@ -161,32 +160,10 @@ class Context:
     would not fit those that come after. Dynamic NTK changes at `max_position_embeddings`, where the context ends
     anyway.
     """
-
-    length: int
-    reason: str = ""
-    """Why the context is shorter than that of the config; "" where it is not."""
-
-    def __str__(self) -> str:
-        """The end of a sentence about what exceeds it."""
-        return f"the model's context is {self.length}{self.reason and f' ({self.reason})'}"
-
-
-def context_of(config: Any) -> Context:
-    """The context of a text config: `UNLIMITED` where nothing limits it."""
     named = next(
         (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None)), UNLIMITED
     )
-    switch = min(_switches(config), default=UNLIMITED)
-    if switch >= named:
-        return Context(_round_down(named))
-    reason = (
-        f"original_max_position_embeddings of its longrope is {switch}: beyond, a row would change the results of "
-        "those that run beside it"
-    )
-    return Context(_round_down(switch), reason)
-
-
-def _round_down(length: int) -> int:
+    length = min([named, *_switches(config)])
     return max(length // CONTEXT_MULTIPLE * CONTEXT_MULTIPLE, min(length, CONTEXT_MULTIPLE))
 
 

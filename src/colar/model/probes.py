@@ -202,12 +202,13 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 def embeds_of_rows(causal_lm: PreTrainedModel, count: int) -> Tensor:
     """(count, T, D): embeddings of tokens from all over the vocabulary, T at most `MASK_TOKENS`."""
-    return vocabulary.embed(causal_lm.get_input_embeddings(), _ids_of_rows(causal_lm, count, MASK_TOKENS))
+    embeds: Tensor = causal_lm.get_input_embeddings()(_ids_of_rows(causal_lm, count, MASK_TOKENS))
+    return embeds
 
 
 def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
     """(count, T): ids from all over the vocabulary, T at most `most`."""
-    length = min(most, backbones.context_of(causal_lm.config.get_text_config()).length)
+    length = min(most, backbones.context_of(causal_lm.config.get_text_config()))
     # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
     # which a model might leave out by itself.
     ids = (
