@@ -232,7 +232,9 @@ def _trained(family: str, digits: bool, special: tuple[str, ...]) -> str:
         "speed",
     ]
     texts = [f"{a} {b} <<{i}+{j}={i + j}>>" for i, a in enumerate(words) for j, b in enumerate(words)]
-    texts += ["(Thinking speed: 2)"] * 200 if family == "gemma3" else ["### 12", "(Thinking speed: 2)\n###"] * 200
+    texts += (
+        ["(Thinking speed: 2)"] * 200 if family == "gemma3" else ["### 12", "(Thinking speed: 2)\n###"] * 200
+    )
     if family == "gemma3":
         return _sentencepiece(texts, digits, special)
     tokenizer = Tokenizer(models.BPE())
