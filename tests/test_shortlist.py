@@ -34,9 +34,9 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
+from colar.model.head import PartialHead, head_logits
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
 from colar.ops.sampling import DrawModes
 from colar.training.config import TrainingConfig

@@ -29,7 +29,6 @@ from colar.model import backbones, checkpoint
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.model.vocabulary import vocabulary_size
 from colar.template.template import Borders, Template
 
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
@@ -134,7 +133,7 @@ def build_model(
     own = lm.lm.state_dict()
     required = [name for name in own if lora is None or ".lora_" in name]
     _fill(own, parts.model, required, file, {name: layout.model + name for name in own} | parts.names)
-    first = vocabulary_size(lm.causal_lm) - len(layout.markers)
+    first = lm.vocabulary_size - len(layout.markers)
     for i, marker in enumerate(layout.markers):
         # Where the embedding has spare rows, the tokenizer's new ids are not the last rows.
         token_id = base.tokenizer.convert_tokens_to_ids(marker)

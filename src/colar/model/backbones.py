@@ -186,11 +186,11 @@ TINY_INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
 
 
-def build_tiny(name: str = "tiny", seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Fresh weights drawn from `seed`, and the tokenizer."""
-    tokenizer = tiny_tokenizer(name)
+def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
+    """Fresh weights drawn from `seed`."""
+    own = tiny_tokenizer(name)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(own),
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -199,15 +199,15 @@ def build_tiny(name: str = "tiny", seed: int = 0) -> tuple[LlamaForCausalLM, Pre
         max_position_embeddings=TINY_CONTEXT,
         initializer_range=TINY_INIT_STD,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
         pad_token_id=None,
     )
     # The caller's random state stays as it is: weights are a function of `seed` alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = LlamaForCausalLM(config)
-    return lm, tokenizer
+    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
 
 
 def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
@@ -216,11 +216,6 @@ def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_file=str(path), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-
-
-def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    lm, own = build_tiny(name, seed)
-    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
 
 
 def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:

@@ -27,8 +27,8 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.model import chunks, masks, probes
 from colar.model.backbones import Backbone, context_of
+from colar.model.head import PartialHead, head_logits
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
-from colar.model.vocabulary import PartialHead, head_logits, vocabulary_size
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
 
@@ -48,11 +48,11 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         self.backbone_seed = backbone.seed
-        template.limit_to(vocabulary_size(backbone.lm))
+        self.lm: PreTrainedModel | PeftModel = backbone.lm
+        template.limit_to(self.vocabulary_size)
         probes.check_inputs(backbone.lm)
         # Probed on the whole backbone, before its weights may be split between processes.
         self._why_no_trees = probes.why_no_trees(backbone.lm)
-        self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora)
         self.extra = nn.ModuleDict()
@@ -104,7 +104,7 @@ class LatentLM(nn.Module):
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding: ids that the model knows, spare ones included."""
-        return vocabulary_size(self.causal_lm)
+        return len(self.causal_lm.get_input_embeddings().weight)
 
     @property
     def context(self) -> int:

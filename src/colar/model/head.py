@@ -1,4 +1,4 @@
-"""Hidden states to logits: the LM head, or the part of it for some tokens.
+"""The LM head, or the part of it for some tokens: hidden states to logits.
 
 Shape suffixes: D width, V vocabulary, S tokens of a partial head.
 """
@@ -11,11 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from colar.ops import devices
-
-
-def vocabulary_size(causal_lm: PreTrainedModel) -> int:
-    """The number of tokens of the embedding."""
-    return int(causal_lm.get_input_embeddings().weight.shape[0])
 
 
 @dataclass(frozen=True)
