@@ -6,16 +6,18 @@ from importlib import metadata
 from random import Random
 
 import pytest
-from families import EXAMPLES, FAMILIES, build_tokenizer, tiny_lm
+from families import EXAMPLES, FAMILIES, build_tokenizer, of_config, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from colar import files
 from colar.data.example import Example
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
+from colar.recipe.run import load_model
+from colar.recipe.schema import ModelConfig, Recipe
 from colar.template.template import Borders, Template, TemplateConfig
 
 BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
@@ -160,6 +162,15 @@ def test_without_a_token_for_a_separator_one_has_to_be_named():
     with pytest.raises(ValueError, match="none of ### ## .* ¶ is one token of this tokenizer: set template"):
         Template(TemplateConfig(), tokenizer)
     assert Template(TemplateConfig(separator="@@"), tokenizer).question("two") == [2, 3]
+
+
+def test_a_run_says_which_separator_it_took(tmp_path, capsys):
+    of_words("<unk>", "<eos>", "two", "##").save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    of_config(LlamaConfig(vocab_size=4, pad_token_id=None, **sizes)).save_pretrained(tmp_path)
+    recipe = Recipe(output="", model=ModelConfig(backbone=str(tmp_path)))
+    assert load_model(recipe, registry.build("cot")).template.config.separator == "##"
+    assert "separator: ## (### is not one token of this tokenizer)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("family", "known"), [("qwen2", "### ##"), ("gemma3", "###")])

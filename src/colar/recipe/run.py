@@ -123,7 +123,9 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
             quantized.quantize_below_adapter(backbone.lm)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
         if recipe.template.separator is None and lm.template.config.separator != SEPARATORS[0]:
-            progress.say(f"separator: {lm.template.config.separator} ({SEPARATORS[0]} is not one token)")
+            progress.say(
+                f"separator: {lm.template.config.separator} ({SEPARATORS[0]} is not one token of this tokenizer)"
+            )
         pretrained.attach(lm, method, seed)
     # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
     # attention is replaced: a run that never generates may train with one that takes no mask.
