@@ -105,10 +105,10 @@ END = {"gemma3": "<end_of_turn>", "gemma2": "<end_of_turn>", "mistral": "<eos>",
 """The token that ends a turn; <|im_end|> for the others."""
 
 
-def chat_tokenizer(kind: str, separator: bool = True) -> PreTrainedTokenizerFast:
+def chat_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     """A new tokenizer with the special tokens and the template of a family."""
     family, tokens = TOKENS[kind]
-    tokenizer = build_tokenizer(family, separator)
+    tokenizer = build_tokenizer(family)
     extra = list(tokens.get("extra", []))
     named = {name: tokens[name] for name in ("bos_token", "eos_token") if name in tokens}
     tokenizer.add_special_tokens(named)
@@ -121,7 +121,7 @@ def chat_tokenizer(kind: str, separator: bool = True) -> PreTrainedTokenizerFast
 def chat_lm(kind: str, seed: int = 0) -> LatentLM:
     """A tiny random model of the family with the chat format, in eval mode."""
     family, _ = TOKENS[kind]
-    tokenizer = chat_tokenizer(kind, separator=family != "gemma3")
+    tokenizer = chat_tokenizer(kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = _model(family, tokenizer, tied=family != "llama", scale=0.5)

@@ -3,7 +3,7 @@
     llama    byte-level BPE, BOS, an untied head, `###` one token                (Llama 3)
     qwen2    byte-level BPE with NFC, no BOS, a tied head, `###` one token       (Qwen 2)
     gemma3   SentencePiece-like BPE: "▁" for a space, byte fallback, <unk>, BOS; embeddings scaled in their
-             module, sliding-window layers of 8 positions, tied, `###` NOT in the vocabulary   (Gemma 3)
+             module, sliding-window layers of 8 positions, tied, `###` a token that was added   (Gemma 3)
     gpt2     byte-level BPE, bos = eos, learnt positions, tied, dropout          (GPT-2)
 
 Random models rarely stop and repeat themselves; `liven` makes their rows think 0, 1 or several times.
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
+    AddedToken,
     AutoConfig,
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -70,17 +71,16 @@ def tiny_lm(
     *,
     lora: LoraSettings | None = None,
     tied: bool | None = None,
-    separator: bool | None = None,
     seed: int = 0,
     scale: float = 0.5,
     digits: bool = False,
 ) -> LatentLM:
-    """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's.
+    """A fresh model in eval mode. `tied` overrides the family's.
 
     `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily. With `digits`
     the tokenizer splits numbers into digits.
     """
-    made = backbone(family, tied=tied, separator=separator, seed=seed, scale=scale, digits=digits)
+    made = backbone(family, tied=tied, seed=seed, scale=scale, digits=digits)
     return LatentLM.from_backbone(made, lora=lora).eval()
 
 
@@ -88,24 +88,20 @@ def backbone(
     family: str,
     *,
     tied: bool | None = None,
-    separator: bool | None = None,
     seed: int = 0,
     scale: float = 0.5,
     digits: bool = False,
 ) -> Backbone:
     """Weights and tokenizer, untouched by colar."""
-    known = family != "gemma3" if separator is None else separator
     tied = family != "llama" if tied is None else tied
-    lm = copy.deepcopy(_drawn(family, known, digits, tied, scale, seed))
-    return Backbone(f"tiny-{family}", lm, build_tokenizer(family, known, digits))
+    lm = copy.deepcopy(_drawn(family, digits, tied, scale, seed))
+    return Backbone(f"tiny-{family}", lm, build_tokenizer(family, digits))
 
 
 @cache
-def _drawn(
-    family: str, separator: bool, digits: bool, tied: bool, scale: float, seed: int
-) -> PreTrainedModel:
+def _drawn(family: str, digits: bool, tied: bool, scale: float, seed: int) -> PreTrainedModel:
     """The weights, to be copied: transformers takes twice as long to build a model as to copy it."""
-    tokenizer = build_tokenizer(family, separator, digits)
+    tokenizer = build_tokenizer(family, digits)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _model(family, tokenizer, tied=tied, scale=scale).eval()
@@ -176,8 +172,19 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool, scale: f
     if family == "gemma3":
         layers = ["sliding_attention", "full_attention", "sliding_attention"]
         common |= {"num_hidden_layers": 3, "layer_types": layers, "sliding_window": WINDOW, "head_dim": 8}
-        return Gemma3ForCausalLM(Gemma3TextConfig(**common))
+        common["vocab_size"] -= 1
+        return _with_separator(Gemma3ForCausalLM(Gemma3TextConfig(**common)), tokenizer)
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+
+
+@torch.no_grad()
+def _with_separator(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Add the weights of the added `###`, as people do: the mean of those before it."""
+    lm.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    separator = tokenizer.convert_tokens_to_ids("###")
+    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+        module.weight[separator] = module.weight[:separator].mean(0)
+    return lm
 
 
 def of_config(config: Any, std: float = 0.2) -> PreTrainedModel:
@@ -190,11 +197,8 @@ def of_config(config: Any, std: float = 0.2) -> PreTrainedModel:
     return lm.eval()
 
 
-def build_tokenizer(family: str, separator: bool, digits: bool = False) -> PreTrainedTokenizerFast:
-    """A new copy; with `separator` the text it was trained on is full of `###`.
-
-    With `digits` each digit is a token, as in SmolLM2, Qwen 2 and Gemma.
-    """
+def build_tokenizer(family: str, digits: bool = False) -> PreTrainedTokenizerFast:
+    """A new copy. With `digits` each digit is a token, as in SmolLM2, Qwen 2 and Gemma."""
     special: dict[str, dict[str, str]] = {
         "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
         "qwen2": {"eos_token": "<|endoftext|>"},
@@ -202,12 +206,15 @@ def build_tokenizer(family: str, separator: bool, digits: bool = False) -> PreTr
         "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
     }
     names = special[family]
-    text = _trained(family, separator, digits, tuple(dict.fromkeys(names.values())))
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **names)
+    text = _trained(family, digits, tuple(dict.fromkeys(names.values())))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **names)
+    if family == "gemma3":
+        tokenizer.add_tokens([AddedToken("###", normalized=False, special=False)])
+    return tokenizer
 
 
 @cache
-def _trained(family: str, separator: bool, digits: bool, special: tuple[str, ...]) -> str:
+def _trained(family: str, digits: bool, special: tuple[str, ...]) -> str:
     words = [
         "how",
         "many",
@@ -225,7 +232,9 @@ def _trained(family: str, separator: bool, digits: bool, special: tuple[str, ...
         "speed",
     ]
     texts = [f"{a} {b} <<{i}+{j}={i + j}>>" for i, a in enumerate(words) for j, b in enumerate(words)]
-    texts += ["### 12", "(Thinking speed: 2)\n###"] * 200 if separator else ["(Thinking speed: 2)"] * 200
+    texts += (
+        ["(Thinking speed: 2)"] * 200 if family == "gemma3" else ["### 12", "(Thinking speed: 2)\n###"] * 200
+    )
     if family == "gemma3":
         return _sentencepiece(texts, digits, special)
     tokenizer = Tokenizer(models.BPE())

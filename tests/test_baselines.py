@@ -31,9 +31,9 @@ LAST = math.inf
 NEW = ("icot", "coconut", "distill", "tokenskip", "pause", "ruplar", "sim_cot")
 
 
-def build(name, family="llama", lora=None, separator=None, **config):
+def build(name, family="llama", lora=None, **config):
     """Model and method, prepared as before training."""
-    lm = tiny_lm(family, lora=lora, separator=separator)
+    lm = tiny_lm(family, lora=lora)
     method = registry.build(name, config)
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
@@ -228,8 +228,8 @@ def test_a_checkpoint_brings_the_method_back(tmp_path, name):
 @pytest.mark.parametrize("name", list(registry.METHODS))
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=2)], ids=["full", "lora"])
 def test_gradients_reach_the_trainable_set_and_nothing_else(name, lora):
-    """An added separator's row and the method's modules included; the spread of CoLaR's head too."""
-    lm, method = build(name, lora=lora, separator=False)
+    """The method's modules included; the spread of CoLaR's head too."""
+    lm, method = build(name, lora=lora)
     rows = encode(lm, method, list(method.prepare(lm, EXAMPLES)), epoch=4.0)
     for parameter_name, p in lm.named_parameters():
         if "lora_B" in parameter_name or "group_decoder.mlp.2" in parameter_name:

@@ -36,8 +36,8 @@ SPEED = "(Thinking speed: 2)"
 FOLDS = ("gemma2", "old")
 
 
-def chat_template(kind, separator=True):
-    return Template(CHAT, chat_tokenizer(kind, separator))
+def chat_template(kind):
+    return Template(CHAT, chat_tokenizer(kind))
 
 
 def applied(tokenizer, context, content):
@@ -48,11 +48,10 @@ def applied(tokenizer, context, content):
 # Parity
 
 
-@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("name", CONTEXTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_apply_chat_template(kind, name, separator):
-    template, context = chat_template(kind, separator), CONTEXTS[name]
+def test_ids_are_those_of_apply_chat_template(kind, name):
+    template, context = chat_template(kind), CONTEXTS[name]
     for question in (QUESTION, "  Two\n\nlines, Ümläute and 3  spaces? \n", "{x} {speed} ₂"):
         found = template.question(question, SPEED, context=context)
         turns, content = context, f"{question.strip()} {SPEED}"
@@ -194,7 +193,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(family):
     with pytest.raises(
         ValueError, match=r"template\.format: chat needs a tokenizer with a chat template"
     ) as error:
-        Template(CHAT, build_tokenizer(family, True))
+        Template(CHAT, build_tokenizer(family))
     assert "\n" not in str(error.value)
 
 
@@ -218,7 +217,7 @@ def test_markers_in_the_question_layout_are_refused():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_earlier_turns_stand_before_a_plain_question(family):
-    template = Template(TemplateConfig(), build_tokenizer(family, True))
+    template = Template(TemplateConfig(), build_tokenizer(family))
     context = (("system", " Be brief. "), ("user", "Hi"), ("assistant", ""))
     assert template.question("1 + 1?", SPEED, context=context) == template.question(
         "Be brief.\n\nHi\n\n1 + 1?", SPEED

@@ -28,13 +28,12 @@ LORA = LoraSettings(r=2, target_modules=("q_proj", "v_proj"))
 RUN = {"seed": 0, "steps": 3}
 KINDS = {
     "full": ("llama", {}, None),
-    "full-tied-added": ("gemma3", {}, None),
+    "full-tied": ("gemma3", {}, None),
     "full-gpt2": ("gpt2", {}, None),
     "lora": ("llama", {}, LORA),
     "lora-tied": ("qwen2", {}, LORA),
-    "lora-added": ("llama", {"separator": False}, LORA),
-    "lora-tied-added": ("gemma3", {}, LORA),
-    "lora-gpt2-added": ("gpt2", {"separator": False}, LoraSettings(r=2, target_modules="all-linear")),
+    "lora-gemma3": ("gemma3", {}, LORA),
+    "lora-gpt2": ("gpt2", {}, LoraSettings(r=2, target_modules="all-linear")),
 }
 """name: family, how its backbone differs, adapter."""
 
@@ -48,7 +47,7 @@ def save_backbone(folder, family, **how):
 
 
 def train(lm, method, steps=3):
-    """A few steps that move all that is trained, biases and added rows included."""
+    """A few steps that move all that is trained, biases included."""
     rows = [method.encode(lm.template, example, Random(i), 0) for i, example in enumerate(EXAMPLES)]
     optimiser = torch.optim.SGD([p for p in lm.parameters() if p.requires_grad], lr=0.05)
     for _ in range(steps):
@@ -124,32 +123,14 @@ def test_what_comes_back_is_what_was_saved(saved, kind):
     }
 
 
-@pytest.mark.parametrize("kind", ["full-tied-added", "lora", "lora-added", "lora-tied-added"])
+@pytest.mark.parametrize("kind", ["full-tied", "lora", "lora-gemma3"])
 def test_loaded_twice_and_saved_again(saved, kind, tmp_path):
-    """Load, save, load: an added separator is not added again, nothing drifts."""
+    """Load, save, load: nothing drifts."""
     old = saved(kind)
     lm, method = pretrained.load(old.folder)
     again, method = pretrained.load(pretrained.save(lm, method, tmp_path / "again", RUN, "card"))
     torch.testing.assert_close(logits(again), logits(old.lm), rtol=1e-5, atol=1e-5)
     assert len(again.tokenizer) == len(old.lm.tokenizer)
-    assert again.template.separator_added == old.lm.template.separator_added == ("added" in kind)
-
-
-@pytest.mark.parametrize("kind", ["lora-added", "lora-tied-added", "lora-gpt2-added", "full-tied-added"])
-def test_an_added_separators_rows_are_trained_and_come_back(saved, kind):
-    """Where it is read (the embedding) and where it is chosen (the head): both moved, and no other row did."""
-    old = saved(kind)
-    fresh = LatentLM.from_backbone(backbones.load(old.base), lora=KINDS[kind][2])
-    back, _ = pretrained.load(old.folder)
-    separator = old.lm.template.separator_id
-    everything = torch.arange(separator + 1)
-    hidden = torch.eye(32)
-    for read in (lambda lm: lm.embed(everything), lambda lm: lm.logits(hidden).T):
-        with torch.no_grad():
-            start, trained, loaded = read(fresh), read(old.lm), read(back)
-        assert not torch.allclose(trained[separator], start[separator], atol=1e-4)
-        torch.testing.assert_close(trained[:separator], start[:separator], rtol=0, atol=0)
-        torch.testing.assert_close(loaded, trained, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +148,7 @@ def test_nothing_in_the_folder_is_a_pickle(saved, kind):
         assert stored > 0
 
 
-@pytest.mark.parametrize("kind", ["full-tied-added", "full-gpt2"])
+@pytest.mark.parametrize("kind", ["full-tied", "full-gpt2"])
 def test_tied_weights_are_stored_once(saved, kind):
     """PITFALLS 21."""
     old = saved(kind)
@@ -178,7 +159,7 @@ def test_tied_weights_are_stored_once(saved, kind):
     assert lm.causal_lm.get_output_embeddings().weight is lm.causal_lm.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("kind", ["full", "lora-tied-added"])
+@pytest.mark.parametrize("kind", ["full", "lora-gemma3"])
 def test_bfloat16(saved, kind):
     old = saved(kind)
     lm, method = pretrained.load(old.folder, dtype="bfloat16")
@@ -204,7 +185,7 @@ def test_a_tiny_backbones_adapter_is_loaded_from_its_seed(tmp_path):
     assert not (tmp_path / "saved" / "modules.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["full-tied-added", "lora", "lora-added"])
+@pytest.mark.parametrize("kind", ["full-tied", "lora"])
 def test_weights_are_put_back_in_place(saved, kind):
     """What Trainer needs for its best checkpoint (PITFALLS 22): an `lm` that has moved on is set back."""
     old = saved(kind)
@@ -269,7 +250,7 @@ def test_a_corrupt_file_is_named(copy, kind, name, damage):
 @pytest.mark.parametrize(
     ("name", "key"),
     [("colar.json", key) for key in ("weights", "method", "modules")]
-    + [("template.json", key) for key in ("separator_id", "question", "separator_added")],
+    + [("template.json", key) for key in ("separator_id", "question")],
 )
 def test_a_key_that_is_missing_is_named(copy, name, key):
     folder = copy("full")
@@ -474,7 +455,7 @@ def test_a_kill_in_mid_save_leaves_the_old_one(saved, copy):
 
 def test_full_weights_serve_as_a_backbone(saved):
     """CoT-SFT's result is CoLaR's start: the folder is a Hugging Face model."""
-    old = saved("full-tied-added")
+    old = saved("full-tied")
     made = LatentLM.from_backbone(backbones.load(str(old.folder)))
     assert made.template.separator_id == old.lm.template.separator_id
     torch.testing.assert_close(logits(made.eval()), logits(old.lm), rtol=1e-5, atol=1e-5)
@@ -553,27 +534,6 @@ def test_an_adapter_knows_its_backbone_in_every_dtype(tmp_path, name, trained, l
     back, _ = pretrained.load(folder, loaded)
     assert back.causal_lm.dtype == backbones.DTYPES[loaded]
     assert back.fingerprint == lm.fingerprint == checkpoint.read_info(folder)["fingerprint"]
-
-
-@pytest.mark.parametrize("spare", [0, 3])
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_added_separator_starts_as_the_mean_row_also_on_a_spare_one(tied, spare):
-    """Padded vocabularies (Qwen2's) have rows beyond the tokenizer's last id: a new token falls on one of them."""
-    made = backbone("llama", separator=False, tied=tied)
-    rows = len(made.tokenizer) + spare
-    made.lm.resize_token_embeddings(rows, mean_resizing=False)
-    before = [
-        m.weight.detach().clone() for m in (made.lm.get_input_embeddings(), made.lm.get_output_embeddings())
-    ]
-    lm = LatentLM.from_backbone(made)
-    new = lm.template.separator_id
-    assert lm.template.separator_added
-    assert lm.causal_lm.get_input_embeddings().weight.shape[0] == max(rows, new + 1)
-    for old, module in zip(
-        before, (lm.causal_lm.get_input_embeddings(), lm.causal_lm.get_output_embeddings()), strict=True
-    ):
-        torch.testing.assert_close(module.weight[new], old[:new].mean(0))
-        assert torch.equal(module.weight[:new], old[:new])
 
 
 def test_push_to_hub_sends_a_whole_folder_and_refuses_a_broken_one(tmp_path, monkeypatch):
@@ -677,7 +637,6 @@ def test_a_disk_that_is_full_is_said_and_leaves_the_old_checkpoint(saved, kind, 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lora" in kind])
 def test_a_merged_adapter_computes_the_same(saved, kind):
-    """An added separator's trained row included, where it is read and where it is chosen."""
     lm, _ = pretrained.load(saved(kind).folder)
     ids = torch.tensor([[5, lm.template.separator_id, 7, 9]])
     with torch.no_grad():
@@ -730,7 +689,7 @@ def test_the_card_of_merged_weights_calls_them_no_adapter(tmp_path):
         ("lora", LORA, {"lora_dropout": 0.1}),
         ("lora", LORA, {"target_modules": "all-linear"}),
         ("lora", LORA, {"target_modules": ".*v_proj"}),
-        ("lora-gpt2-added", KINDS["lora-gpt2-added"][2], {"target_modules": ("c_attn",)}),
+        ("lora-gpt2", KINDS["lora-gpt2"][2], {"target_modules": ("c_attn",)}),
     ],
 )
 def test_an_adapter_trains_on_with_the_settings_that_it_has(saved, kind, trained, asked):

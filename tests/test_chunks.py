@@ -111,13 +111,12 @@ def test_a_methods_loss_and_gradients_are_those_of_all_logits_at_once(settings: 
     assert_close(gradients(lm, sum(term.sum() for name, term in found.items() if name[0] != "_")), wanted)
 
 
-HEADS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "full": ((), True),
-    "adapter": (("q_proj", "c_attn"), True),
-    "adapter-on-the-head": (("q_proj", "c_attn", "lm_head"), True),
-    "adapter-and-a-row": (("q_proj", "c_attn"), False),
+HEADS: dict[str, tuple[str, ...]] = {
+    "full": (),
+    "adapter": ("q_proj", "c_attn"),
+    "adapter-on-the-head": ("q_proj", "c_attn", "lm_head"),
 }
-"""Name -> adapted linears, and whether the separator is known. peft trains an added one's row, on the head's module."""
+"""Name -> adapted linears."""
 
 
 @pytest.mark.parametrize(
@@ -129,16 +128,14 @@ HEADS: dict[str, tuple[tuple[str, ...], bool]] = {
         ("llama", "adapter-on-the-head"),
         ("gemma3", "adapter-on-the-head"),
         ("gpt2", "adapter-on-the-head"),
-        ("qwen2", "adapter-and-a-row"),
-        ("gpt2", "adapter-and-a-row"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
 def test_tied_scaled_and_adapted_heads(family: str, head: str) -> None:
-    targets, separator = HEADS[head]
+    targets = HEADS[head]
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=targets) if targets else None
-    lm, method = made(METHODS["cot"], family, lora=lora, separator=separator)
+    lm, method = made(METHODS["cot"], family, lora=lora)
     batch = batch_of(lm, method)
     whole = method.loss(lm, batch)["ce"]
     wanted = gradients(lm, whole.sum())
@@ -347,22 +344,6 @@ def test_derivatives_are_scaled_position_by_position() -> None:
         results.append(gradient_XD)
     torch.testing.assert_close(results[1], results[0], **TOLERANCE)
     assert results[1][0].abs().max() == 0
-
-
-def test_an_added_row_is_trained_in_chunks() -> None:
-    """Rows of the adapter take a gradient, and the rest of the head is made once."""
-    lora = LoraSettings(r=4, lora_alpha=8, target_modules=("q_proj",))
-    lm, method = made(METHODS["cot"], lora=lora, separator=False)
-    batch = batch_of(lm, method)
-    wanted = gradients(lm, method.loss(lm, batch)["ce"].sum())
-    assert any("trainable_tokens_delta" in name for name in wanted)
-    assert_close(gradients(lm, method.loss(in_chunks(lm, 2), batch)["ce"].sum()), wanted)
-    sizes: list[int] = []
-    base = lm.causal_lm.get_output_embeddings().token_adapter.base_layer
-    base.register_forward_hook(lambda _, args, out: sizes.append(len(out)))
-    method.loss(lm, batch)["ce"].sum().backward()
-    labels = int((batch.chain_lengths + batch.answer_lengths).sum())
-    assert sum(sizes) == labels
 
 
 def test_no_positions_are_one_empty_chunk() -> None:

@@ -1,7 +1,6 @@
 """Text that spells control tokens stays text, on every kind of tokenizer."""
 
-import itertools
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 import pytest
@@ -73,7 +72,7 @@ def whole_pieces():
 
 def declared_ordinary():
     """EOS and a chat marker that are declared to be no special tokens, and words that were added."""
-    tokenizer = build_tokenizer("qwen2", False)
+    tokenizer = build_tokenizer("qwen2")
     tokenizer.add_tokens(
         [AddedToken("<eos>", special=False, normalized=False), "<|im_start|>", "Zurich", "<tool>"]
     )
@@ -84,18 +83,21 @@ def declared_ordinary():
 
 
 def padded_with_a_sign():
-    tokenizer = build_tokenizer("gpt2", True)
+    tokenizer = build_tokenizer("gpt2")
     tokenizer.pad_token = "#"
     return tokenizer
 
 
+def slow():
+    tokenizer = ByT5Tokenizer()
+    tokenizer.add_tokens(["###"])
+    return tokenizer
+
+
 KINDS = {
-    **{
-        f"{family}-{known}": lambda family=family, known=known: build_tokenizer(family, known)
-        for family, known in itertools.product(FAMILIES, (True, False))
-    },
+    **{family: partial(build_tokenizer, family) for family in FAMILIES},
     "tiny": backbones.tiny_tokenizer,
-    "slow": ByT5Tokenizer,
+    "slow": slow,
     "unigram": unigram,
     "ignore_merges": whole_pieces,
     "declared ordinary": declared_ordinary,
@@ -159,9 +161,9 @@ def test_text_has_no_control_token_and_comes_back(kind, text):
     ("kind", "text", "tokens"),
     [
         ("tiny", "2 <eos>", ["2", " ", "<", "e", "o", "s", ">"]),
-        ("llama-True", "a###", ["a", "#", "##"]),
-        ("llama-False", "a####", ["a", "#", "#", "#", "#"]),
-        ("gemma3-False", "a###b", ["a", "#", "#", "#", "b"]),
+        ("llama", "a###", ["a", "#", "##"]),
+        ("llama", "a####", None),
+        ("gemma3", "a###b", ["a", "#", "#", "#", "b"]),
         ("declared ordinary", "Zurich<eos>", ["Zurich", "<", "e", "o", "s", ">"]),
         (
             "declared ordinary",
@@ -247,7 +249,7 @@ def test_no_text_becomes_the_token_that_closes_the_reasoning():
 # Saved and loaded
 
 
-@pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "unigram", "declared ordinary"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "slow", "unigram", "declared ordinary"])
 def test_a_saved_template_spells_none(tmp_path, kind):
     template = template_of(kind)
     template.tokenizer.save_pretrained(tmp_path)

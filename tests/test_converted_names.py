@@ -65,7 +65,7 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "mamba_d_state": 8,
 }
-TOKENIZER = build_tokenizer("llama", separator=True)
+TOKENIZER = build_tokenizer("llama")
 TOKENS = {
     "vocab_size": len(TOKENIZER),
     "bos_token_id": TOKENIZER.bos_token_id,

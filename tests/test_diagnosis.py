@@ -219,7 +219,7 @@ def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one
         Example("long chain", "Bo?", ("<<3+4=7>>",) * 9, "7"),
     ]
     longest = [max(sizes) for sizes in zip(*[sizes_of(lm, each) for each in asked], strict=True)]
-    assert sum(longest) > lm.context.length
+    assert sum(longest) > lm.context
     limits = Decoding(max_latents=20, max_completion_length=4)
     passes = list(reference_passes(lm, method, asked, method.Params()))
     assert len(diagnosis.read(lm, method, passes, method.Params(), limits)) == 2

@@ -26,7 +26,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.sequential import Sequential
 from colar.methods.sequential import choice as group_choice
-from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.ops.sampling import DrawModes, is_drawn, sample_tokens
 from colar.training import preflight, sft
@@ -285,9 +285,9 @@ def known(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch
 
 
-def made(case: str, family: str = "llama", lora: LoraSettings | None = None) -> tuple[LatentLM, Method]:
+def made(case: str) -> tuple[LatentLM, Method]:
     kind, config = TRAINED[case]
-    lm = tiny_lm(family, lora=lora, digits=family == "llama")
+    lm = tiny_lm("llama", digits=True)
     method = registry.build(kind, config)
     pretrained.attach(lm, method, seed=1)
     return lm, method
@@ -364,21 +364,6 @@ def test_an_update_waits_for_nothing(
     looks, first_passes = updates(made(case), tmp_path, first_passes, **config)
     assert len(looks) == len(first_passes), "\n".join(looks)
     assert bool(first_passes) == any(TRAINED[case][1].get("confidence_thresholds", ()))
-
-
-LORA = LoraSettings(r=4, lora_alpha=8, target_modules="all-linear")
-
-
-@pytest.mark.parametrize(
-    ("case", "lora"),
-    [("cot", None), ("cot", LORA), ("colar", None), ("sequential", LORA)],
-    ids=["cot", "cot, lora", "colar", "sequential, lora"],
-)
-def test_an_added_separator_makes_no_update_wait(
-    case: str, lora: LoraSettings | None, as_on_a_gpu: None, tmp_path: Path
-) -> None:
-    """It is a row of the embedding that is trained by itself, or beside the others, which are not."""
-    assert updates(made(case, "gemma3", lora), tmp_path) == [[]]
 
 
 def grpo_updates(case: str, folder: Path, grpo: dict[str, Any], **config: Any) -> list[list[Any]]:

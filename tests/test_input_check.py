@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from families import backbone, build_tokenizer, of_config, tiny_lm
+from families import backbone, build_tokenizer, of_config
 from transformers import AutoConfig
 
 from colar.data.example import Example
@@ -17,7 +17,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.template.template import TemplateConfig
 from colar.training.rows import TrainingRows
 
-TOKENIZER = build_tokenizer("llama", True)
+TOKENIZER = build_tokenizer("llama")
 BASE = {
     "vocab_size": len(TOKENIZER),
     "hidden_size": 32,
@@ -85,7 +85,7 @@ ACCEPTED = [
 
 def made(name, sizes, dtype=torch.float32):
     lm = of_config(AutoConfig.for_model(name, **sizes))
-    return Backbone(name, lm.to(dtype), build_tokenizer("llama", True))
+    return Backbone(name, lm.to(dtype), build_tokenizer("llama"))
 
 
 @pytest.mark.parametrize(("name", "sizes", "words"), REFUSED, ids=lambda value: str(value)[:20])
@@ -118,17 +118,15 @@ EXTRA = "<extra>"
 WORDS = r"the token '<extra>' has id (\d+), and the model's embedding only \1 rows: the model cannot read it"
 
 
-def short_of_rows(family, separator):
+def short_of_rows(family):
     """A backbone whose tokenizer has one token more than its embedding rows."""
-    loaded = backbone(family, separator=separator)
+    loaded = backbone(family)
     loaded.tokenizer.add_tokens([EXTRA])
     return loaded
 
 
-# With a separator that is added behind it, the embedding grows over the token: its row would be noise.
-@pytest.mark.parametrize("separator", [True, False])
-def test_a_token_without_a_row_is_named_in_questions_steps_and_answers(separator, tmp_path):
-    lm = LatentLM.from_backbone(short_of_rows("qwen2", separator), lora=LoraSettings(r=2)).eval()
+def test_a_token_without_a_row_is_named_in_questions_steps_and_answers(tmp_path):
+    lm = LatentLM.from_backbone(short_of_rows("qwen2"), lora=LoraSettings(r=2)).eval()
     method = registry.build("cot", {})
     pretrained.attach(lm, method, 0)
     rows = [
@@ -147,12 +145,12 @@ def test_a_token_without_a_row_is_named_in_questions_steps_and_answers(separator
     template = lm.template.to_json()
     again = checkpoint.Template.from_json(template, lm.tokenizer)
     with pytest.raises(ValueError, match=WORDS):
-        LatentLM(backbone("qwen2", separator=separator), again).template.question(rows[0].question)
+        LatentLM(backbone("qwen2"), again).template.question(rows[0].question)
 
 
 @pytest.mark.parametrize("role", ["bos_token", "eos_token"])
 def test_a_token_of_every_row_without_a_row_is_found_at_load(role):
-    loaded = short_of_rows("llama", True)
+    loaded = short_of_rows("llama")
     setattr(loaded.tokenizer, role, EXTRA)
     with pytest.raises(ValueError, match=WORDS):
         LatentLM.from_backbone(loaded)
@@ -160,10 +158,4 @@ def test_a_token_of_every_row_without_a_row_is_found_at_load(role):
 
 def test_a_separator_of_the_tokenizer_without_a_row_is_found_at_load():
     with pytest.raises(ValueError, match=WORDS):
-        LatentLM.from_backbone(short_of_rows("llama", True), TemplateConfig(separator=EXTRA))
-
-
-def test_an_added_separator_has_a_row():
-    lm = tiny_lm("gemma3")
-    assert lm.template.separator_added
-    assert max(lm.template.question("Ann has 99 pens ### 3?")) >= lm.template.n_known
+        LatentLM.from_backbone(short_of_rows("llama"), TemplateConfig(separator=EXTRA))

@@ -35,7 +35,7 @@ GQA = {
 
 def model_of(name: str, **sizes: int) -> LatentLM:
     """A random model of an architecture that is not one of `families`."""
-    tokenizer = build_tokenizer("llama", True)
+    tokenizer = build_tokenizer("llama")
     config = AutoConfig.for_model(
         name, **(SIZES.get(name) or GQA) | sizes, vocab_size=len(tokenizer), pad_token_id=None
     )

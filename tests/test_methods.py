@@ -468,30 +468,12 @@ def test_a_deterministic_head_has_no_spread_to_train():
 
 
 @pytest.mark.parametrize(("family", "tied"), TIES)
-def test_of_frozen_embeddings_an_added_separators_row_alone_is_trained(family, tied):
-    lm = tiny_lm(family, separator=False, tied=tied)
-    assert lm.template.separator_added
-    found = gradients(lm, build(lm, "colar"))
-    (name,) = names(lm, "wte" if family == "gpt2" else "embed_tokens")
-    assert found[name].abs().sum(1).nonzero()[:, 0].tolist() == [lm.template.separator_id]
-    if not tied:
-        assert (found["lm.lm_head.weight"].abs().sum(1) > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("family", "tied", "separator"),
-    [*((*each, False) for each in TIES), ("llama", False, True), ("gpt2", True, True)],
-)
-def test_lora_trains_the_adapter_and_the_head_and_an_added_row(family, separator, tied):
+def test_lora_trains_the_adapter_and_the_latent_head(family, tied):
     targets = ("c_attn",) if family == "gpt2" else ("q_proj", "v_proj")
-    lm = tiny_lm(family, separator=separator, tied=tied, lora=LoraSettings(r=2, target_modules=targets))
-    assert lm.template.separator_added != separator
+    lm = tiny_lm(family, tied=tied, lora=LoraSettings(r=2, target_modules=targets))
     method = build(lm, "colar")
     trainable = {name for name, p in lm.named_parameters() if p.requires_grad}
-    rows = [] if separator else [name for name in trainable if "trainable_tokens_delta" in name]
-    # The row that is read; and the one that decides to stop, where the head has its own.
-    assert len(rows) == (0 if separator else 1 if tied else 2)
-    assert trainable == names(lm, "lora_") | names(lm, "extra.") | set(rows)
+    assert trainable == names(lm, "lora_") | names(lm, "extra.")
     for name, p in lm.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(p)  # zero at first, which would hide lora_A's gradient

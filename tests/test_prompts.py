@@ -6,16 +6,18 @@ from importlib import metadata
 from random import Random
 
 import pytest
-from families import EXAMPLES, FAMILIES, build_tokenizer, tiny_lm
+from families import EXAMPLES, FAMILIES, build_tokenizer, of_config, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from colar import files
 from colar.data.example import Example
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
+from colar.recipe.run import load_model
+from colar.recipe.schema import ModelConfig, Recipe
 from colar.template.template import Borders, Template, TemplateConfig
 
 BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
@@ -29,16 +31,12 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def template(family):
-    return Template(TemplateConfig(), build_tokenizer(family, separator=family != "gemma3"))
+    return Template(TemplateConfig(), build_tokenizer(family))
 
 
 @pytest.fixture(scope="module")
 def all_templates():
-    return {
-        (family, separator): Template(TemplateConfig(), build_tokenizer(family, separator))
-        for family in FAMILIES
-        for separator in (True, False)
-    }
+    return {family: Template(TemplateConfig(), build_tokenizer(family)) for family in FAMILIES}
 
 
 def plain(template, text):
@@ -69,16 +67,16 @@ def test_training_and_inference_ask_with_the_same_ids(family, name):
 
 def test_what_an_earlier_use_of_a_tokenizer_left_in_its_file_cuts_and_fills_no_text(tmp_path, family):
     """A call that truncates and pads leaves both in the tokenizer, and `save_pretrained` in its file."""
-    used = build_tokenizer(family, separator=True)
+    used = build_tokenizer(family)
     used.pad_token = used.pad_token or used.eos_token
     used("Two words", padding="max_length", truncation=True, max_length=5)
     used.save_pretrained(tmp_path)
     stored = files.read_json(tmp_path / "tokenizer.json")
     assert stored["truncation"]["max_length"] == stored["padding"]["strategy"]["Fixed"] == 5
 
-    fresh = Template(TemplateConfig(), build_tokenizer(family, separator=True))
+    fresh = Template(TemplateConfig(), build_tokenizer(family))
     again = Template(TemplateConfig(), AutoTokenizer.from_pretrained(tmp_path))
-    assert (again.separator_id, again.separator_added) == (fresh.separator_id, fresh.separator_added)
+    assert (again.config, again.separator_id) == (fresh.config, fresh.separator_id)
     for example in EXAMPLES:
         assert again.question(example.question) == fresh.question(example.question)
         assert again.steps(example.steps) == fresh.steps(example.steps)
@@ -115,7 +113,7 @@ def test_each_step_is_tokenised_by_itself(template):
 
 def test_no_token_straddles_two_steps():
     """Where "12" is one token, the steps "1" and "2" are still two: a step can go without its neighbours changing."""
-    template = Template(TemplateConfig(step_joiner=""), build_tokenizer("llama", True))
+    template = Template(TemplateConfig(step_joiner=""), build_tokenizer("llama"))
     assert len(plain(template, "12")) == 1
     assert template.steps(("1", "2")) == [plain(template, "1"), plain(template, "2")]
 
@@ -129,18 +127,14 @@ def test_braces_in_a_question_are_text(template):
 # The separator
 
 
-@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_separator_is_one_token(family, separator):
-    tokenizer = build_tokenizer(family, separator)
+def test_the_separator_is_one_token(family):
+    tokenizer = build_tokenizer(family)
     before = len(tokenizer)
-    alone = tokenizer.encode("###", add_special_tokens=False)
-    assert (len(alone) == 1) == separator
     template = Template(TemplateConfig(), tokenizer)
-    assert template.separator_added != separator
-    assert template.separator_id == (alone[0] if separator else before)
-    assert len(tokenizer) == before + (not separator)
+    assert template.config == TemplateConfig(separator="###")
     assert plain(template, "###") == [template.separator_id]
+    assert len(tokenizer) == before
     assert template.token(template.separator_id) == "###"
     # It stands alone in any context where it is the separator's id, and its neighbours are as without it.
     for text in ("12", "x y"):
@@ -149,20 +143,47 @@ def test_the_separator_is_one_token(family, separator):
         assert ids[-1 - len(plain(template, text)) : -1] == plain(template, text)
 
 
-def test_a_separator_that_would_be_unknown_is_added():
-    words = {"<unk>": 0, "<eos>": 1, "two": 2, "plus": 3}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>")
-    assert tokenizer.encode("###", add_special_tokens=False) == [0]
+def of_words(*words, **special):
+    """A tokenizer of whole words; every other word is <unk>."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>", **special)
+
+
+def test_a_separator_that_would_be_unknown_or_is_special_is_passed_over():
+    tokenizer = of_words("<unk>", "<eos>", "two", "plus", "¶", "***", pad_token="***")
     template = Template(TemplateConfig(), tokenizer)
-    assert (template.separator_id, template.separator_added) == (4, True)
+    assert (template.config.separator, template.separator_id) == ("¶", 4)
     assert template.question("two plus two") == [2, 3, 2, 4]
 
 
+def test_without_a_token_for_a_separator_one_has_to_be_named():
+    tokenizer = of_words("<unk>", "<eos>", "two", "@@")
+    with pytest.raises(ValueError, match="none of ### ## .* ¶ is one token of this tokenizer: set template"):
+        Template(TemplateConfig(), tokenizer)
+    assert Template(TemplateConfig(separator="@@"), tokenizer).question("two") == [2, 3]
+
+
+def test_a_run_says_which_separator_it_took(tmp_path, capsys):
+    of_words("<unk>", "<eos>", "two", "##").save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    of_config(LlamaConfig(vocab_size=4, pad_token_id=None, **sizes)).save_pretrained(tmp_path)
+    recipe = Recipe(output="", model=ModelConfig(backbone=str(tmp_path)))
+    assert load_model(recipe, registry.build("cot")).template.config.separator == "##"
+    assert "separator: ## (### is not one token of this tokenizer)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "known"), [("qwen2", "### ##"), ("gemma3", "###")])
+def test_a_named_separator_must_be_one_token(family, known):
+    message = f"'<think>' is not one token of this tokenizer: set template.separator to a text that is, such as {known}$"
+    with pytest.raises(ValueError, match=message):
+        Template(TemplateConfig(separator="<think>"), build_tokenizer(family))
+
+
 def test_another_separator_may_be_chosen():
-    template = Template(TemplateConfig(separator="<think>"), build_tokenizer("qwen2", True))
-    assert template.separator_added
+    tokenizer = build_tokenizer("qwen2")
+    tokenizer.add_tokens(["<think>"])
+    template = Template(TemplateConfig(separator="<think>"), tokenizer)
     assert plain(template, "a<think>b") == [
         *plain(template, "a"),
         template.separator_id,
@@ -174,15 +195,14 @@ def test_another_separator_may_be_chosen():
 # Round trips
 
 
-@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None, max_examples=60)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), min_size=1, max_size=20)
 )
-def test_answers_survive_the_round_trip(all_templates, family, separator, text):
+def test_answers_survive_the_round_trip(all_templates, family, text):
     """Any text comes back, white space inside included (Qwen composes characters first)."""
-    template = all_templates[family, separator]
+    template = all_templates[family]
     expected = unicodedata.normalize("NFC", text.strip()) if family == "qwen2" else text.strip()
     assert template.decode(template.answer(text)[1:]) == expected.strip()
 
@@ -195,11 +215,10 @@ def test_decoding_does_not_tidy_spaces(template, answer):
 # Saved and loaded
 
 
-@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_template_is_the_same(tmp_path, family, separator):
+def test_a_saved_template_is_the_same(tmp_path, family):
     config = TemplateConfig("Q: {question}\n{speed} A:", "\n", "###")
-    template = Template(config, build_tokenizer(family, separator))
+    template = Template(config, build_tokenizer(family))
     template.tokenizer.save_pretrained(tmp_path)
     loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
     assert loaded.to_json() == template.to_json()
@@ -217,24 +236,34 @@ def test_a_saved_template_is_the_same(tmp_path, family, separator):
     ids=["separator", "eos", "bos"],
 )
 def test_a_tokenizer_that_does_not_belong_is_refused(key, wrong):
-    template = Template(TemplateConfig(), build_tokenizer("llama", True))
+    template = Template(TemplateConfig(), build_tokenizer("llama"))
     saved = template.to_json() | {key: wrong}
     message = (
         rf"trained with {key} = {wrong}, but its tokenizer gives {getattr(template, key)} \(separator '###'\)"
     )
     with pytest.raises(ValueError, match=message):
-        Template.from_json(saved, build_tokenizer("llama", True))
+        Template.from_json(saved, build_tokenizer("llama"))
 
 
 def test_a_template_on_another_familys_tokenizer_is_refused():
-    saved = Template(TemplateConfig(), build_tokenizer("gemma3", False)).to_json()
+    saved = Template(TemplateConfig(), build_tokenizer("gemma3")).to_json()
     with pytest.raises(ValueError, match="the tokenizer files do not belong to this checkpoint"):
-        Template.from_json(saved, build_tokenizer("qwen2", True))
+        Template.from_json(saved, build_tokenizer("qwen2"))
+
+
+def test_a_separator_that_was_added_is_refused():
+    """Earlier checkpoints say whether it was: where it was not, they are read."""
+    tokenizer = build_tokenizer("llama")
+    saved = Template(TemplateConfig(), tokenizer).to_json()
+    loaded = Template.from_json(saved | {"separator_added": False}, tokenizer)
+    assert loaded.to_json() == saved
+    with pytest.raises(ValueError, match="its separator '###' was added to the tokenizer, .* train it again"):
+        Template.from_json(saved | {"separator_added": True}, tokenizer)
 
 
 @pytest.mark.parametrize("version", [0, 5, None])
 def test_another_version_is_refused(version):
-    tokenizer = build_tokenizer("llama", True)
+    tokenizer = build_tokenizer("llama")
     saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
     with pytest.raises(
         ValueError, match=f"template version {version} is not one of 2, 3, 4, which this colar reads"
@@ -243,7 +272,7 @@ def test_another_version_is_refused(version):
 
 
 def test_borders_of_a_published_layout_come_back():
-    tokenizer = build_tokenizer("llama", True)
+    tokenizer = build_tokenizer("llama")
     config = TemplateConfig(question="{question}{speed}\n")
     plain = Template(config, tokenizer)
     template = Template(config, tokenizer, borders=Borders("<|end_of_text|>", bos=False, answer="Answer:"))
@@ -282,7 +311,7 @@ def test_a_template_that_cannot_work(config, message):
 
 
 def test_a_tokenizer_without_eos_is_refused():
-    tokenizer = build_tokenizer("qwen2", True)
+    tokenizer = build_tokenizer("qwen2")
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no EOS token: answers could not end"):
         Template(TemplateConfig(), tokenizer)
@@ -313,7 +342,7 @@ def test_smollm2(smollm2):
     """`###` is one of its tokens, BOS is <|im_start|>, EOS <|im_end|>; digits are tokens of their own."""
     before = len(smollm2)
     template = Template(TemplateConfig(), smollm2)
-    assert (template.separator_id, template.separator_added, len(smollm2)) == (3757, False, before)
+    assert (template.config.separator, template.separator_id, len(smollm2)) == ("###", 3757, before)
     tokens = [template.token(i) for i in template.question("Is {x} 12?", "(Thinking speed: 2)")]
     assert "|".join(tokens[1:]) == "Is| {|x|}| |1|2|?| (|Thinking| speed|:| |2|)|###"
     assert tokens[0] == "<|im_start|>"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from colar.methods import pretrained, registry
-from colar.model import backbones, sharded
+from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.template.template import TemplateConfig
 from colar.training import sft
@@ -151,7 +151,3 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
             config.check_method(registry.build(name, settings))
     with pytest.raises(ValueError, match="training.fsdp and training.compile"):
         TrainingConfig(**QUICK, fsdp=True, compile=True)
-    own = LatentLM.from_backbone(backbones.load("tiny"), TemplateConfig(separator="<think>"))
-    own.freeze_embeddings()
-    with pytest.raises(ValueError, match="single tokens of the embedding"):
-        sharded.check(own)

@@ -34,9 +34,9 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
+from colar.model.head import PartialHead, head_logits
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices
 from colar.ops.sampling import DrawModes
 from colar.training.config import TrainingConfig
@@ -124,7 +124,7 @@ def test_gradients_reach_the_heads_weight_through_some_of_its_rows() -> None:
     ],
 )
 def test_rows_are_right_under_an_adapter_and_after_it_is_merged(family: str, targets: Any) -> None:
-    """An adapted head, an adapted embedding that is the head too, an added separator whose row is trained."""
+    """An adapted head, an adapted embedding that is the head too."""
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=targets)
     lm = tiny_lm(family, lora=lora)
     ids = tuple(sorted({*IDS, lm.template.separator_id}))

@@ -159,10 +159,8 @@ def test_packed_rows_learn_what_rows_by_themselves_do(family, name, rows):
 
 def test_a_row_as_long_as_the_context_is_packed_with_others():
     lm = tiny_lm("gpt2", scale=0.1)  # learnt positions: there is none behind the last
-    lengths = torch.tensor([lm.context.length, 5, 9])
-    embeds = lm.embed(
-        torch.randint(5, 60, (3, lm.context.length), generator=torch.Generator().manual_seed(0))
-    )
+    lengths = torch.tensor([lm.context, 5, 9])
+    embeds = lm.embed(torch.randint(5, 60, (3, lm.context), generator=torch.Generator().manual_seed(0)))
     starts = (torch.arange(3)[:, None], torch.ones(3, dtype=torch.int64))
     alone = lm.hidden_of_rows(embeds, starts, lengths)
     lm.packs_rows = True

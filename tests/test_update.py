@@ -58,7 +58,7 @@ def made(
     layers: int, lora: LoraSettings | None, method_name: str = "cot", width: int = WIDTH
 ) -> tuple[Objective, dict[str, Tensor]]:
     """The loss of a model of SmolLM2's shape with a small vocabulary, and a batch."""
-    tokenizer = build_tokenizer("llama", True)
+    tokenizer = build_tokenizer("llama")
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,

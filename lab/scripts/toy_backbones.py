@@ -25,13 +25,13 @@ SIZES = {"0.1m": (48, 3), "0.4m": (96, 3), "1.8m": (192, 4), "6m": (288, 6)}
 
 def build(width: int, layers: int, seed: int) -> LlamaForCausalLM:
     """Fresh weights drawn from `seed`."""
-    like, _ = backbones.build_tiny()
-    config = LlamaConfig(**like.config.to_dict() | {
+    like = backbones.load("tiny").lm.config
+    config = LlamaConfig(**like.to_dict() | {
         "hidden_size": width,
         "intermediate_size": width * 5 // 2,
         "num_hidden_layers": layers,
-        "head_dim": width // like.config.num_attention_heads,
-        "initializer_range": backbones.TINY_INIT_STD * (like.config.hidden_size / width) ** 0.5,
+        "head_dim": width // like.num_attention_heads,
+        "initializer_range": backbones.TINY_INIT_STD * (like.hidden_size / width) ** 0.5,
     })  # fmt: skip
     torch.manual_seed(seed)
     return LlamaForCausalLM(config)

@@ -257,7 +257,7 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     embeds_NTD = probes.embeds_of_rows(causal_lm, 2)
     n, length, _ = embeds_NTD.shape
     theirs_NTD = causal_lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
-    limit = backbones.context_of(causal_lm.config.get_text_config()).length
+    limit = backbones.context_of(causal_lm.config.get_text_config())
     ahead_N = torch.tensor(
         [0 if limit == backbones.UNLIMITED else limit - length, 0], device=causal_lm.device
     )

@@ -154,11 +154,11 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions_after_question
-    if needed > lm.context.length:
+    if needed > lm.context:
         raise TooLong(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "
             f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length} it needs {needed} "
-            f"positions; {lm.context}"
+            f"positions; the model's context is {lm.context}"
         )
     return ids
 

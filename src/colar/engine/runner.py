@@ -333,7 +333,7 @@ class PackedLinear(nn.Module):
     """
 
     computes_linear = True
-    """Its weight and bias are all of it (`model/vocabulary.py`)."""
+    """Its weight and bias are all of it (`model/head.py`)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

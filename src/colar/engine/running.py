@@ -37,7 +37,7 @@ from colar.engine.completion import Event, EventKind
 from colar.engine.runner import Runner
 from colar.engine.scheduler import Entry
 from colar.methods.thinking import StepConditions, ThinkState, Thought, param_columns, sampling_columns
-from colar.model.vocabulary import PartialHead
+from colar.model.head import PartialHead
 from colar.ops import devices
 
 

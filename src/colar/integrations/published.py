@@ -29,7 +29,6 @@ from colar.model import backbones, checkpoint
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.model.vocabulary import vocabulary_size
 from colar.template.template import Borders, Template
 
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
@@ -124,17 +123,17 @@ def build_model(
         _add_markers(base, file, layout, parts, lora is not None)
     adds_bos = list(base.tokenizer("1")["input_ids"])[:1] == [base.tokenizer.bos_token_id]
     borders = Borders(layout.closing, bool(layout.markers) and adds_bos, layout.answer)
-    lm = LatentLM(base, Template(layout.template, base.tokenizer, borders=borders), lora)
-    if lm.template.separator_added:
-        raise ValueError(
-            f"{backbone} has no token {layout.template.separator!r}: give the backbone of {file.path}"
-        )
+    try:
+        template = Template(layout.template, base.tokenizer, borders=borders)
+    except ValueError as error:
+        raise ValueError(f"{backbone} is not the backbone of {file.path}: {error}") from error
+    lm = LatentLM(base, template, lora)
     _warn_of_prompt(lm, layout)
 
     own = lm.lm.state_dict()
     required = [name for name in own if lora is None or ".lora_" in name]
     _fill(own, parts.model, required, file, {name: layout.model + name for name in own} | parts.names)
-    first = vocabulary_size(lm.causal_lm) - len(layout.markers)
+    first = lm.vocabulary_size - len(layout.markers)
     for i, marker in enumerate(layout.markers):
         # Where the embedding has spare rows, the tokenizer's new ids are not the last rows.
         token_id = base.tokenizer.convert_tokens_to_ids(marker)
@@ -146,11 +145,12 @@ def build_model(
 def _warn_of_prompt(lm: LatentLM, layout: CheckpointLayout) -> None:
     """CoLaR's evaluation encodes the question and its separator as one text; its training and our template do not."""
     texts = layout.template
-    text = texts.question.format(question="How many?", speed="(Thinking speed: 5)") + texts.separator
+    separator = lm.template.token(lm.template.separator_id)
+    text = texts.question.format(question="How many?", speed="(Thinking speed: 5)") + separator
     ids = list(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not layout.markers and ids != lm.template.question("How many?", "(Thinking speed: 5)"):
         progress.say(
-            f"warning: this tokenizer merges {texts.separator!r} with what stands before it, as the authors' "
+            f"warning: this tokenizer merges {separator!r} with what stands before it, as the authors' "
             "evaluation encodes it: colar feeds it by itself, as their training does"
         )
 

@@ -56,13 +56,6 @@ class DistillConfig:
         checks.check_number("method.align_weight", self.align_weight, 0)
 
 
-class Projection(nn.Sequential):
-    """Hidden state -> the embedding that is fed next, (..., D) -> (..., D)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width))
-
-
 class Distill(base.Method):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
@@ -73,7 +66,9 @@ class Distill(base.Method):
         return True
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return {"projection": Projection(lm.width)}
+        D = lm.width
+        projection = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D), nn.LayerNorm(D))
+        return {"projection": projection}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))

@@ -38,8 +38,8 @@ class Rollouts(Columns):
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
     Columns on the CPU make no one wait for a GPU: lengths, and where rows have what, are known there. `question_ids`
-    ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
-    where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was
+    ends with the opening separator. `thought_ids` are the tokens that were thought, and `latents` empty (D = 0); or
+    they are -1, for a method that thinks in latents. `group_ids` (B, K, G) are the tokens that a latent was
     chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `endings` (B, K) say how
     draws ended such groups (`sequential.decoder.Ending`); -1 where none did. `token_ids` are
     the answer's, EOS included where it came. `stopped` says that the method chose to stop thinking.
@@ -225,17 +225,11 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
 
 
 def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
-    """Embedding that is fed at each thought, (B, K, D): the latent, or the token's embedding."""
-    is_token_BK = rollouts.thought_ids >= 0
-    only_tokens = latents_BKD.shape[-1] == 0
-    if not only_tokens and not bool(is_token_BK.any()):
+    """Embeddings that are fed at the thoughts, (B, K, D): the latents, or those of the tokens of a chain."""
+    if latents_BKD.shape[-1]:
         return latents_BKD
     # Tokens are embedded again, not taken as they were fed: where embeddings are trained, the gradient reaches them.
-    tokens_BKD = lm.embed(rollouts.thought_ids.clamp(min=0))
-    if only_tokens:
-        return tokens_BKD
-    is_token_BK1 = devices.beside(is_token_BK[..., None], tokens_BKD)
-    return torch.where(is_token_BK1, tokens_BKD, latents_BKD.to(tokens_BKD.dtype))
+    return lm.embed(rollouts.thought_ids)
 
 
 def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from colar.model.vocabulary import PartialHead
+from colar.model.head import PartialHead
 from colar.ops import devices, noise
 from colar.ops.sampling import DrawModes
 

@@ -93,7 +93,7 @@ class TokenSkip(Cot):
         it keeps its whole chain, and is left out as too long."""
         rows = list(examples)
         # At each epoch a ratio is drawn, which may be 1.
-        fits = [len(self.encode(lm.template, row, Random(0), 0.0)) <= lm.context.length for row in rows]
+        fits = [len(self.encode(lm.template, row, Random(0), 0.0)) <= lm.context for row in rows]
         # Before any update: the surprisal is that of the model to start from, in a resumed run as well.
         scores = iter(surprisal(lm, list(itertools.compress(rows, fits))))
         for row, is_scored in zip(rows, fits, strict=True):

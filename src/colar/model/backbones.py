@@ -151,9 +151,8 @@ def _rounded(values: Tensor) -> bytes:
     return rounded.view(torch.int16).numpy().tobytes()
 
 
-@dataclass(frozen=True)
-class Context:
-    """Most positions of a row.
+def context_of(config: Any) -> int:
+    """The most positions of a row, of a text config: `UNLIMITED` where nothing limits it.
 
     It is the least of the config's number and of where longrope changes. longrope (Phi-3-128k, Phi-4-mini) computes a
     whole forward by other rotary frequencies as soon as its largest position is beyond
@@ -161,32 +160,10 @@ class Context:
     would not fit those that come after. Dynamic NTK changes at `max_position_embeddings`, where the context ends
     anyway.
     """
-
-    length: int
-    reason: str = ""
-    """Why the context is shorter than that of the config; "" where it is not."""
-
-    def __str__(self) -> str:
-        """The end of a sentence about what exceeds it."""
-        return f"the model's context is {self.length}{self.reason and f' ({self.reason})'}"
-
-
-def context_of(config: Any) -> Context:
-    """The context of a text config: `UNLIMITED` where nothing limits it."""
     named = next(
         (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None)), UNLIMITED
     )
-    switch = min(_switches(config), default=UNLIMITED)
-    if switch >= named:
-        return Context(_round_down(named))
-    reason = (
-        f"original_max_position_embeddings of its longrope is {switch}: beyond, a row would change the results of "
-        "those that run beside it"
-    )
-    return Context(_round_down(switch), reason)
-
-
-def _round_down(length: int) -> int:
+    length = min([named, *_switches(config)])
     return max(length // CONTEXT_MULTIPLE * CONTEXT_MULTIPLE, min(length, CONTEXT_MULTIPLE))
 
 
@@ -209,11 +186,11 @@ TINY_INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
 
 
-def build_tiny(name: str = "tiny", seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Fresh weights drawn from `seed`, and the tokenizer."""
-    tokenizer = tiny_tokenizer(name)
+def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
+    """Fresh weights drawn from `seed`."""
+    own = tiny_tokenizer(name)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(own),
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -222,15 +199,15 @@ def build_tiny(name: str = "tiny", seed: int = 0) -> tuple[LlamaForCausalLM, Pre
         max_position_embeddings=TINY_CONTEXT,
         initializer_range=TINY_INIT_STD,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
         pad_token_id=None,
     )
     # The caller's random state stays as it is: weights are a function of `seed` alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = LlamaForCausalLM(config)
-    return lm, tokenizer
+    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
 
 
 def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
@@ -239,11 +216,6 @@ def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_file=str(path), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-
-
-def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    lm, own = build_tiny(name, seed)
-    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
 
 
 def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:

@@ -47,7 +47,6 @@ TEMPLATE_KEYS = (
     "step_joiner",
     "separator",
     "separator_id",
-    "separator_added",
     "bos_id",
     "eos_id",
 )

@@ -25,26 +25,22 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model import chunks, masks, probes, vocabulary
-from colar.model.backbones import Backbone, Context, context_of
+from colar.model import chunks, masks, probes
+from colar.model.backbones import Backbone, context_of
+from colar.model.head import PartialHead, head_logits
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
-from colar.model.vocabulary import PartialHead, head_logits
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
 
 
 class LatentLM(nn.Module):
-    """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`.
-
-    With `new_separator` the weights of the template's separator, which was just added, start as a mean.
-    """
+    """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
 
     def __init__(
         self,
         backbone: Backbone,
         template: Template,
         lora: LoraSettings | None = None,
-        new_separator: bool = False,
     ) -> None:
         super().__init__()
         self.name = backbone.name
@@ -52,16 +48,13 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         self.backbone_seed = backbone.seed
-        vocabulary.fit_vocabulary(backbone.lm, template)
-        if new_separator:
-            # Before an adapter copies these weights.
-            vocabulary.start_separator(backbone.lm, template.separator_id)
+        self.lm: PreTrainedModel | PeftModel = backbone.lm
+        template.limit_to(self.vocabulary_size)
         probes.check_inputs(backbone.lm)
         # Probed on the whole backbone, before its weights may be split between processes.
         self._why_no_trees = probes.why_no_trees(backbone.lm)
-        self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = with_adapter(backbone.lm, lora, template)
+            self.lm = with_adapter(backbone.lm, lora)
         self.extra = nn.ModuleDict()
         """The modules of the method."""
         self.training_only: frozenset[str] = frozenset()
@@ -80,9 +73,8 @@ class LatentLM(nn.Module):
         template: TemplateConfig | None = None,
         lora: LoraSettings | None = None,
     ) -> "LatentLM":
-        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
-        fresh = Template(template or TemplateConfig(), backbone.tokenizer)
-        return cls(backbone, fresh, lora, new_separator=fresh.separator_added)
+        """Wrap a fresh backbone. ValueError where the template does not fit its tokenizer."""
+        return cls(backbone, Template(template or TemplateConfig(), backbone.tokenizer), lora)
 
     # What the parts are
 
@@ -106,25 +98,25 @@ class LatentLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        # Of any weight: that of an embedding with tokens in an adapter would be put together first.
-        weight: Tensor = next(self.causal_lm.parameters())
-        return weight.device
+        device: torch.device = self.causal_lm.device
+        return device
 
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding: ids that the model knows, spare ones included."""
-        return vocabulary.vocabulary_size(self.causal_lm)
+        return len(self.causal_lm.get_input_embeddings().weight)
 
     @property
-    def context(self) -> Context:
-        """Positions that a row may have, with the reason where they are fewer than the config says."""
+    def context(self) -> int:
+        """The most positions of a row."""
         return context_of(self.config)
 
     # What it computes
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
-        return vocabulary.embed(self.causal_lm.get_input_embeddings(), devices.send(ids, self.device))
+        embeds: Tensor = self.causal_lm.get_input_embeddings()(devices.send(ids, self.device))
+        return embeds
 
     def hidden(
         self,
@@ -206,26 +198,13 @@ class LatentLM(nn.Module):
         # Without weights of its own a part is taken from the logits of the whole vocabulary.
         narrow = part is not None and part.weight_SD is not None
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
-        head = self.causal_lm.get_output_embeddings()
-        size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
-        adapter_XN = None if narrow else vocabulary.adapter_logits(head, hidden_XD)
-        if adapter_XN is None or len(hidden_XD) <= size:
-            return chunks.in_chunks(
-                lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
-                hidden_XD,
-                columns,
-                size,
-            )
-
-        # A chunk's derivatives are made beside its values only if gradients reach nothing but its tensors
-        # (`chunks.py`). Of this head the adapter trains N tokens. Their logits are few, and made here, as a column; the
-        # rest is frozen:
-        #
-        #     hidden_XD --adapter's N tokens--> adapter_XN        hidden_CD --frozen head--> (C, V), adapter_CN put in
-        def values_of(hidden_CD: Tensor, adapter_CN: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
-            return reduce(head_logits(self.causal_lm, hidden_CD, part, adapter_CN), *chunk)
-
-        return chunks.in_chunks(values_of, hidden_XD, (adapter_XN, *columns), size)
+        chunk_bytes = self.chunk_bytes or chunks.default_bytes(self.causal_lm.get_output_embeddings())
+        return chunks.in_chunks(
+            lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
+            hidden_XD,
+            columns,
+            chunks.positions_of(chunk_bytes, count),
+        )
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
@@ -311,28 +290,24 @@ class LatentLM(nn.Module):
             yield
             return
         weights = adapted_weights(self.lm)
-        places = [weight.data for weight in weights]
-        copies = [place.clone() for place in places]
+        copies = [weight.data.clone() for weight in weights]
         try:
+            # In place: CUDA graphs read a weight where it was.
             self.lm.merge_adapter()
-            # peft moves the embedding of an added token, and CUDA graphs read it where it was.
-            for weight, place in zip(weights, places, strict=True):
-                weight.data = place.copy_(weight.data)
             yield
         finally:
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for weight, place, before in zip(weights, places, copies, strict=True):
-                weight.data = place.copy_(before)
+            for weight, before in zip(weights, copies, strict=True):
+                weight.data.copy_(before)
 
     def freeze_embeddings(self) -> None:
-        """Stop training the input embeddings; an added separator's weights stay trainable.
+        """Stop training the input embeddings.
 
         Latent targets are sums of these embeddings: they must not move while they are learnt. With tied embeddings the
         LM head is frozen with them.
         """
-        # Under an adapter the base is frozen anyway, and peft trains the separator alone.
+        # Under an adapter the base is frozen anyway.
         if not self.has_adapter:
-            trained_ids = [self.template.separator_id] if self.template.separator_added else []
-            vocabulary.mask_embedding(self.causal_lm.get_input_embeddings().weight, trained_ids)
+            self.causal_lm.get_input_embeddings().weight.requires_grad_(False)

@@ -2,19 +2,17 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.helpers import disable_input_dtype_casting
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 
 from colar.checks import check_holds, in_library
-from colar.model import vocabulary
-from colar.template.template import Template
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,12 @@ class LoraSettings:
         # A model of shapes: its weights take no memory.
         with torch.device("meta"):
             twin = type(base)(copy.deepcopy(base.config))
-        if mine != theirs or _lora_weights(_adapt(twin, self)) != _lora_weights(peft_lm):
+        if mine != theirs or _lora_weights(with_adapter(twin, self)) != _lora_weights(peft_lm):
             mine["target_modules"], theirs["target_modules"] = (
                 targets if isinstance(targets, str) else set(targets)
                 for targets in (self.target_modules, trained.target_modules)
             )
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
-
-    def to_peft(self, tokens: dict[str, list[int]] | None = None) -> LoraConfig:
-        """peft's config; the weights of `tokens` in some modules are trained too."""
-        targets = self.target_modules
-        return LoraConfig(
-            task_type="CAUSAL_LM",
-            r=self.r,
-            lora_alpha=self.lora_alpha,
-            lora_dropout=self.lora_dropout,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-            trainable_token_indices=tokens,
-        )
 
 
 def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -71,64 +57,31 @@ def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in lm.named_parameters() if ".lora_" in name}
 
 
-def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
-    """The model with a fresh adapter; an added separator is trained where it is read and where it is chosen.
-
-    ValueError for settings that peft refuses, or that the separator excludes.
-    """
-    if not template.separator_added:
-        return _adapt(causal_lm, lora)
-    config = lora.to_peft(vocabulary.adapter_token_ids(causal_lm, template.separator_id))
-    with in_library(_misfit(causal_lm, lora)):
-        _check_separator(causal_lm, template, config)
-    return _adapt(causal_lm, lora, config)
-
-
-def _adapt(causal_lm: PreTrainedModel, lora: LoraSettings, config: LoraConfig | None = None) -> PeftModel:
-    # peft raises the errors that it meets: of a pattern that is none, of a module that it does not know.
-    with in_library(_misfit(causal_lm, lora)):
-        return get_peft_model(causal_lm, config or lora.to_peft())
-
-
-def _misfit(causal_lm: PreTrainedModel, lora: LoraSettings) -> str:
+def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings) -> PeftModel:
+    """The model with a fresh adapter. ValueError for settings that peft refuses."""
     targets = lora.target_modules
     shown = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
-    return f"model.lora with target_modules {shown} does not fit {type(causal_lm).__name__}"
+    # peft raises the errors that it meets: of a pattern that is none, of a module that it does not know.
+    with in_library(f"model.lora with target_modules {shown} does not fit {type(causal_lm).__name__}"):
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.r,
+            lora_alpha=lora.lora_alpha,
+            lora_dropout=lora.lora_dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+        )
+        return get_peft_model(causal_lm, config)
 
 
-def _check_separator(causal_lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
-    """Reject an adapter on the embedding or the LM head where the added separator is trained in these.
-
-    peft refuses both in one layer. With a tied head it does not, but the head would not see the trained weights.
-    """
-    wanted = (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings())
-    for name, module in causal_lm.named_modules():
-        if any(module is one for one in wanted) and check_target_module_exists(config, name):
-            raise ValueError(
-                f"it names {name}, in which the added separator {template.config.separator!r} is trained: "
-                f"leave {name} out, or set template.separator to one token of the tokenizer"
-            )
-
-
-@contextlib.contextmanager
-def casts_left_to_autocast(lm: nn.Module) -> Iterator[None]:
+def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Inside autocast, leave the dtype of an adapter's input to it.
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
-    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed. (peft's own
-    `disable_input_dtype_casting` fails where tokens of an embedding are trained.)
+    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed.
     """
-    inside = torch.is_autocast_enabled(next(lm.parameters()).device.type)
-    layers: list[Any] = [
-        module for module in lm.modules() if inside and getattr(module, "cast_input_dtype_enabled", False)
-    ]
-    for layer in layers:
-        layer.cast_input_dtype_enabled = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.cast_input_dtype_enabled = True
+    is_autocast = torch.is_autocast_enabled(next(lm.parameters()).device.type)
+    casts_disabled: contextlib.AbstractContextManager[None] = disable_input_dtype_casting(lm, is_autocast)
+    return casts_disabled
 
 
 def adapted_weights(peft_lm: PeftModel) -> list[nn.Parameter]:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from colar.model import backbones, masks, vocabulary
+from colar.model import backbones, masks
+from colar.model.head import head_logits
 from colar.ops import trees
 
 INPUT_TOKENS = 4
@@ -68,7 +69,7 @@ def _why_no_embeddings(causal_lm: PreTrainedModel) -> str | None:
     if len(widths) > 1:
         sizes = " and ".join(map(str, sorted(widths)))
         return f"has embeddings and hidden states of different widths ({sizes}), and latents are both"
-    if _same(theirs_TV, vocabulary.head_logits(causal_lm, hidden_BTD)[0]):
+    if _same(theirs_TV, head_logits(causal_lm, hidden_BTD)[0]):
         return None
     if _same(theirs_TV, causal_lm(inputs_embeds=embeds_BTD, use_cache=False).logits[0].float()):
         return "computes its logits from hidden states in a way that is not known here"
@@ -202,19 +203,17 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 def embeds_of_rows(causal_lm: PreTrainedModel, count: int) -> Tensor:
     """(count, T, D): embeddings of tokens from all over the vocabulary, T at most `MASK_TOKENS`."""
-    return vocabulary.embed(causal_lm.get_input_embeddings(), _ids_of_rows(causal_lm, count, MASK_TOKENS))
+    embeds: Tensor = causal_lm.get_input_embeddings()(_ids_of_rows(causal_lm, count, MASK_TOKENS))
+    return embeds
 
 
 def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
     """(count, T): ids from all over the vocabulary, T at most `most`."""
-    length = min(most, backbones.context_of(causal_lm.config.get_text_config()).length)
+    length = min(most, backbones.context_of(causal_lm.config.get_text_config()))
     # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
     # which a model might leave out by itself.
-    ids = (
-        torch.arange(1, 1 + count * length, device=causal_lm.device)
-        * 7919
-        % vocabulary.vocabulary_size(causal_lm)
-    )
+    size = len(causal_lm.get_input_embeddings().weight)
+    ids = torch.arange(1, 1 + count * length, device=causal_lm.device) * 7919 % size
     return ids.reshape(count, length)
 
 

@@ -23,18 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from colar.model import vocabulary
 from colar.model.latent_lm import LatentLM
-
-
-def check(lm: LatentLM) -> None:
-    """ValueError for a model that cannot be trained in shares."""
-    # The hook that leaves the other tokens alone is one of the whole weight.
-    if vocabulary.masked_embeddings(lm.causal_lm):
-        raise ValueError(
-            "training.fsdp cannot train single tokens of the embedding, as a separator that was added needs it: set "
-            "template.separator to one token of the tokenizer"
-        )
 
 
 def shard(model: nn.Module, layers: list[nn.Module], device: torch.device) -> None:

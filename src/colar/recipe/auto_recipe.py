@@ -120,8 +120,10 @@ class RowReader:
         for index, example in enumerate(examples):
             question, chain, answer = self.tokens(example)
             n = SLOT + question + (chain + answer if generated is None else generated)
-            if n > context.length:
-                reasons[index] = f"{example.id}: the row needs {n} positions, {context}"
+            if n > context:
+                reasons[index] = (
+                    f"{example.id}: the row needs {n} positions, the model's context is {context}"
+                )
         return reasons
 
 
@@ -137,7 +139,7 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
     return Facts(
         model=reader.model,
         parameters=parameters,
-        context=backbones.context_of(reader.config).length,
+        context=backbones.context_of(reader.config),
         rows=len(examples),
         chain=chain,
         question=question,

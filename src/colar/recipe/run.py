@@ -25,6 +25,7 @@ from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
 from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, ValidationConfig, build_method, to_json
+from colar.template.template import SEPARATORS
 from colar.training import sft
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
@@ -120,6 +121,10 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
         if model.load_in_4bit:
             quantized.quantize_below_adapter(backbone.lm)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+        if recipe.template.separator is None and lm.template.config.separator != SEPARATORS[0]:
+            progress.say(
+                f"separator: {lm.template.config.separator} ({SEPARATORS[0]} is not one token of this tokenizer)"
+            )
         pretrained.attach(lm, method, seed)
     # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
     # attention is replaced: a run that never generates may train with one that takes no mask.

@@ -23,11 +23,11 @@ that name (`control_tokens.py`).
 import re
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any, Literal, get_args
 
-from transformers import AddedToken, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from colar.checks import check_choice, check_holds
 from colar.template.chat import ChatFormat, Turn
@@ -38,6 +38,8 @@ CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
 """Characters of a cached text."""
+SEPARATORS = ("###", "##", "####", "***", "---", "~~~", "|||", "§", "¶")
+"""Tried in this order where `template.separator` names none. Chains hardly ever begin a step with one of these."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class TemplateConfig:
     """Text before the first separator; `{speed}` is filled by `Method.speed_text` ("" for most)."""
     step_joiner: str = " "
     """Text before every reasoning step but the first."""
-    separator: str = "###"
-    """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
+    separator: str | None = None
+    """Opens and closes the reasoning: one token of the tokenizer. None: ###, or a like mark where that is not one."""
     format: Format = "plain"
     """plain: the question as it is. chat: the turns and the question by the tokenizer's chat template."""
 
@@ -57,7 +59,8 @@ class TemplateConfig:
         check_choice("template.format", self.format, get_args(Format))
         for name in ("question", "step_joiner", "separator"):
             value = getattr(self, name)
-            check_holds(f"template.{name}", isinstance(value, str), value, "text")
+            is_text = isinstance(value, str) or (name == "separator" and value is None)
+            check_holds(f"template.{name}", is_text, value, "text")
         if "{question}" not in self.question or "{speed}" not in self.question:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
@@ -70,7 +73,7 @@ class TemplateConfig:
                 f"template.question {self.question!r} has braces besides {{question}} and {{speed}}; "
                 "write {{ and }} for braces that are text"
             ) from error
-        if not self.separator.strip():
+        if self.separator is not None and not self.separator.strip():
             raise ValueError("template.separator must not be empty")
 
 
@@ -98,19 +101,18 @@ class TemplateKind(IntEnum):
 class Template:
     """Text to ids and back for one tokenizer.
 
-    `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
-    may add that token to the tokenizer. ValueError where the tokenizer has no EOS, no chat template for the format
-    `chat`, or no way to write the tokens that open and close the reasoning as text.
+    Its `config` names the separator, also where the one that it is built from does not. ValueError where the tokenizer
+    has no EOS, no chat template for the format `chat`, no token for the separator, or no way to write the tokens that
+    open and close the reasoning as text.
     """
 
     def __init__(
         self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, borders: Borders | None = None
     ) -> None:
-        self.config = config
         self.borders = borders
         self.tokenizer = tokenizer
         self.n_known: int | None = None
-        """Tokens that the model has weights for, added ones left out; None until the model is known."""
+        """Tokens that the model has weights for; None until the model is known."""
         self._cached: dict[Hashable, array[int]] = {}
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._ids_matching: dict[str, tuple[int, ...]] = {}
@@ -120,16 +122,8 @@ class Template:
             backend.no_truncation()
             backend.no_padding()
 
-        # The separator must be one token: the LM head chooses it in one step to stop thinking.
-        ids = self._raw_ids(config.separator)
-        self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
-        if self.separator_added:
-            # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
-            tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
-            ids = self._raw_ids(config.separator)
-        if not ids:
-            raise ValueError(f"the tokenizer makes no token of the separator {config.separator!r}")
-        self.separator_id: int = ids[-1]
+        separator, self.separator_id = self._separator(config.separator)
+        self.config = config = replace(config, separator=separator)
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
@@ -260,7 +254,6 @@ class Template:
             **chat,
             **borders,
             "separator_id": self.separator_id,
-            "separator_added": self.separator_added,
             "bos_id": self.bos_id,
             "eos_id": self.eos_id,
         }
@@ -279,6 +272,11 @@ class Template:
                 f"template version {saved.get('version')!r} is not one of {known}, which this colar reads"
             )
         kind = TemplateKind(saved["version"])
+        if saved.get("separator_added"):
+            raise ValueError(
+                f"its separator {saved['separator']!r} was added to the tokenizer, which this colar does not read: "
+                "train it again, with a separator that is one token of the tokenizer"
+            )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         config = TemplateConfig(**texts, format="chat" if kind is TemplateKind.CHAT else "plain")
         borders = None
@@ -301,9 +299,30 @@ class Template:
                     f"{getattr(template, key)} (separator {template.config.separator!r}): "
                     "the tokenizer files do not belong to this checkpoint"
                 )
-        # The saved tokenizer has the added token already, so `cls` took it for one of its own.
-        template.separator_added = saved["separator_added"]
         return template
+
+    def _separator(self, named: str | None) -> tuple[str, int]:
+        """The separator and its id: the one that is named, or else the first of `SEPARATORS` that is one token.
+
+        It must be one token, because the LM head chooses it in one step to stop thinking.
+        """
+        if named is not None:
+            ids = self._raw_ids(named)
+            if len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id:
+                return named, ids[0]
+        fitting = {}
+        for text in SEPARATORS:
+            ids = self._raw_ids(text)
+            if len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids:
+                fitting[text] = ids[0]
+        if named is None and fitting:
+            return next(iter(fitting.items()))
+        subject = f"none of {' '.join(SEPARATORS)}" if named is None else f"template.separator {named!r}"
+        verb = "is" if named is None else "is not"
+        raise ValueError(
+            f"{subject} {verb} one token of this tokenizer: set template.separator to a text that is"
+            + (f", such as {' '.join(fitting)}" if fitting else "")
+        )
 
     # Encoders, each on top of the one before it
     #
@@ -343,13 +362,21 @@ class Template:
             self._cached[key] = array("i", ids)
         return ids
 
+    def limit_to(self, n_known: int) -> None:
+        """Reject texts with ids from `n_known` on, for which the model has no weights.
+
+        ValueError where BOS, separator or EOS is such an id.
+        """
+        self.n_known = n_known
+        bos = [] if self.bos_id is None else [self.bos_id]
+        self.require_known([*bos, self.separator_id, self.closing_id, self.eos_id])
+
     def require_known(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""
         if self.n_known is None or max(ids, default=0) < self.n_known:
             return
         for token_id in ids:
-            added = self.separator_added and token_id == self.separator_id
-            if token_id >= self.n_known and not added:
+            if token_id >= self.n_known:
                 raise ValueError(
                     f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
                     f"{self.n_known} rows: the model cannot read it"

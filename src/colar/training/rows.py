@@ -136,9 +136,10 @@ class TrainingRows(Dataset[Row]):
         """
         too_long = {}
         for index, of_row in enumerate(lengths):
-            if max(of_row) > self.context.length:
+            if max(of_row) > self.context:
                 too_long[index] = (
-                    f"{self.examples[index].id}: the row has {max(of_row)} tokens, {self.context}"
+                    f"{self.examples[index].id}: the row has {max(of_row)} tokens, the model's context is "
+                    f"{self.context}"
                 )
         return without_too_long(self.examples, too_long, kind, LONGER)
 

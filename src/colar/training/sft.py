@@ -13,7 +13,6 @@ from typing import Any
 from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
-from colar.model import sharded
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
@@ -76,8 +75,6 @@ def make_trainer(
     if config.fsdp:
         check_fsdp(args.world_size, validate is not None)
     examples = list(method.prepare(lm, examples))
-    if config.fsdp:
-        sharded.check(lm)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     rows, first_lengths, curriculum = fitting_rows(lm, method, examples, config, rows_per_update)

@@ -34,7 +34,7 @@ from colar import processes
 from colar.checks import NonFiniteError
 from colar.engine import graphs
 from colar.methods.base import Batch, Method
-from colar.model import sharded, vocabulary, weights
+from colar.model import sharded, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.config import TrainingConfig
@@ -279,8 +279,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
-        # Embeddings of which some rows are trained (`LatentLM.freeze_embeddings`).
-        masked = {id(weight) for weight in vocabulary.masked_embeddings(self.objective.lm.causal_lm)}
         own_rate = self.config.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
@@ -288,8 +286,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                 continue
             # LatentLM keeps the modules of the method under `extra`.
             is_module = ".extra." in f".{name}"
-            # Weight decay would move the rows that are not trained: it needs no gradient.
-            decays = name in decayed_names and id(parameter) not in masked
+            decays = name in decayed_names
             if (is_module, decays) not in groups:
                 rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
                 decay = self.args.weight_decay if decays else 0.0

@@ -18,8 +18,8 @@ from colar.methods.losses import continue_logps
 from colar.methods.sequential.boundaries import Equations, OpenGroups, most_tokens
 from colar.methods.sequential.decoder import NOTHING, Ending, without
 from colar.methods.thinking import ThinkState
+from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import PartialHead
 from colar.ops import devices, noise
 from colar.ops.sampling import DrawModes, sample_tokens, token_logps, unlikely_logps
 

@@ -37,8 +37,8 @@ from colar.methods import grouping
 from colar.methods.losses import chosen_logps, continue_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.boundaries import Equations
+from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import PartialHead
 from colar.ops import devices, ragged
 
 NOTHING = -1

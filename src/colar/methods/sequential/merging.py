@@ -12,8 +12,8 @@ So a number is read alike wherever in a group it stands, and a digit by what it 
 as LoRA changes a weight: trained full matrices differed from the identity in few directions (lab/LOG.md). It starts as
 the identity: training begins with sums that a model may know already. Near relatives are listed in docs/method.md.
 
-Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P places with a map, R rank, U different
-tokens, D width.
+Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P places with a map, R rank, N tokens of all
+groups, D width.
 """
 
 from collections.abc import Mapping
@@ -41,15 +41,6 @@ class PlaceMaps(nn.Module):
         self.up = nn.Parameter(torch.zeros(places - 1, width, RANK))
         self.down = nn.Parameter(torch.randn(places - 1, RANK, width) / width**0.5)
 
-    def of_each_place(self, embeds_UD: Tensor) -> Tensor:
-        """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
-        embeds_UD = embeds_UD.float()
-        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
-        with torch.autocast(embeds_UD.device.type, enabled=False):
-            low_PUR = embeds_UD @ self.down.float().transpose(1, 2)
-            mapped_PUD = embeds_UD + low_PUR @ self.up.float().transpose(1, 2)
-        return torch.cat([embeds_UD[None], mapped_PUD])
-
     @torch.no_grad()
     def start_from(self, state: Mapping[str, Tensor]) -> None:
         """Take the maps of a checkpoint, which may have other numbers of places. ValueError for another width.
@@ -66,7 +57,12 @@ class PlaceMaps(nn.Module):
             mine[:n] = theirs[:n]
 
     def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
-        mapped_PND = self.of_each_place(embeds.flatten(end_dim=-2))
+        embeds_ND = embeds.flatten(end_dim=-2).float()
+        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
+        with torch.autocast(embeds_ND.device.type, enabled=False):
+            low_PNR = embeds_ND @ self.down.float().transpose(1, 2)
+            others_PND = embeds_ND + low_PNR @ self.up.float().transpose(1, 2)
+        mapped_PND = torch.cat([embeds_ND[None], others_PND])
         # Behind a group's end places go on. What is there is not summed.
         places_N = places.flatten().clamp(max=len(mapped_PND) - 1)
         rows_N = torch.arange(len(places_N), device=places.device)
@@ -99,14 +95,10 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
     known = torch.where(real, ids, 0)
     maps = _maps_of(lm) if ids.shape[-1] > 1 else {}
     places = _places(torch.where(real, ids, -1), equations) if maps else {}
-    if maps and not devices.is_asynchronous(ids.device):
-        # Ids on a GPU would have to be waited for; there all products are fast.
-        total = _from_table(lm, known, real, maps, places)
-    else:
-        embeds = lm.embed(known).float()
-        for name, module in maps.items():
-            embeds = module(embeds, places[name])
-        total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
+    embeds = lm.embed(known).float()
+    for name, module in maps.items():
+        embeds = module(embeds, places[name])
+    total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
     divisor = grouping.merge_divisor(real.sum(-1, keepdim=True))
     return total / devices.beside(divisor, total)
 
@@ -128,29 +120,3 @@ def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
         return {"place_maps": torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)}
     unit, digit = equations.units_and_digits(ids)
     return {"digit_maps": digit, "place_maps": unit}
-
-
-def _from_table(
-    lm: LatentLM, ids: Tensor, real: Tensor, maps: Mapping[str, PlaceMaps], places: Mapping[str, Tensor]
-) -> Tensor:
-    """The sums (..., D) of mapped embeddings, each token of a batch mapped to each place once.
-
-    Chains have a few dozen different tokens and thousands of places: the maps' products would take as long as the
-    layers of a small backbone.
-    """
-    present_U, index = torch.unique(ids, return_inverse=True)
-    table = lm.embed(present_U).float()
-    for name, module in maps.items():
-        rows = table.flatten(end_dim=-2)
-        index = index + places[name] * len(rows)
-        table = module.of_each_place(rows)
-    # Groups of more units than there are maps do not come: c is at most what was trained.
-    index = torch.where(real, index, 0).flatten(end_dim=-2)
-    weights = real.flatten(end_dim=-2).to(table.dtype)
-    sums = nn.functional.embedding_bag(
-        devices.beside(index, table),
-        table.reshape(-1, table.shape[-1]),
-        mode="sum",
-        per_sample_weights=devices.beside(weights, table),
-    )
-    return sums.view(*ids.shape[:-1], table.shape[-1])

@@ -52,8 +52,8 @@ from colar.methods.sequential.config import (
 )
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
+from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
-from colar.model.vocabulary import PartialHead
 from colar.ops import noise
 from colar.ops.sampling import probability, token_logps
 
