@@ -190,11 +190,10 @@ class Command(Surface):
         for word in name.split():
             (commands,) = [each for each in found._actions if isinstance(each, argparse._SubParsersAction)]
             found = commands.choices[word]
-        # To compile takes minutes.
         return [
             action.option_strings[0]
             for action in found._actions
-            if action.option_strings and action.dest not in ("help", "compile")
+            if action.option_strings and action.dest != "help"
         ]
 
     def draw(self, random: Random) -> Any:

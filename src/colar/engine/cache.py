@@ -57,30 +57,24 @@ EMPTY = CacheSize(0, 0)
 
 @dataclass
 class SlotMapping:
-    """Columns that the next forward pass writes keys and values to, and columns that its rows read.
+    """Columns that the next forward pass writes keys and values to, and columns that its rows read."""
 
-    Sizes are those of tensors, which a compiled step takes as symbols; a Python number would be compiled in.
-    """
-
-    before: Tensor
-    """(2 + first,) where `first` is the first slot: two more, because torch specialises sizes of 0 and 1."""
+    first: int
+    """The first slot."""
     rows: Tensor
     """(N, 1) slots, from `first` on."""
     columns: Tensor
     """(N, T) columns written."""
-    seen: Tensor
-    """(C,) columns read, 0..C-1."""
+    span: int
+    """Columns read, from 0 on."""
 
     def read(self, cached: Tensor) -> Tensor:
         """A layer's keys or values as far as these rows may see them, (N, H, C, d)."""
-        first = self.before.shape[0] - 2
-        return cached[first : first + self.rows.shape[0], :, : self.seen.shape[0]]
+        return cached[self.first : self.first + len(self.rows), :, : self.span]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, (S, H, C, d) each, on the backbone's own dtype and device."""
-
-    is_compileable = True
 
     def __init__(self, owner: "SlotCache") -> None:
         super().__init__()
@@ -121,7 +115,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return mapping.read(self.keys), mapping.read(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.mapping.seen.shape[0], 0
+        return self.owner.mapping.span, 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are always given
@@ -187,11 +181,6 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.keys[slots] = 0
             layer.values[slots] = 0
 
-    @property
-    def allocated(self) -> bool:
-        """True once the first forward pass has allocated all layers."""
-        return len(self._allocated_layers()) == len(self.layers)
-
     def _allocated_layers(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
 
@@ -229,10 +218,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _prepare(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int, like: Tensor) -> Any:
         """Set the slot mapping. Returns masks (N, 1, T, C): a dict by type of layer where there are windows."""
-        # Only the size of `before` is used: see `SlotMapping`.
-        before = torch.empty(2 + first, device=like.device)
+        self.mapping = SlotMapping(first, slots_N1, columns_NT, span)
         seen_C = torch.arange(span, device=like.device)
-        self.mapping = SlotMapping(before, slots_N1, columns_NT, seen_C)
         behind_NTC = columns_NT[..., None] - seen_C
         return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 

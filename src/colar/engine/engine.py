@@ -16,6 +16,7 @@ an embedding like any other, and is written into the row's own next column of th
 """
 
 import dataclasses
+import time
 from collections.abc import Collection, Iterable, Iterator
 
 import torch
@@ -48,11 +49,9 @@ class Engine:
 
     `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
     `max_waiting` bounds the queue (None: no bound). Running rows wait for at most `prefill_chunk` positions of
-    questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
-    minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
-    layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which avoids launch overhead (None: on a GPU, without `compile` and with whole weights); an idle
-    engine leaves them, and their cache, to the next engine of the model.
+    questions before their next step. With `cuda_graphs` decode steps are recorded as CUDA graphs, which avoids launch
+    overhead (None: on a GPU, with whole weights); an idle engine leaves them, and their cache, to the next engine of
+    the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -64,20 +63,15 @@ class Engine:
         max_batch: int = 32,
         token_budget: int | None = None,
         max_waiting: int | None = None,
-        compile: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
         cuda_graphs: bool | None = None,
     ) -> None:
         if cuda_graphs is None:
-            cuda_graphs = graphs.can_record(lm) and not compile
-        if compile and cuda_graphs:
-            raise ValueError("an engine has compile or cuda_graphs, not both")
+            cuda_graphs = graphs.can_record(lm)
         checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
-        self.scheduler = Scheduler(
-            max_batch, token_budget, max_waiting, for_compile=compile, for_graphs=cuda_graphs
-        )
-        self.runner = Runner(lm, method, compile, max_batch, cuda_graphs)
-        self.lm = self.runner.lm
+        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, for_graphs=cuda_graphs)
+        self.runner = Runner(lm, method, max_batch, cuda_graphs)
+        self.lm = lm
         self.method = method
         self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
@@ -200,10 +194,10 @@ class Engine:
         rows = self.running
         if not len(rows) or rows.next_ND is None:
             return
-        started = self.runner.clock()
+        started = time.perf_counter()
         span = 1 + max(map(rows.position, range(len(rows))))
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
-        rows.charge(self.runner.clock() - started)
+        rows.charge(time.perf_counter() - started)
         self.scheduler.restore_budget()
 
     def _admit(self) -> None:
@@ -227,10 +221,10 @@ class Engine:
         rows = self.running
         if not len(rows):
             return
-        started = self.runner.clock()
+        started = time.perf_counter()
         chosen = choose_inputs(self.runner, rows)
         rows.next_ND = chosen.embeds_ND
-        rows.charge(self.runner.clock() - started)
+        rows.charge(time.perf_counter() - started)
         self._events += chosen.events
         for i, reason in chosen.ended.items():
             self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])

@@ -10,6 +10,7 @@ chunk is prefilled by itself, in several steps. Its keys and values lie in the s
 Shape suffixes: N rows, D width.
 """
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
@@ -90,7 +91,7 @@ class Prefill:
 
     def _run_chunk(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Prefill a chunk of the first batch."""
-        started = runner.clock()
+        started = time.perf_counter()
         entries = self.batches[0]
         slot = len(rows)
         if self.done and self.slot != slot:
@@ -103,7 +104,7 @@ class Prefill:
         hidden_ND = runner.prefill([entry.ids for entry in entries], slot, self.done, length)
         if self.done + length < longest:
             self.done += length
-            self.seconds += runner.clock() - started
+            self.seconds += time.perf_counter() - started
             return
         _join(runner, method, rows, entries, hidden_ND, started - self.seconds)
         self.batches.popleft()
@@ -118,7 +119,7 @@ class Prefill:
         cached = [entry for entry in self.samples if entry.ids in slot_of]
         if not cached:
             return
-        started = runner.clock()
+        started = time.perf_counter()
         sources = [slot_of[entry.ids] for entry in cached]
         targets = list(range(len(rows), len(rows) + len(cached)))
         runner.cache.copy(sources, targets, max(len(entry.ids) for entry in cached))
@@ -165,7 +166,7 @@ def _join(
                     f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are "
                     "running; all rows share a batch, so it must not depend on the request"
                 )
-    rows.append(RunningRows.start(entries, hidden_ND, begun, (runner.clock() - started) / len(entries)))
+    rows.append(RunningRows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))
 
 
 def _row_kind(begun: dict[str, Tensor], name: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colar import checks
-from colar.engine.cache import ROUND_TO, CacheSize, round_columns
+from colar.engine.cache import CacheSize, round_columns
 from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
@@ -61,9 +61,8 @@ class Entry:
 class Scheduler:
     """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
 
-    A compiled step (`for_compile`) needs spare room: a slice that reads all slots or all columns would be a case of its
-    own to it, and a single row runs beside a copy, which writes into a slot that nothing reads. For CUDA graphs
-    (`for_graphs`), rows are filled up to a power of 2 with such copies, and columns are a power of 2.
+    For CUDA graphs (`for_graphs`), rows are filled up to a power of 2 with copies, which write into a slot that nothing
+    reads, and columns are a power of 2.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Scheduler:
         slots: int,
         budget: int | None = None,
         max_waiting: int | None = None,
-        for_compile: bool = False,
         for_graphs: bool = False,
     ) -> None:
         # Named as the engine's arguments are: these are what a user gave.
@@ -83,7 +81,6 @@ class Scheduler:
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
-        self.for_compile = for_compile
         self.for_graphs = for_graphs
         self.reduced_budget: int | None = None
         """The budget while it is halved."""
@@ -158,10 +155,7 @@ class Scheduler:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         if self.for_graphs:
             return CacheSize(rows_of(rows, self.slots) + 1, columns_of(widest))
-        columns = round_columns(widest)
-        if self.for_compile:
-            return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
-        return CacheSize(rows, columns)
+        return CacheSize(rows, round_columns(widest))
 
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
         """The size to change to from `now`, within the limit if the smallest one is.

@@ -179,7 +179,7 @@ class PartialHead:
         added = adapter_tokens(head)
         base = head if added is None else added.base
         # An adapter on it, or a quantised weight, computes something else than x W^T + b.
-        if type(base) is not nn.Linear and not getattr(base, "computes_linear", False):
+        if type(base) is not nn.Linear:
             return cls(ids_S, known_S)
         weight_SD = base.weight[ids_S]
         if added is not None:
