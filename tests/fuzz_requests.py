@@ -85,7 +85,7 @@ class Python(Surface):
         "make_params": ("compression_factor", "confidence_threshold", "x"),
         "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "id"),
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
-        "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
+        "Engine": ("max_batch", "token_budget", "max_waiting"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
         "inspect": ("questions", "compression_factors", "decoding", "name"),
         "push_to_hub": ("folder", "repo_id"),

@@ -171,7 +171,7 @@ def test_reserve_leaves_a_cache_that_works(colar):
         kept = SlotCache(lm.causal_lm)
         kept.reserve(CacheSize(2, 48))
         with torch.no_grad():
-            mask = kept.at_prefill(0, 2, 0, length, embeds)
+            mask = kept.at_prefill(0, 2, length, embeds)
             lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
             starve(kept, Runs({at}, OOM[0]))
             with pytest.raises(torch.OutOfMemoryError):
@@ -203,11 +203,10 @@ ASKED = st.builds(
     asked=st.lists(ASKED, min_size=1, max_size=14),
     budget=st.integers(112, 480),
     slots=st.integers(1, 12),
-    chunk=st.sampled_from([5, 16, 2048]),
 )
-def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots, chunk):
+def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots):
     """Random arrivals and lengths: measured at every step; and the reference's answers."""
-    engine = Engine(colar.lm, colar.method, slots, token_budget=budget, prefill_chunk=chunk)
+    engine = Engine(colar.lm, colar.method, slots, token_budget=budget)
     arrivals = deque()
     at = 0
     for i, one in enumerate(asked):

@@ -186,20 +186,20 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     # The next forward pass
 
-    def at_prefill(self, first: int, rows: int, start: int, length: int, like: Tensor) -> Any:
-        """Prepare a forward pass of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
+    def at_prefill(self, first: int, rows: int, length: int, like: Tensor) -> Any:
+        """Prepare a forward pass of the first `length` positions of `rows` slots from `first` on.
 
         Returns its attention mask, in the dtype and on the device of `like`.
         """
-        # at_prefill(first=1, rows=2, start=0, length=4), w is written:
+        # at_prefill(first=1, rows=2, length=4), w is written:
         #
         #     slot 0   q q q l l
         #     slot 1   w w w w          padding too: the row's own next columns replace it
         #     slot 2   w w w w
         device = like.device
-        columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
+        columns_NT = torch.arange(length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        return self._prepare(first, slots_N1, columns_NT, start + length, like)
+        return self._prepare(first, slots_N1, columns_NT, length, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
         """Prepare a forward pass of one position a row: the first N slots, each at its own column of `position_N`.
@@ -264,7 +264,7 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
     # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
     long = length - FED
-    mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
+    mask = cache.at_prefill(0, n, long, embeds_NTD)
     forward(embeds_NTD[:, :long], mask, torch.arange(long, device=causal_lm.device) + ahead_N[:, None])
     # Then both are fed, each at its own column.
     position_N = torch.tensor([long, long // 4], device=causal_lm.device)

@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Iterator
 
 import torch
 
-from colar import checks
 from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
 from colar.engine.completion import Completion, Event, completions_of
@@ -36,8 +35,6 @@ from colar.ops import devices
 
 __all__ = ["Engine", "QueueFull"]
 
-PREFILL_CHUNK = 2048
-"""Positions of prefill between two decode steps, padding included."""
 FAILURES_ALONE = 3
 """A request fails when memory has run out this often with no other request running."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
@@ -48,10 +45,9 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
-    `max_waiting` bounds the queue (None: no bound). Running rows wait for at most `prefill_chunk` positions of
-    questions before their next step. With `cuda_graphs` decode steps are recorded as CUDA graphs, which avoids launch
-    overhead (None: on a GPU, with whole weights); an idle engine leaves them, and their cache, to the next engine of
-    the model.
+    `max_waiting` bounds the queue (None: no bound). With `cuda_graphs` decode steps are recorded as CUDA graphs, which
+    avoids launch overhead (None: on a GPU, with whole weights); an idle engine leaves them, and their cache, to the
+    next engine of the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -63,17 +59,14 @@ class Engine:
         max_batch: int = 32,
         token_budget: int | None = None,
         max_waiting: int | None = None,
-        prefill_chunk: int = PREFILL_CHUNK,
         cuda_graphs: bool | None = None,
     ) -> None:
         if cuda_graphs is None:
             cuda_graphs = graphs.can_record(lm)
-        checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting, for_graphs=cuda_graphs)
         self.runner = Runner(lm, method, max_batch, cuda_graphs)
         self.lm = lm
         self.method = method
-        self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
         self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
         self._events: list[Event] = []
@@ -208,7 +201,7 @@ class Engine:
         admitted = self.scheduler.admit(len(rows), rows.widest)
         if not admitted:
             return
-        self.prefill = Prefill(admitted, rows, self.prefill_chunk)
+        self.prefill = Prefill(admitted, rows)
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.refresh_weights()

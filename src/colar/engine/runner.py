@@ -1,4 +1,4 @@
-"""Forward passes of one model into its cache: a chunk of prefill, or one decode step of every running row.
+"""Forward passes of one model into its cache: prefill of some questions, or one decode step of every running row.
 
     prefill  slots 2..3, columns 0..4         decode   slots 0..3, each at its own column
 
@@ -76,31 +76,26 @@ class Runner:
             return think(self.lm, state)
         return self.graphs.think(name, think, self.lm, state, self.max_batch)
 
-    def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
-        """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
-
-        Returns the hidden states after the questions' last tokens, (N, D); only a single question may go on beyond
-        these columns.
-        """
+    def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
+        """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
         device = self.lm.device
         n = len(questions)
         lengths = [len(ids) for ids in questions]
-        end = min(start + length, max(lengths))
+        longest = max(lengths)
 
         # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
         #
         #     slot 3     q q q q .
         #     slot 4     q q q q q
-        ids_NT = torch.zeros(n, end - start, dtype=torch.int64)
+        ids_NT = torch.zeros(n, longest, dtype=torch.int64)
         for row, ids in enumerate(questions):
-            part = torch.tensor(ids[start:end], dtype=torch.int64)
-            ids_NT[row, : len(part)] = part
+            ids_NT[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
-        mask = self.cache.at_prefill(slot, n, start, end - start, embeds_NTD)
-        position_NT = torch.arange(start, end, device=device).expand(n, -1)
+        mask = self.cache.at_prefill(slot, n, longest, embeds_NTD)
+        position_NT = torch.arange(longest, device=device).expand(n, -1)
         hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
 
-        last_N = devices.numbers([min(n_tokens, end) - 1 - start for n_tokens in lengths], device)
+        last_N = devices.numbers([length - 1 for length in lengths], device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 
