@@ -92,7 +92,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def resize(self, size: CacheSize, rows: int) -> None:
-        """Change the size; the first `rows` slots are preserved. An error leaves old or new keys, and values."""
+        """Change the size; the first `rows` slots are preserved."""
         for name in ("keys", "values"):
             before: Tensor = getattr(self, name)
             if (before.shape[0], before.shape[2]) == (size.slots, size.columns):
@@ -130,7 +130,6 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         self.config = causal_lm.config.get_text_config()
         self.size = EMPTY
-        """The size that every layer has at least."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
     # Memory
@@ -138,13 +137,11 @@ class SlotCache(Cache):  # type: ignore[misc]
     def reserve(self, size: CacheSize, rows: int = 0) -> None:
         """Change the size; the first `rows` slots are preserved.
 
-        While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
-        memory runs out, leaves a cache in which these rows can continue, and `reserve` may be called again.
+        While a layer is changed, its old keys or values are there beside the new ones. After an error, for example
+        where memory runs out, the cache has to be released.
         """
         if not rows and size != self.size:
             self.release()
-        # Layers change one after another. If one fails, all have at least the smaller of both sizes.
-        self.size = CacheSize(min(self.size.slots, size.slots), min(self.size.columns, size.columns))
         for layer in self._allocated_layers():
             layer.resize(size, rows)
         self.size = size

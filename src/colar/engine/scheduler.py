@@ -7,8 +7,7 @@ are as wide as the widest row may become, rounded up, so n rows cost n times tha
                   first      40                      3 x 48 = 144    admitted
                   second     12                      4 x 48 = 192    waits
 
-If memory runs out, the newest requests are preempted: they wait at the front of the queue, and the budget is halved
-for a while (`reduce_budget`).
+If memory runs out, all requests that have started wait again, in front, and half as many rows run (`most_rows`).
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
@@ -28,10 +27,6 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
-RECOVERY_STEPS = 64
-"""Steps after which a budget that was halved is doubled again."""
-NO_BUDGET = 2**40
-"""Positions that no machine has memory for."""
 SHRINK_FACTOR = 4
 """Slots or columns beyond this many times what is needed are given back while rows run."""
 
@@ -48,9 +43,7 @@ class Entry:
     request: Request
     ids: tuple[int, ...]
     reported: int = 0
-    """Events that were reported before it was preempted: it starts anew, and does not report these again."""
-    failures_alone: int = 0
-    """Number of times that memory ran out while no other request was running."""
+    """Events that were reported before it had to start anew: it does not report these again."""
 
     @property
     def most_positions(self) -> int:
@@ -82,10 +75,8 @@ class Scheduler:
         self.budget = budget
         self.max_waiting = max_waiting
         self.for_graphs = for_graphs
-        self.reduced_budget: int | None = None
-        """The budget while it is halved."""
-        self.steps_since_reduced = 0
-        """Steps since it was halved."""
+        self.most_rows = slots
+        """The rows that may run: fewer than slots where memory has run out."""
         self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
@@ -115,27 +106,27 @@ class Scheduler:
 
     def admit(self, running: int, widest: int) -> list[Entry]:
         """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
-        free = self.slots - running
+        free = self.most_rows - running
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
 
         # Wait for company: slots that others will free soon are filled by one prefill.
-        enough = min(len(self.waiting), max(1, self.slots // SHARED_PREFILL_SLOTS))
+        enough = min(len(self.waiting), max(1, self.most_rows // SHARED_PREFILL_SLOTS))
         if running and free < enough and self.waited < MAX_WAIT_STEPS:
             self.waited += 1
             return []
 
         admitted: list[Entry] = []
-        while self.waiting and running + len(admitted) < self.slots:
+        while self.waiting and running + len(admitted) < self.most_rows:
             rows = running + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
             if (
                 rows > 1
-                and self.limit is not None
-                and self.smallest_size(rows, widest).positions > self.limit
+                and self.budget is not None
+                and self.smallest_size(rows, widest).positions > self.budget
             ):
                 break
             admitted.append(self.waiting.popleft())
@@ -143,13 +134,11 @@ class Scheduler:
             self.waited = 0
         return admitted
 
-    # The budget
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
-    @property
-    def limit(self) -> int | None:
-        """The most positions at present."""
-        limits = [limit for limit in (self.budget, self.reduced_budget) if limit is not None]
-        return min(limits, default=None)
+    # The budget
 
     def smallest_size(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
@@ -158,7 +147,7 @@ class Scheduler:
         return CacheSize(rows, round_columns(widest))
 
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
-        """The size to change to from `now`, within the limit if the smallest one is.
+        """The size to change to from `now`, within the budget if the smallest one is.
 
         Larger than the smallest: slots are doubled, and neither slots nor columns are given back for a little while,
         so that rows that come and go do not have all others copied each time.
@@ -167,7 +156,7 @@ class Scheduler:
         if self.for_graphs:
             # It only grows: a cache that moves has all graphs recorded anew.
             largest = CacheSize(max(now.slots, least.slots), max(now.columns, least.columns))
-            return largest if self.limit is None or largest.positions <= self.limit else least
+            return largest if self.budget is None or largest.positions <= self.budget else least
         slots = now.slots
         if slots < least.slots:
             slots = max(least.slots, min(2 * now.slots, self.smallest_size(self.slots, widest).slots))
@@ -178,27 +167,4 @@ class Scheduler:
             columns = least.columns
 
         sizes = (CacheSize(slots, columns), CacheSize(least.slots, columns), CacheSize(slots, least.columns))
-        return next((size for size in sizes if self.limit is None or size.positions <= self.limit), least)
-
-    # Preemption
-
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        """Let preempted requests wait again, in the order in which all came, also beyond `max_waiting`."""
-        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
-
-    def reduce_budget(self, positions: int) -> None:
-        """Halve the budget: this many positions were too many."""
-        limit = positions if self.limit is None else min(positions, self.limit)
-        self.reduced_budget = max(1, limit // 2)
-        self.steps_since_reduced = 0
-
-    def restore_budget(self) -> None:
-        """Count a step that succeeded; after some, the budget is doubled again."""
-        if self.reduced_budget is None:
-            return
-        self.steps_since_reduced += 1
-        if self.steps_since_reduced >= RECOVERY_STEPS:
-            self.steps_since_reduced = 0
-            self.reduced_budget *= 2
-            if self.reduced_budget >= (self.budget or NO_BUDGET):
-                self.reduced_budget = None
+        return next((size for size in sizes if self.budget is None or size.positions <= self.budget), least)
