@@ -27,8 +27,6 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
-SHRINK_FACTOR = 4
-"""Slots or columns beyond this many times what is needed are given back while rows run."""
 
 
 class QueueFull(RuntimeError):
@@ -149,22 +147,13 @@ class Scheduler:
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
         """The size to change to from `now`, within the budget if the smallest one is.
 
-        Larger than the smallest: slots are doubled, and neither slots nor columns are given back for a little while,
-        so that rows that come and go do not have all others copied each time.
+        Where the budget allows it, slots are a power of 2 and the cache only grows: rows that come and go do not have
+        all others copied each time, and a cache that moves has all graphs recorded anew.
         """
         least = self.smallest_size(rows, widest)
-        if self.for_graphs:
-            # It only grows: a cache that moves has all graphs recorded anew.
-            largest = CacheSize(max(now.slots, least.slots), max(now.columns, least.columns))
-            return largest if self.budget is None or largest.positions <= self.budget else least
-        slots = now.slots
-        if slots < least.slots:
-            slots = max(least.slots, min(2 * now.slots, self.smallest_size(self.slots, widest).slots))
-        if slots > SHRINK_FACTOR * least.slots:
-            slots = least.slots
-        columns = now.columns
-        if not least.columns <= columns <= SHRINK_FACTOR * least.columns:
-            columns = least.columns
-
-        sizes = (CacheSize(slots, columns), CacheSize(least.slots, columns), CacheSize(slots, least.columns))
-        return next((size for size in sizes if self.budget is None or size.positions <= self.budget), least)
+        columns = max(now.columns, least.columns)
+        slots = max(now.slots, least.slots)
+        for grown in (CacheSize(max(slots, rows_of(rows, self.slots)), columns), CacheSize(slots, columns)):
+            if self.budget is None or grown.positions <= self.budget:
+                return grown
+        return least
