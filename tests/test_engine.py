@@ -317,7 +317,8 @@ def test_what_begins_must_have_a_row_for_each_request(colar):
         )
         engine = Engine(colar.lm, method, 3)
         with pytest.raises(
-            ValueError, match=r"method colar: begin gave column 'bad' the shape .* for 1 requests"
+            ValueError,
+            match=r"method colar: begin must give 1 requests a row each, .*'bad': \(\(1,.* got .*'bad'",
         ):
             engine.generate(colar.requests[:1])
         assert not engine.busy
@@ -326,10 +327,10 @@ def test_what_begins_must_have_a_row_for_each_request(colar):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda n: {"a": torch.zeros(1, n)}, r"column 'a' rows of shape \(2,\) in torch.float32, but rows of shape \(1,\)"),
-        (lambda n: {"a": torch.zeros(1).to([torch.float32, torch.float64][n - 1])}, r"in torch.float64, but .* in torch.float32"),
-        (lambda n: {f"a{n}": torch.zeros(1)}, r"column 'a1' no row, but rows of shape \(\) in torch.float32"),
-        (lambda n: {"a": torch.zeros(1)} if n == 2 else {}, r"column 'a' rows of shape \(\) in torch.float32, but no row"),
+        (lambda n: {"a": torch.zeros(1, n)}, r"'a': \(\(1, 1\), torch.float32\)}; got {'a': \(\(1, 2\), torch.float32"),
+        (lambda n: {"a": torch.zeros(1).to([torch.float32, torch.float64][n - 1])}, "torch.float32.*; got .*torch.float64"),
+        (lambda n: {f"a{n}": torch.zeros(1)}, r"{'a1': \(\(1,\), torch.float32\)}; got {'a2'"),
+        (lambda n: {"a": torch.zeros(1)} if n == 2 else {}, r"{}; got {'a': \(\(1,\), torch.float32"),
     ],
 )  # fmt: skip
 def test_what_begins_later_must_be_like_what_runs(colar, make, message):
@@ -346,7 +347,7 @@ def test_what_begins_later_must_be_like_what_runs(colar, make, message):
     engine.submit(colar.requests[1])
     errors = [event.error for event in engine.step() if event.error is not None]
     assert len(begun) == len(errors) == 2
-    with pytest.raises(ValueError, match=f"method colar: begin gave .*{message}"):
+    with pytest.raises(ValueError, match=f"method colar: begin must give .*{message}"):
         raise errors[0]
     assert not engine.busy
 

@@ -122,25 +122,12 @@ def _join(
 ) -> None:
     """Requests whose questions are in the cache join the rows; they share the time since `started`."""
     begun = method.begin(runner.lm, [entry.request for entry in entries])
-    for name, column in begun.items():
-        if column.shape[:1] != (len(entries),):
-            raise ValueError(
-                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
-                f"{len(entries)} requests; it must have one row for each"
-            )
-    if len(rows):
-        for name in sorted(begun.keys() | rows.begun.keys()):
-            now, then = _row_kind(begun, name), _row_kind(rows.begun, name)
-            if now != then:
-                raise ValueError(
-                    f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are "
-                    "running; all rows share a batch, so it must not depend on the request"
-                )
+    alike = rows.begun if len(rows) else begun
+    wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
+    found = {name: (tuple(column.shape), column.dtype) for name, column in begun.items()}
+    if found != wanted:
+        raise ValueError(
+            f"method {method.name}: begin must give {len(entries)} requests a row each, like those that run: {wanted}; "
+            f"got {found}"
+        )
     rows.append(RunningRows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))
-
-
-def _row_kind(begun: dict[str, Tensor], name: str) -> str:
-    """Shape and dtype of one row of a column, as an error names them."""
-    if name not in begun:
-        return "no row"
-    return f"rows of shape {tuple(begun[name].shape[1:])} in {begun[name].dtype}"
