@@ -166,7 +166,7 @@ class Engine:
         """Feed what was chosen, admit and prefill requests, choose each row's next input; rows that end leave.
 
         Returns what has happened. If the step raises, all requests that have started finish with the error, and those
-        that wait are next. If memory runs out, they start anew, fewer at a time.
+        that wait are next. If memory runs out, those that have started wait again, and fewer run at a time.
         """
         self._events = []
         with self.lm.evaluating():
