@@ -79,7 +79,7 @@ if [[ $DEVICE == cpu ]]; then
   export CUDA_VISIBLE_DEVICES=
   systems+=(--here)
   model=${MODEL:-tiny} shape=small recipe=tiny/cot threads=1
-  lane=(-k "draws_are or tokens_are") cells=(b1/25) generate=(cot-graphs colar5-eager hf-cot-static published) llama=(cot-graphs)
+  lane=(-k "draws_are or tokens_are") cells=(b1/25) generate=(cot-graphs colar5 hf-cot-static published) llama=(cot-graphs)
   sft=(--rows 8 --batch-size 4 --systems trainer cot-uncompiled) rollout=(--questions 1 --num-generations 2 --batch 2)
   serve=(--clients 1 2 --seconds 0.1 --systems engine) decode=(--method cot --how eager graphs --rows 2)
   update=(--how eager --rows 2)
@@ -88,9 +88,9 @@ if [[ $DEVICE == cpu ]]; then
 else
   model=${MODEL:-smollm2-135m} shape=llama-3.2-1b recipe=smollm2-135m/cot threads=$(nproc)
   # What matters most comes first: the time may end in between.
-  lane=() cells=(b1/100 b32/100 b256/100) llama=(cot-graphs colar5-graphs sequential5-graphs hf-cot-static cot-eager)
-  generate=(cot-graphs colar5-graphs sequential5-graphs cot-eager colar5-eager sequential5-eager hf-cot-static published
-    colar2-graphs sequential2-graphs colar2-eager sequential2-eager hf-cot floor)
+  lane=() cells=(b1/100 b32/100 b256/100) llama=(cot-graphs colar5-graphs sequential5-graphs hf-cot-static cot)
+  generate=(cot-graphs colar5-graphs sequential5-graphs cot colar5 sequential5 hf-cot-static published
+    colar2-graphs sequential2-graphs colar2 sequential2 hf-cot floor)
   sft=(--rows 2048 --batch-size 128 --attention sdpa --systems cot-uncompiled trainer cot colar-5)
   rollout=(--questions 32 --num-generations 8 --batch 64 --systems ours merged published)
   serve=(--clients 1 32 256 --slots 256 --seconds 2 --systems colar5-graphs cot-graphs engine transformers)

@@ -85,7 +85,7 @@ class Python(Surface):
         "make_params": ("compression_factor", "confidence_threshold", "x"),
         "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "id"),
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
-        "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
+        "Engine": ("max_batch", "token_budget", "max_waiting"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
         "inspect": ("questions", "compression_factors", "decoding", "name"),
         "push_to_hub": ("folder", "repo_id"),
@@ -190,11 +190,10 @@ class Command(Surface):
         for word in name.split():
             (commands,) = [each for each in found._actions if isinstance(each, argparse._SubParsersAction)]
             found = commands.choices[word]
-        # To compile takes minutes.
         return [
             action.option_strings[0]
             for action in found._actions
-            if action.option_strings and action.dest not in ("help", "compile")
+            if action.option_strings and action.dest != "help"
         ]
 
     def draw(self, random: Random) -> Any:

@@ -119,7 +119,7 @@ def test_padding_stays_within_the_context():
     ("name", "sizes", "length"),
     [("mpt", {"max_seq_len": 72}, 64), ("phi3", {}, 64), ("phimoe", {}, 64), ("llama", {}, 64)],
 )
-def test_a_row_that_fills_the_context_is_the_same_alone_beside_others_and_in_chunks(name, sizes, length):
+def test_a_row_that_fills_the_context_is_the_same_alone_and_beside_others(name, sizes, length):
     lm = model_of(name, **sizes)
     method = registry.build("cot", {})
     assert lm.context == length
@@ -130,8 +130,8 @@ def test_a_row_that_fills_the_context_is_the_same_alone_beside_others_and_in_chu
         asked(lm, f"{SHORT} {SHORT} Why?", length - 1),
     ]
     want = [tokens(reference.complete(lm, method, each)) for each in requests]
-    for max_batch, chunk in ((3, 2048), (2, 16)):
-        engine = Engine(lm, method, max_batch, prefill_chunk=chunk)
+    for max_batch in (3, 2):
+        engine = Engine(lm, method, max_batch)
         assert [tokens(found) for found in engine.generate(requests)] == want
 
     with pytest.raises(TooLong, match=f"needs {length + 1} positions; the model's context is {length}"):

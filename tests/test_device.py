@@ -185,15 +185,6 @@ def test_neither_order_nor_batch_mates_matter(device: str, dtype: str, tolerance
     assert compared >= len(together) // 2
 
 
-def test_a_compiled_step_is_the_same_step(device: str, dtype: str, tolerance: Tolerance) -> None:
-    if device == "cpu":
-        pytest.skip("tests/test_engine.py compiles on a CPU")
-    lm, method = build("llama", "colar", device, dtype)
-    found = Engine(lm, method, 4, compile=True).generate(requests(method))
-    for done in found:
-        tolerance.close(torch.tensor(done.token_logps), refed(lm, method, done), done.request.id)
-
-
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_recorded_step_is_the_same_step(
     recorded: bool, device: str, dtype: str, tolerance: Tolerance

@@ -4,11 +4,9 @@ import dataclasses
 import functools
 import math
 import random
-import shutil
 import time
 
 import pytest
-import sequential
 import torch
 from families import CONTEXT, EXAMPLES, FAMILIES, WINDOW, liven, tiny_lm
 
@@ -17,7 +15,6 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.colar import Colar, ColarParams
-from colar.methods.sequential import SequentialParams
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
@@ -317,7 +314,8 @@ def test_what_begins_must_have_a_row_for_each_request(colar):
         )
         engine = Engine(colar.lm, method, 3)
         with pytest.raises(
-            ValueError, match=r"method colar: begin gave column 'bad' the shape .* for 1 requests"
+            ValueError,
+            match=r"method colar: begin must give 1 requests a row each, .*'bad': \(\(1,.* got .*'bad'",
         ):
             engine.generate(colar.requests[:1])
         assert not engine.busy
@@ -326,10 +324,10 @@ def test_what_begins_must_have_a_row_for_each_request(colar):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda n: {"a": torch.zeros(1, n)}, r"column 'a' rows of shape \(2,\) in torch.float32, but rows of shape \(1,\)"),
-        (lambda n: {"a": torch.zeros(1).to([torch.float32, torch.float64][n - 1])}, r"in torch.float64, but .* in torch.float32"),
-        (lambda n: {f"a{n}": torch.zeros(1)}, r"column 'a1' no row, but rows of shape \(\) in torch.float32"),
-        (lambda n: {"a": torch.zeros(1)} if n == 2 else {}, r"column 'a' rows of shape \(\) in torch.float32, but no row"),
+        (lambda n: {"a": torch.zeros(1, n)}, r"'a': \(\(1, 1\), torch.float32\)}; got {'a': \(\(1, 2\), torch.float32"),
+        (lambda n: {"a": torch.zeros(1).to([torch.float32, torch.float64][n - 1])}, "torch.float32.*; got .*torch.float64"),
+        (lambda n: {f"a{n}": torch.zeros(1)}, r"{'a1': \(\(1,\), torch.float32\)}; got {'a2'"),
+        (lambda n: {"a": torch.zeros(1)} if n == 2 else {}, r"{}; got {'a': \(\(1,\), torch.float32"),
     ],
 )  # fmt: skip
 def test_what_begins_later_must_be_like_what_runs(colar, make, message):
@@ -346,7 +344,7 @@ def test_what_begins_later_must_be_like_what_runs(colar, make, message):
     engine.submit(colar.requests[1])
     errors = [event.error for event in engine.step() if event.error is not None]
     assert len(begun) == len(errors) == 2
-    with pytest.raises(ValueError, match=f"method colar: begin gave .*{message}"):
+    with pytest.raises(ValueError, match=f"method colar: begin must give .*{message}"):
         raise errors[0]
     assert not engine.busy
 
@@ -486,71 +484,3 @@ def test_nothing_to_do_and_bad_limits(colar):
     ):
         with pytest.raises(ValueError, match=message):
             Decoding(**bad)
-
-
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-def test_a_compiled_step_is_the_same_step(colar, capsys, plain_kernels):
-    """For rows that come and go and batches of other sizes: a graph for their steps and one for reading.
-
-    A method thinks outside the graphs: groups of any size make no more of them.
-    """
-    lm, method = sequential.made("llama", shortlist=True, compression_factors=[1, 2.5])
-    # One layer: a second one takes as long again to compile.
-    lm.causal_lm.model.layers = lm.causal_lm.model.layers[:1]
-    lm.config.num_hidden_layers = 1
-    liven(lm)
-    params = [SequentialParams(1), SequentialParams(2.5)]
-    requests = [dataclasses.replace(r, params=params[i % 2]) for i, r in enumerate(colar.requests)]
-    expected = Engine(lm, method, 5).generate(requests)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    for max_batch in (5, 3):
-        found = Engine(lm, method, max_batch, compile=True).generate(requests)
-        for mine, theirs in zip(found, expected, strict=True):
-            same(mine, theirs)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    assert "compiled in" in capsys.readouterr().err
-
-
-def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
-    def refuse(*_):
-        raise RuntimeError("no such thing\nand a long story")
-
-    monkeypatch.setattr(torch, "compile", lambda _: refuse)
-    for completion in Engine(colar.lm, colar.method, 4, compile=True).generate(colar.requests):
-        same(completion, colar.expected[completion.request.id])
-    said = capsys.readouterr().err
-    assert "the engine runs without compilation: RuntimeError: no such thing" in said
-    assert "long story" not in said
-    assert said.count("compiling") == 1
-    assert "compiled in" not in said
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_compilation_is_no_questions_time(colar, monkeypatch, fails):
-    pause, kinds = 0.5, set()
-
-    def compiled(hidden):
-        def run(embeds_NTD, *rest):
-            kind = embeds_NTD.shape[1] > 1
-            if kind not in kinds:
-                kinds.add(kind)
-                time.sleep(pause)
-                if fails:
-                    raise RuntimeError("no such thing")
-            return hidden(embeds_NTD, *rest)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    engine = Engine(colar.lm, colar.method, 4, compile=True)
-    for turn in range(2):
-        started = time.perf_counter()
-        found = engine.generate(colar.requests)
-        rest = time.perf_counter() - started - sum(completion.seconds for completion in found)
-        for completion in found:
-            same(completion, colar.expected[completion.request.id])
-            assert completion.seconds > 0
-        n_compiled = 0 if turn else len(kinds)
-        assert rest >= pause * n_compiled
-    assert len(kinds) == 1 if fails else len(kinds) == 2

@@ -209,10 +209,11 @@ def test_a_stream_raises_when_the_others_have_finished(colar):
     same(engine.generate(colar.requests[:1])[0], colar.expected[colar.requests[0].id])
 
 
-def test_an_engine_is_as_new_after_a_step_that_raised(colar):
-    """Forwards all over the run, also of a chunk of a long question, fail once."""
+def test_an_engine_is_as_new_after_a_step_that_raised(colar, monkeypatch):
+    """Forwards all over the run, also of a question while others wait for theirs, fail once."""
+    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", 8)
     requests = colar.requests[::2]
-    for at in (1, 2, 4, 8, 12):
+    for at in (1, 2, 4, 6, 8):
         calls = 0
 
         def hear(_, at=at):
@@ -221,7 +222,7 @@ def test_an_engine_is_as_new_after_a_step_that_raised(colar):
             if calls == at:
                 raise RuntimeError("once")
 
-        engine = Engine(colar.lm, colar.method, 5, prefill_chunk=8)
+        engine = Engine(colar.lm, colar.method, 5)
         with Hooked(colar.lm, hear):
             _, found = run(engine, requests)
         assert calls > at
@@ -277,21 +278,23 @@ class Endless(Colar):
         return dataclasses.replace(thought, done=torch.zeros_like(thought.done))
 
 
-def test_running_rows_wait_for_one_chunk_at_most():
-    """A long question comes while others run: they take a step after each of its chunks."""
+def test_running_rows_wait_for_one_batch_of_questions_at_most(monkeypatch):
+    """More questions come while others run: these take a step after each forward that reads."""
+    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", 4)
     lm = liven(tiny_lm("gemma3")).double()
     method = Endless(registry.build("colar").config)
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     lm.double()
     decoding = Decoding(max_latents=28, max_completion_length=2)
-    *short, long = sorted(
+    *short, middle, long = sorted(
         (Request(str(i), question, ColarParams(2), decoding, i) for i, question in enumerate(QUESTIONS)),
         key=lambda request: len(request.question),
     )
     short = short[:2]
     samples = [dataclasses.replace(long, id=f"long/{i}", sample=i) for i in range(3)]
-    engine = Engine(lm, method, 8, prefill_chunk=4)
+    asked = [samples[0], middle, *samples[1:]]
+    engine = Engine(lm, method, 8)
     events = []
     for request in short:
         engine.submit(request)
@@ -299,10 +302,10 @@ def test_running_rows_wait_for_one_chunk_at_most():
         if len(engine.running) < len(short):
             events += engine.step()
     assert len(engine.running) == len(short)
-    for request in samples:
+    for request in asked:
         engine.submit(request)
 
-    n_chunks = 0
+    n_reads = 0
     seen, handle = widths(lm)
     try:
         while engine.busy:
@@ -312,38 +315,37 @@ def test_running_rows_wait_for_one_chunk_at_most():
             events += new
             reads = [shape for shape in seen if shape[1] > 1]
             assert len(reads) <= 1
-            assert all(n * length <= 4 for n, length in reads)
-            if reads and rows == len(short):
-                n_chunks += 1
+            assert all(n == 1 for n, _ in reads)
+            if reads:
+                n_reads += 1
+                assert rows >= len(short)
                 assert {event.request.id for event in new} >= {request.id for request in short}
     finally:
         handle.remove()
-    assert n_chunks > 3
+    assert n_reads == 2
     found = {done.request.id: done for done in completions_of(lm, events)}
-    assert set(found) == {request.id for request in (*short, *samples)}
-    for request in (*short, *samples):
+    assert set(found) == {request.id for request in (*short, *asked)}
+    for request in (*short, *asked):
         same(found[request.id], reference.complete(lm, method, request))
 
 
-def test_a_question_that_is_cancelled_half_read(colar):
-    """Its other samples read it again; and the rows that run are as ever."""
-    long = max(colar.requests, key=lambda request: len(ids(colar, request)))
+def test_a_question_that_is_cancelled_before_its_turn(colar, monkeypatch):
+    """Its other samples read it; and the rows that run are as ever."""
+    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", 4)
+    *others, long = sorted(colar.requests, key=lambda request: len(ids(colar, request)))
     samples = [dataclasses.replace(long, id=f"s{i}", sample=i) for i in range(3)]
-    for steps in (1, 2, 3):
-        engine = Engine(colar.lm, colar.method, 8, prefill_chunk=4)
-        for request in (colar.requests[0], *samples):
-            engine.submit(request)
-        events = []
-        while not len(engine.running):
-            events += engine.step()
-        for _ in range(steps):
-            events += engine.step()
-        assert engine.cancel(samples[0])
-        assert not engine.cancel(samples[0])
-        found = drain(engine, events)
-        assert set(found) == {colar.requests[0].id, "s1", "s2"}
-        for done in found.values():
-            same(done, reference_of(colar, done.request))
+    engine = Engine(colar.lm, colar.method, 8)
+    for request in (others[0], *samples):
+        engine.submit(request)
+    events = engine.step()
+    assert len(engine.running) == 1
+    assert len(engine.prefill) == 3
+    assert engine.cancel(samples[0])
+    assert not engine.cancel(samples[0])
+    found = drain(engine, events)
+    assert set(found) == {others[0].id, "s1", "s2"}
+    for done in found.values():
+        same(done, reference_of(colar, done.request))
 
 
 # Serving

@@ -13,7 +13,7 @@ from test_scheduling import ids
 
 from colar.engine.cache import EMPTY, CacheSize, SlotCache
 from colar.engine.completion import completions_of
-from colar.engine.engine import FAILURES_ALONE, Engine, out_of_memory
+from colar.engine.engine import Engine, out_of_memory
 from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import Scheduler
 from colar.methods.colar import Colar, ColarParams
@@ -68,9 +68,9 @@ def test_what_says_that_memory_ran_out():
     assert not any(out_of_memory(error) for error in (RuntimeError("shape"), ValueError("not enough memory")))
 
 
-@pytest.mark.parametrize("at", [{9, 10, 11}, {4, 20, 36, 52}])
+@pytest.mark.parametrize("at", [{9, 10}, {4, 20}, {4}])
 def test_forwards_without_memory(colar, quiet, at):
-    """The newest rows wait again, say nothing twice, and come to the same answers."""
+    """All rows wait again, say nothing twice, and come to the same answers."""
     engine = Engine(colar.lm, colar.method, 6)
     fails = Runs(at, OOM[len(at) % 2])
     with Hooked(colar.lm, fails):
@@ -79,6 +79,38 @@ def test_forwards_without_memory(colar, quiet, at):
     check_others(colar, colar.requests, found)
     assert kinds(events) == quiet
     assert engine.cache.positions == 0
+
+
+@pytest.mark.parametrize("at", [{9, 10, 11}, {4, 20, 36}])
+def test_a_row_that_finds_no_memory_alone_fails(colar, quiet, at):
+    """The others come to their answers, together again."""
+    engine = Engine(colar.lm, colar.method, 6)
+    with Hooked(colar.lm, Runs(at, OOM[0])):
+        events, found = run(engine, colar.requests)
+    (failed,) = [number for number, done in found.items() if done.error is not None]
+    assert found[failed].error is OOM[0]
+    said = kinds(events)
+    started, ended = said.pop(failed)[:-1], quiet[failed]
+    assert started == ended[: len(started)]
+    assert said == {number: each for number, each in quiet.items() if number != failed}
+    assert engine.cache.positions == 0
+
+
+@pytest.mark.parametrize("at", [{1}, {2, 3}])
+def test_rows_that_find_no_memory_to_move(colar, quiet, at):
+    """When others end: neither what these have said nor their ends are said twice, or lost."""
+    engine = Engine(colar.lm, colar.method, 6)
+    fails, copy = Runs(at, OOM[0]), engine.cache.copy
+
+    def starved(*moved):
+        fails()
+        copy(*moved)
+
+    engine.cache.copy = starved
+    events, found = run(engine, colar.requests)
+    assert fails.calls >= max(at)
+    check_others(colar, colar.requests, found)
+    assert kinds(events) == quiet
 
 
 class Starved(Colar):
@@ -111,17 +143,15 @@ def starve(cache, fails):
 
 @pytest.mark.parametrize("at", [1, 4, 6, 11, 15])
 def test_a_cache_that_cannot_grow(colar, at):
-    """An allocation fails once: in the first, or in a layer after others have grown.
-
-    Keys that have grown beside values that have not: test_reserve_leaves_a_cache_that_works.
-    """
+    """An allocation fails once: in the first, or in a layer after others have grown."""
     wide = [dataclasses.replace(r, id=f"{r.id}/w", decoding=dataclasses.replace(r.decoding, max_completion_length=30)) for r in colar.requests[:3]]  # fmt: skip
     requests = [*colar.requests[:4], *wide, *colar.requests[8:12]]
     engine = Engine(colar.lm, colar.method, 5)
     fails = Runs({at}, OOM[at % 2])
     starve(engine.cache, fails)
     events = []
-    for request in requests:  # one by one: slots are doubled, columns grow
+    engine.submit(requests[0])
+    for request in requests[1:]:  # one by one: slots are doubled, columns grow
         engine.submit(request)
         events += engine.step()
     found = {done.request.id: done for done in completions_of(engine.lm, [*events, *run(engine, [])[0]])}
@@ -132,7 +162,7 @@ def test_a_cache_that_cannot_grow(colar, at):
 
 
 def test_a_machine_with_little_memory(colar):
-    """More is never there: those that fit run, and one that fits nowhere fails after some tries."""
+    """More is never there: those that fit run, and one that fits nowhere fails."""
     room = 4 * 48
     tries = 0
 
@@ -154,35 +184,40 @@ def test_a_machine_with_little_memory(colar):
     tries = 0
     _, found = run(engine, small[:2])
     assert [type(found[number].error) for number in sorted(found)] == [torch.OutOfMemoryError] * 2
-    assert 2 * FAILURES_ALONE <= tries <= 2 * FAILURES_ALONE + 3
+    assert tries == 3
     room = 1000
     same(engine.generate(small[:1])[0], colar.expected[small[0].id])
 
 
-def test_reserve_leaves_a_cache_that_works(colar):
-    """A layer, its keys or its values may have grown and others not: what is there can be used and grown again."""
+def test_a_cache_can_be_used_again_after_an_error(colar):
+    """A layer, its keys or its values may have grown and others not: all is released."""
     lm = colar.lm
     embeds = lm.embed(torch.tensor([ids(colar, colar.requests[0])] * 2))
     length = embeds.shape[1]
     position = torch.full((2,), length)
     with torch.no_grad():
         whole = lm.hidden(torch.cat([embeds, embeds[:, :1]], 1))[:, -1]
+
+    def read_and_feed():
+        mask = kept.at_prefill(0, 2, length, embeds)
+        lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
+        mask = kept.at_decode(position, length + 1, embeds)
+        return lm.hidden(embeds[:, :1], mask, position[:, None], kept)[:, -1]
+
     for at in range(1, 5):
         kept = SlotCache(lm.causal_lm)
         kept.reserve(CacheSize(2, 48))
         with torch.no_grad():
-            mask = kept.at_prefill(0, 2, 0, length, embeds)
-            lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
+            read_and_feed()
             starve(kept, Runs({at}, OOM[0]))
             with pytest.raises(torch.OutOfMemoryError):
                 kept.reserve(CacheSize(4, 64), rows=2)
-            assert kept.size == CacheSize(2, 48)
+            kept.release()
+            assert kept.positions == 0
             for size in (CacheSize(2, 48), CacheSize(3, 64), CacheSize(2, 48)):
-                kept.reserve(size, rows=2)
+                kept.reserve(size)
                 assert kept.positions == size.positions
-                mask = kept.at_decode(position, length + 1, embeds)
-                fed = lm.hidden(embeds[:, :1], mask, position[:, None], kept)[:, -1]
-                torch.testing.assert_close(fed, whole, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(read_and_feed(), whole, rtol=1e-4, atol=1e-4)
 
 
 # The budget
@@ -203,11 +238,10 @@ ASKED = st.builds(
     asked=st.lists(ASKED, min_size=1, max_size=14),
     budget=st.integers(112, 480),
     slots=st.integers(1, 12),
-    chunk=st.sampled_from([5, 16, 2048]),
 )
-def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots, chunk):
+def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots):
     """Random arrivals and lengths: measured at every step; and the reference's answers."""
-    engine = Engine(colar.lm, colar.method, slots, token_budget=budget, prefill_chunk=chunk)
+    engine = Engine(colar.lm, colar.method, slots, token_budget=budget)
     arrivals = deque()
     at = 0
     for i, one in enumerate(asked):
@@ -266,19 +300,20 @@ def test_a_request_wider_than_the_budget_is_refused(colar):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_cache_sizes(data):
-    """Never below what is needed, never above the limit where that is possible, and stable while nothing changes."""
-    scheduler = Scheduler(data.draw(st.integers(1, 64)), for_compile=data.draw(st.booleans()))
+    """Never below what is needed, never above the budget where that is possible, and stable while nothing changes."""
+    scheduler = Scheduler(data.draw(st.integers(1, 64)), for_graphs=data.draw(st.booleans()))
     now = EMPTY
     for _ in range(10):
         rows, widest = data.draw(st.integers(1, scheduler.slots)), data.draw(st.integers(1, 500))
         least = scheduler.smallest_size(rows, widest)
-        limit = scheduler.budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
+        budget = scheduler.budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
         found = scheduler.next_size(now, rows, widest)
         assert least.slots <= found.slots <= max(scheduler.smallest_size(scheduler.slots, 1).slots, now.slots)
         assert least.columns <= found.columns
-        assert found == least or limit is None or found.positions <= limit
+        assert found == least or budget is None or found.positions <= budget
         assert scheduler.next_size(found, rows, widest) == found or found == least
-        assert found.positions <= 16 * least.positions
+        assert found.slots < max(2 * least.slots, now.slots + 1)
+        assert found.columns == max(now.columns, least.columns) or found == least
         now = found
 
 

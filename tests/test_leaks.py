@@ -90,7 +90,7 @@ def test_an_engine_keeps_nothing_of_its_requests():
     method = Raising(method.config)
 
     async def run():
-        inner = Engine(lm, method, 8, token_budget=2000, max_waiting=4, prefill_chunk=32)
+        inner = Engine(lm, method, 8, token_budget=2000, max_waiting=4)
         engine = AsyncEngine(inner)
         counts = []
         for numbers in ROUNDS:

@@ -191,7 +191,7 @@ def job_of_cot(settings=None):
 
 def test_each_chunk_is_work_of_its_own(questions, machines):
     """Ray would put chunks together, and one actor would answer all of a file."""
-    job = job_of_cot(ray_answers.EngineSettings("", "float32", None, None, None, 4, False, False))
+    job = job_of_cot(ray_answers.EngineSettings("", "float32", None, None, None, 4, False))
     with ray_cluster.joined(ray_cluster.Pool(machines.address, 1, 1), "cpu", [], []) as actors:
         found = ray_cluster.ray.put(np.array([], dtype=np.uint64))
         asked = ray_answers.chunks_of(job, {str(questions): ""}, found, actors.n)

@@ -285,16 +285,24 @@ def ids(case, request):
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
-def test_long_questions_are_read_in_chunks(family):
+def test_questions_share_a_forward_within_some_positions(family, monkeypatch):
+    """And one that is longer has a forward of its own, whole."""
     case = case_of(family, "colar")
+    longest = max(len(ids(case, request)) for request in case.requests)
+    most = longest - 1
+    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", most)
     seen, handle = widths(case.lm)
     try:
-        found = Engine(case.lm, case.method, 4, prefill_chunk=7).generate(case.requests)
+        found = Engine(case.lm, case.method, 4).generate(case.requests)
     finally:
         handle.remove()
     for completion in found:
         same(completion, case.expected[completion.request.id])
-    assert max(rows * length for rows, length in seen if length > 1) <= 7
+    reads = [shape for shape in seen if shape[1] > 1]
+    shared = [rows * length for rows, length in reads if rows > 1]
+    assert shared
+    assert max(shared) <= most
+    assert (1, longest) in reads
 
 
 def test_both_kinds_of_row_share_one_forward_and_one_head(colar):

@@ -29,7 +29,6 @@ from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.engine.runner import packed_copy
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
@@ -37,7 +36,6 @@ from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model.head import PartialHead, head_logits
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
-from colar.ops import devices
 from colar.ops.sampling import DrawModes
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
@@ -147,24 +145,6 @@ def test_rows_are_right_under_an_adapter_and_after_it_is_merged(family: str, tar
     torch.testing.assert_close(check(), before)
     lm.merge()
     check()
-
-
-@pytest.mark.skipif(
-    not devices.computes_bfloat16(torch.device("cpu")),
-    reason="this CPU's oneDNN does not compute in bfloat16",
-)
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_a_packed_head_has_rows_too(family: str) -> None:
-    lm = liven(tiny_lm(family)).bfloat16().eval()
-    twin = packed_copy(lm)
-    hidden = hidden_of(lm).bfloat16()
-    rows = twin.partial_head(IDS)
-    assert rows.weight_SD is not None
-    wanted = lm.logits(hidden)[..., list(IDS)]
-    torch.testing.assert_close(
-        twin.logits(hidden, rows), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max())
-    )
 
 
 # What is counted

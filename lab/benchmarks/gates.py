@@ -2,7 +2,7 @@
 
     python lab/benchmarks/gates.py --cot runs/arena/seed0/cot/best --gated runs/sequential/seed0/half/best
     python lab/benchmarks/gates.py --cot runs/smollm2-135m/cot-more/best \
-      --gated runs/smollm2-135m/colar-unsure-digits/best --source gsm8k-aug --dtype bfloat16 --compile \
+      --gated runs/smollm2-135m/colar-unsure-digits/best --source gsm8k-aug --dtype bfloat16 \
       --max-latents 128 --max-completion-length 16
 
 Two checkpoints answer the same questions greedily: a chain in tokens (CoT), and a sequential head at each c, with each
@@ -14,7 +14,8 @@ then one JSON line; report.json holds the raw runs.
 majority's accuracy, and how long a question then takes beside CoT's one row (`times CoT` is over `cot/b1`).
 
 Accuracy is counted on the same questions. It is that of one model and few questions, and is there to see that the
-timed work is the real one; lab/reproduce/sequential.sh measures it.
+timed work is the real one; lab/reproduce/sequential.sh measures it. Steps of results/speed/gates-smollm2 were compiled,
+an option of commit c901c920.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     cells = {}
     for rows in ROWS:
-        # One for all cells: it compiles once.
-        engine = Engine(lm, method, rows, compile=args.compile)
+        engine = Engine(lm, method, rows)
         limits = AnswerSettings(args.max_latents, args.max_completion_length, rows)
         for name, params in _params(system, method, args):
             asked = examples if rows > 1 else examples[: args.limit_alone]
@@ -86,7 +86,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             timed(engine, model, params, asked[: 2 * rows], limits)
             cells[f"{name}/b{rows}"] = timed(engine, model, params, asked, limits)
     if args.votes and system != "cot":
-        engine = Engine(lm, method, args.votes, compile=args.compile)
+        engine = Engine(lm, method, args.votes)
         limits = AnswerSettings(args.max_latents, args.max_completion_length, args.votes)
         for name, params in _params(system, method, args):
             asked = examples[: args.limit_alone]
@@ -185,7 +185,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         "threads": args.threads,
         "source": args.source,
         "dtype": args.dtype,
-        "compile": args.compile,
         "provenance": shared.provenance(),
         "runs": runs,
     }
@@ -216,7 +215,6 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--source", default="arithmetic", help="a source (`colar data list`) or a file")
     parser.add_argument("--dtype", default="float32", help="of the weights")
-    parser.add_argument("--compile", action="store_true", help="compile the step")
     parser.add_argument("--max-latents", type=int, default=64)
     parser.add_argument("--max-completion-length", type=int, default=8)
     parser.add_argument("--votes", type=int, default=0, help="answers drawn to a question; 0: none")

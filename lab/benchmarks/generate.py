@@ -5,9 +5,8 @@
 SmolLM2-135M in bfloat16, real GSM8K questions, greedy where no other is named. Chains are forced to given lengths and
 answers to `ANSWER` tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
 
-    colar5      ours, latents at c = 5, the step compiled
-    colar5-eager  the same, not compiled
-    cot         ours, the chain in tokens, the step compiled
+    colar5      ours, latents at c = 5
+    cot         ours, the chain in tokens
     colar2      as colar5, at c = 2
     sequential2, sequential5    the sequential method at c = 2 and 5: every thought is c tokens, chosen one by one
     sequential2-shortlist, sequential5-shortlist    the same, a group's tokens behind its first chosen among those of
@@ -21,11 +20,13 @@ answers to `ANSWER` tokens, so that all systems do the same work. A chain of L t
     colar5-growth, cot-growth   ours again: longer chains, longer queues; in every fourth round, from the first on
     floor       the bare matrix products of a step, LM head included
 
-For a GPU, on request only: `b256/...` cells, and each of cot, colar2, colar5, sequential2 and sequential5 with `-eager`
-(not compiled) or `-graphs` (its steps recorded as CUDA graphs) behind its name. On request as well:
+For a GPU, on request only: `b256/...` cells, and each of cot, colar2, colar5, sequential2 and sequential5 with
+`-graphs` (its steps recorded as CUDA graphs) behind its name. On request as well:
 
-    cot-float32, cot-int8, cot-int4, each also with `-eager`    weights in float32; linear layers of the model in
-                float32 quantised to int8; those of the model in bfloat16 to int4 (torchao)
+    cot-float32, cot-int8, cot-int4     weights in float32; linear layers of the model in float32 quantised to int8;
+                those of the model in bfloat16 to int4 (torchao)
+
+In committed records the steps of ours were compiled (an option of commit c901c920), unless a name ends in `-eager`.
 
 Every system runs all cells in a process of its own. Rounds alternate between the systems, so that a noisy minute hits
 all of them. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the
@@ -69,12 +70,9 @@ SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential
 OURS = ("cot", "colar2", "colar5", "sequential2", "sequential5")
 WEIGHTS = {"float32": ("float32", None), "int8": ("float32", "int8"), "int4": ("bfloat16", "int4")}
 """Of systems that have this in their name, dtype and quantised weights."""
-PRECISIONS = ("cot-eager", *(f"cot-{name}{how}" for name in WEIGHTS for how in ("", "-eager")))
-ON_REQUEST = (
-    *(f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"),
-    *PRECISIONS[1:],
-)
-LONG = (*ALL, "hf-cot-static", "colar5-eager", "colar2", *SEQUENTIAL, *ON_REQUEST)
+PRECISIONS = tuple(f"cot-{name}" for name in WEIGHTS)
+ON_REQUEST = (*(f"{name}-graphs" for name in OURS), *PRECISIONS)
+LONG = (*ALL, "hf-cot-static", "colar2", *SEQUENTIAL, *ON_REQUEST)
 TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
 """Systems that draw at temperature 1, and their top_p; all others are greedy."""
 CELLS = (
@@ -83,7 +81,7 @@ CELLS = (
     Cell("b8/25", 8, 8, 25),
     Cell("b32/25", 32, 32, 25, systems=(*ALL, *PRECISIONS)),
     Cell("b32/100", 32, 32, 100, systems=(*LONG, *TOP_P)),
-    Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
+    Cell("b32/mixed", 32, 32, None),
     Cell("b64/25", 64, 64, 25),
     Cell("b256/25", 256, 256, 25, systems=LONG),
     Cell("b256/100", 256, 256, 100, systems=LONG),
@@ -94,7 +92,6 @@ CELLS = (
 )
 SYSTEMS = (
     "colar5",
-    "colar5-eager",
     "cot",
     "colar2",
     *SEQUENTIAL,
@@ -168,7 +165,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     if thinks_in_tokens:
         compression_factor = 1
     examples = load_questions(args.source, args.data_dir)
-    # Not counted: kernels, caches, and a compiled graph for one row and another for several.
+    # Not counted: kernels and caches.
     for size in (1, 8):
         small = Cell("", size, size, 10)
         work(lm, method, small, make_job(lm, method, examples, small, 1, top_p))
@@ -195,9 +192,7 @@ def _work_of(system: str) -> Callable[[LatentLM, Any, Cell, Job], dict[str, floa
         return partial(hf_cot, static=system.endswith("-static"))
     if system == "published":
         return published
-    if system.endswith("-graphs"):
-        return partial(ours, compile=False, cuda_graphs=True)
-    return partial(ours, compile=not system.endswith("-eager"))
+    return partial(ours, cuda_graphs=system.endswith("-graphs"))
 
 
 # The report

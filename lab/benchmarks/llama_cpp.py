@@ -2,13 +2,13 @@
 
     pip install xllamacpp gguf        # llama.cpp as a wheel; `make smollm2` brings the model
     python lab/benchmarks/llama_cpp.py --output results/speed/llama-cpp
-    python lab/benchmarks/llama_cpp.py --cells b1/100 --systems llama.cpp llama.cpp-q8 llama.cpp-q4 cot-eager \
-        cot-int8-eager cot-int4-eager --output results/speed/llama-cpp-quantised
+    python lab/benchmarks/llama_cpp.py --cells b1/100 --systems llama.cpp llama.cpp-q8 llama.cpp-q4 cot cot-int8 \
+        cot-int4 --output results/speed/llama-cpp-quantised
 
 The work is that of `lab/benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
 latents at c = 5, then 4 tokens of an answer). The packaged model is a GGUF file in 4 bits, `llama.cpp-q4`; it is
 written again with bfloat16 matrices, the precision that ours computes in, and in 8 bits, `llama.cpp-q8`. llama.cpp
-decodes tokens; no serving engine feeds latents back.
+decodes tokens; no serving engine feeds latents back. Committed records of ours are named as those of `generate`.
 Table, then one JSON line.
 """
 
@@ -34,8 +34,6 @@ CELLS = {"b1/100": 1, "b32/100": 32}
 SYSTEMS = ("llama.cpp", "cot", "colar5")
 FILES = {"llama.cpp": "BF16", "llama.cpp-q8": "Q8_0", "llama.cpp-q4": None}
 """llama.cpp's systems, and the type in which their matrices are written again; None: as they are."""
-EAGER = ("cot-float32-eager", "cot-eager", "cot-int8-eager", "cot-int4-eager")
-"""Ours without compilation, in other weights."""
 TOKENS = 100 + 1 + ANSWER
 """Tokens of a chain, the separator and an answer."""
 
@@ -171,7 +169,7 @@ def _version() -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    every = sorted({*SYSTEMS, *FILES, *EAGER})
+    every = sorted({*SYSTEMS, *FILES, *generate.PRECISIONS})
     parser = shared.add_model_options(shared.parser(__file__, __doc__, every, rounds=3))
     parser.set_defaults(systems=list(SYSTEMS))
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))

@@ -7,7 +7,6 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `lab/benchmarks
 
     colar5          colar serve at c = 5, thoughts read as text
     colar5-hidden   the same with include_reasoning false: nothing is read
-    colar5-compiled as colar5, with --compile
     cot             colar serve, the chain in tokens
     colar5-graphs, cot-graphs   the same with CUDA graphs; on request (--systems), for a GPU
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
@@ -49,9 +48,9 @@ from work import ANSWER, FACTOR, load_questions
 from colar import progress
 
 CLIENTS = (1, 8, 32)
-DEFAULT = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", "transformers", "llama-cpp")
+DEFAULT = ("colar5", "colar5-hidden", "cot", "engine", "transformers", "llama-cpp")
 SYSTEMS = (*DEFAULT, *servers.GRAPHS)
-OURS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", *servers.GRAPHS)
+OURS = ("colar5", "colar5-hidden", "cot", "engine", *servers.GRAPHS)
 WARM_CLIENTS = 2
 """Clients that ask once before a cell is measured: of a server that answers one after another, more would take long."""
 CELL_SECONDS = 240.0
@@ -94,7 +93,6 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": args.seconds,
         "clients": args.clients,
         "threads": args.threads,
-        "compile": args.compile,
     }
 
 
@@ -219,7 +217,7 @@ async def _cells(ask: Ask, questions: Sequence[str], args: argparse.Namespace) -
 
 
 async def _cell(ask: Ask, questions: Sequence[str], clients: int, seconds: float) -> Cell:
-    # Warm: weights are read, kernels chosen, and with --compile the step is made. Other questions than are measured:
+    # Warm: weights are read, and kernels chosen. Other questions than are measured:
     # none may be answered from a cache of prompts.
     await asyncio.gather(*map(ask, questions[-min(clients, WARM_CLIENTS) :]))
     started = time.perf_counter()
@@ -306,7 +304,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
     parser.add_argument("--slots", type=int, default=32, help="rows that each system may run at a time")
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
-    parser.add_argument("--compile", action="store_true", help="compile our decode step")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients"
     )

@@ -32,7 +32,6 @@ TOKENS = CHAIN + 1 + ANSWER
 POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
-COMPILED = "colar5-compiled"
 GRAPHS = ("colar5-graphs", "cot-graphs")
 THOUGHTS = {
     "cot": CHAIN,
@@ -40,7 +39,6 @@ THOUGHTS = {
     "colar5-graphs": CHAIN // FACTOR,
     "colar5": CHAIN // FACTOR,
     "colar5-hidden": CHAIN // FACTOR,
-    COMPILED: CHAIN // FACTOR,
     "engine": CHAIN // FACTOR,
 }
 """Embeddings between the separators, for our systems."""
@@ -139,8 +137,7 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str, i
 def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
     if system == "transformers":
         return _transformers(port, args)
-    more = ["--compile"] if args.compile or system == COMPILED else []
-    options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
+    options = ["--server", system, "--port", str(port), "--threads", str(args.threads)]
     options += ["--slots", str(args.slots)]
     serve = str(Path(__file__).with_name("serve.py"))
     return [sys.executable, serve, *options, "--backbone", args.backbone, "--output", args.output]
@@ -222,7 +219,7 @@ def engine(system: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
     name = "cot" if system.startswith("cot") else "colar"
     lm, method = load_model(args.backbone, "bfloat16", name, best_device())
     decoding = Decoding(max_latents=THOUGHTS[system], max_completion_length=ANSWER)
-    made = Engine(lm, Unending(method), args.slots, compile=args.compile, cuda_graphs=system in GRAPHS)
+    made = Engine(lm, Unending(method), args.slots, cuda_graphs=system in GRAPHS)
     return made, method, decoding
 
 

@@ -51,7 +51,6 @@ from colar.model.latent_lm import LatentLM
 CLIENTS = 96
 SLOTS = 32
 BUDGET = 4096
-CHUNK = 64
 FATES = {"malformed": 0.10, "over a limit": 0.05, "cancelled": 0.10}
 """Shares of requests; the others are answered."""
 ODDS = {"exceptions": 1 / 1000, "forwards without memory": 1 / 2000, "allocations without memory": 1 / 200}
@@ -185,9 +184,7 @@ class Soak:
     def __init__(self, lm: LatentLM, method: Any, seed: int) -> None:
         self.lm = lm
         self.faults = Faults(seed)
-        self.engine = Engine(
-            lm, method, SLOTS, token_budget=BUDGET, max_waiting=2 * SLOTS, prefill_chunk=CHUNK
-        )
+        self.engine = Engine(lm, method, SLOTS, token_budget=BUDGET, max_waiting=2 * SLOTS)
         for layer in self.engine.cache.layers:
             layer._zeros = functools.partial(self.faults.allocating, layer._zeros)
         self.outcomes: Counter[tuple[str, str]] = Counter()
@@ -346,7 +343,6 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
         "clients": CLIENTS,
         "max_batch": SLOTS,
         "token_budget": BUDGET,
-        "prefill_chunk": CHUNK,
         "shares": FATES,
         "odds": ODDS,
     }

@@ -173,15 +173,13 @@ def chain_tokens(lm: LatentLM, example: Example) -> int:
     return sum(len(step) for step in lm.template.steps(example.steps))
 
 
-def ours(
-    lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True, cuda_graphs: bool = False
-) -> dict[str, float]:
+def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, cuda_graphs: bool = False) -> dict[str, float]:
     """The engine. With `cuda_graphs` the job is done once before: an engine records its graphs when it is new.
 
     A step is timed where no request joined and every slot was busy (or every row, where there are fewer rows than
     slots): prefills and the end of the queue are not steps of this batch size.
     """
-    engine = Engine(lm, Unending(method), cell.slots, compile=compile, cuda_graphs=cuda_graphs)
+    engine = Engine(lm, Unending(method), cell.slots, cuda_graphs=cuda_graphs)
     if cuda_graphs:
         engine.generate(job.requests)
     decoded = Decoded(engine.lm)

@@ -6,7 +6,7 @@
 # About eighteen hours on 2 cores, reckoned: nine for SFT and its
 # test sets; the three stages took 130, 96 and 106 minutes and CoT's reinforcement 84, each on one core of an EPYC in float32.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
-# Stopped and run again, it resumes.
+# Stopped and run again, it resumes. Committed answers were made with compiled decode steps (`--compile`, commit c901c920).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-runs/smollm2-135m}
@@ -30,23 +30,23 @@ cot=cot="$out/cot-more/best"
 colar=smollm2-135m="$sft"
 sets=(gsm8k-aug gsm-hard svamp multiarith)
 colar evaluate "$cot" "$colar" --data "${sets[@]}" --compression_factor 1 2 "${common[@]}" \
-  --batch_size 64 --compile --output "$out/report-plain"
-colar evaluate cot="$out/cot-continued/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-cot-continued"
+  --batch_size 64 --output "$out/report-plain"
+colar evaluate cot="$out/cot-continued/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --output "$out/report-cot-continued"
 colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
-  --batch_size 64 --compile --output "$out/report-gated"
-colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-grpo-cot"
+  --batch_size 64 --output "$out/report-gated"
+colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --output "$out/report-grpo-cot"
 for name in grpo/constant grpo/decaying grpo/renumbered colar-continued; do
   colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
-    --batch_size 64 --compile --output "$out/report-${name#grpo/}"
+    --batch_size 64 --output "$out/report-${name#grpo/}"
 done
 colar evaluate smollm2-135m="$out/colar-speeds/best" --data "${sets[@]}" --compression_factor 1 2 3 5 "${common[@]}" \
-  --batch_size 64 --compile --output "$out/report-speeds"
+  --batch_size 64 --output "$out/report-speeds"
 draws=(--data multiarith --decoding sampled --seeds 0 1 2 3 4 5 6 7)
-colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-votes-cot"
+colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --output "$out/report-votes-cot"
 colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
-  --batch_size 64 --compile --output "$out/report-votes"
+  --batch_size 64 --output "$out/report-votes"
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
-  --batch_size 64 --compile --output "$out/report-controls"
+  --batch_size 64 --output "$out/report-controls"
 colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
 colar inspect "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/inspect.html"

@@ -14,18 +14,23 @@ Cells = Mapping[str, Mapping[str, Any]]
 THINKING = {
     "hf-cot": "transformers `generate`, CoT",
     "published": "latent loop as published, c = 5",
-    "cot": "ours, CoT",
-    "colar2": "ours, Gaussian, c = 2",
-    "sequential2": "ours, sequential, c = 2",
+    "colar5-eager": "ours, Gaussian, c = 5",
+    "colar5": "the same, compiled",
+    "cot": "ours, CoT, compiled",
+    "colar2": "ours, Gaussian, c = 2, compiled",
+    "sequential2": "ours, sequential, c = 2, compiled",
     "sequential2-shortlist": "the same with a shortlist",
-    "colar5": "ours, Gaussian, c = 5",
-    "sequential5": "ours, sequential, c = 5",
+    "sequential5": "ours, sequential, c = 5, compiled",
     "sequential5-shortlist": "the same with a shortlist",
 }
-RATIOS = {
-    "colar5_vs_hf_cot_b32_mixed": "questions/s, Gaussian at c = 5 / `generate`, 32 rows, the data's lengths",
-    "colar5_vs_hf_cot_b1": "the same, 1 row, equal lengths",
-    "vs_published_b32_mixed": "questions/s, Gaussian at c = 5 / published loop, 32 rows",
+"""Systems without "-eager" were compiled, which the engine did at commit c901c920 and before."""
+OVER = {
+    ("hf-cot", "b32/mixed"): "questions/s, Gaussian at c = 5 / `generate`, 32 rows, the data's lengths",
+    ("hf-cot", "b1/100"): "the same, 1 row, equal lengths",
+    ("published", "b32/mixed"): "questions/s, Gaussian at c = 5 / published loop, 32 rows",
+}
+"""Ratios of "colar5-eager" over another system in a cell."""
+COMPILED_RATIOS = {
     "own_cot_vs_hf_cot_b32": "questions/s, our CoT / `generate`, 32 rows, equal lengths",
     "sequential2_vs_own_cot_thinking_b32": "thinking, sequential at c = 2 / our CoT, 32 rows",
     "sequential5_vs_own_cot_thinking_b32": "thinking, sequential at c = 5 / our CoT, 32 rows",
@@ -35,7 +40,6 @@ RATIOS = {
 }
 SERVERS = {
     "colar5": "`colar serve`, c = 5",
-    "colar5-compiled": "the same with `--compile`",
     "colar5-hidden": "the same, thoughts not read",
     "engine": "its engine without HTTP",
     "cot": "`colar serve`, CoT",
@@ -62,12 +66,15 @@ PEAKS = {
     "slice/cot": "an update of two random layers, V = 128,256, 1,600 labels",
     "smollm2/cot": "an update of SmolLM2-135M, V = 49,152",
 }
-ENGINES = {"llama.cpp": "llama.cpp, CoT", "cot": "ours, CoT", "colar5": "ours, CoLaR at c = 5"}
+ENGINES = {
+    "llama.cpp": "llama.cpp, CoT",
+    "cot": "ours, CoT, compiled",
+    "colar5": "ours, CoLaR at c = 5, compiled",
+}
 ONE_ROW = {
     "llama.cpp": "llama.cpp, bfloat16",
     "llama.cpp-q8": "llama.cpp, Q8_0",
     "llama.cpp-q4": "llama.cpp, Q4_1",
-    "cot": "ours, bfloat16, compiled",
     "cot-eager": "ours, bfloat16",
     "cot-int8-eager": "ours, int8",
     "cot-int4-eager": "ours, int4",
@@ -113,8 +120,13 @@ def thinking(folder: Path) -> TextTable:
 
 def ratios(folder: Path) -> TextTable:
     """The ratios that the page is about, on both machines."""
-    here, amx = report(folder)["ratios"], report(folder, "report-amx")["ratios"]
-    body = [[name, digits(here[key]), digits(amx.get(key))] for key, name in RATIOS.items()]
+    found = [report(folder), report(folder, "report-amx")]
+    body = []
+    for (system, cell), name in OVER.items():
+        pairs = [(each["cells"]["colar5-eager"][cell], each["cells"][system][cell]) for each in found]
+        body.append([name, *(digits(theirs["seconds"] / ours["seconds"]) for ours, theirs in pairs)])
+    for key, name in COMPILED_RATIOS.items():
+        body.append([f"compiled: {name}", *(digits(each["ratios"][key]) for each in found)])
     return TextTable("", ["ratio", "AVX-512", "AMX"], body)
 
 

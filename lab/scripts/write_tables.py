@@ -84,7 +84,10 @@ ACCURACIES = {
 }
 """Of README's table: folder -> title of the experiment, its heading in the page, its systems with README's names."""
 SPEED_CELL = "b32/mixed"
-SPEEDS = {"hf-cot": "transformers `generate`, CoT", "colar5": "ours, Gaussian head (the paper's), c = 5"}
+SPEEDS = {
+    "hf-cot": "transformers `generate`, CoT",
+    "colar5-eager": "ours, Gaussian head (the paper's), c = 5",
+}
 """Of README's table: systems of the benchmark of thinking, 32 rows at a time, chains of the data's own lengths."""
 
 

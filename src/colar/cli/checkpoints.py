@@ -229,7 +229,6 @@ def engine_settings(path: str, args: argparse.Namespace) -> Any:
         device=args.device,
         quantization=args.weights,
         batch_size=args.batch_size,
-        compile=args.compile,
         eager=args.eager,
     )
 

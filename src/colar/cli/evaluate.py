@@ -128,9 +128,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     methods = methods_of(folders)
     params = param_combinations(methods, args)
     limits = shared_limits(args, methods)
-    answer_settings = evaluate.AnswerSettings(
-        **limits, batch_size=args.batch_size, compile=args.compile, eager=args.eager
-    )
+    answer_settings = evaluate.AnswerSettings(**limits, batch_size=args.batch_size, eager=args.eager)
     settings = {
         "limits": limits,
         "split": args.split,

@@ -116,11 +116,6 @@ def limit_options(parser: Parser) -> None:
 def batching_options(parser: Parser) -> None:
     parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
     parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the decode step: takes about a minute, faster from some thousand steps on",
-    )
-    parser.add_argument(
         "--eager",
         action="store_true",
         help="run decode steps on a GPU without CUDA graphs, which avoid launch overhead",

@@ -137,7 +137,6 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.batch_size,
         args.token_budget,
         args.max_waiting,
-        compile=args.compile,
         cuda_graphs=False if args.eager else None,
     )
     return ServedModel(name, lm, method, engine, decoding)

@@ -5,6 +5,6 @@ completion     events, the completions made of them, and their tokens as text
 engine         the loop: decode, admit, prefill, choose;  async_engine runs it in a thread, for servers
 scheduler      which request is next, within slots and a budget of positions
 prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
-runner         forward passes into the cache, plain or compiled;  graphs records steps as CUDA graphs
+runner         forward passes into the cache;  graphs records steps as CUDA graphs
 cache          keys and values in slots
 """

@@ -22,9 +22,8 @@ import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from colar.engine.completion import Completion, Event, completions_of
@@ -32,16 +31,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import Request
 
 T = TypeVar("T")
-Items = list[Event | Exception]
-"""Messages to a caller: events, or the error that ends the stream."""
-
-
-@dataclass(frozen=True)
-class Subscriber:
-    """The place in which a caller waits: a queue of its event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[Event | Exception]
+Subscriber = asyncio.Queue[Event | Exception]
+"""The queue in which a caller waits for events, or for the error that ends the stream."""
 
 
 class AsyncEngine:
@@ -53,6 +44,8 @@ class AsyncEngine:
         """Work of the worker between two steps; None ends it."""
         self._subscribers: dict[int, Subscriber] = {}
         """Those of unfinished requests, by the engine's number. Used by the worker alone."""
+        self._loop: asyncio.AbstractEventLoop
+        """That of all callers, known from the first one on."""
         self._lock = threading.Lock()
         """Held to give an order: none is given to a worker that has ended."""
         self.closed = False
@@ -68,7 +61,8 @@ class AsyncEngine:
         """
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
-        subscriber = Subscriber(asyncio.get_running_loop(), asyncio.Queue())
+        self._loop = asyncio.get_running_loop()
+        subscriber: Subscriber = asyncio.Queue()
         # Set by the worker: this task may be cancelled before it would learn its number.
         number = -1
 
@@ -85,7 +79,7 @@ class AsyncEngine:
         try:
             await self.run(submit)
             while True:
-                event = await subscriber.events.get()
+                event = await subscriber.get()
                 if isinstance(event, Exception):
                     raise event
                 if event.error is not None:
@@ -174,38 +168,36 @@ class AsyncEngine:
 
     def _deliver(self, events: list[Event]) -> None:
         """Put events into the queues of those who wait for them."""
-        items: dict[Subscriber, Items] = {}
+        items: list[tuple[Subscriber, Event | Exception]] = []
         for event in events:
             subscriber = self._subscribers.get(event.number)
             # None: the caller left, and its order to cancel is on the way.
             if subscriber is not None:
-                items.setdefault(subscriber, []).append(event)
+                items.append((subscriber, event))
             if event.kind == "finished":
                 self._subscribers.pop(event.number, None)
-        _put(items)
+        self._put(items)
 
     def _fail(self, error: Exception) -> None:
         """Remove all requests and end their streams with this error."""
-        items: dict[Subscriber, Items] = {subscriber: [error] for subscriber in self._subscribers.values()}
+        items = [(subscriber, error) for subscriber in self._subscribers.values()]
         self._subscribers.clear()
         try:
             self.engine.clear()
         finally:
-            _put(items)
+            self._put(items)
 
+    def _put(self, items: Sequence[tuple[Subscriber, Event | Exception]]) -> None:
+        """Put items into their queues, by one call: each call wakes the event loop's thread."""
 
-def _put(items: Mapping[Subscriber, Items]) -> None:
-    """Put items into their queues, by one call for each event loop: each call wakes the loop's thread."""
+        def put() -> None:
+            for subscriber, item in items:
+                subscriber.put_nowait(item)
 
-    def put(subscribers: list[Subscriber]) -> None:
-        for subscriber in subscribers:
-            for item in items[subscriber]:
-                subscriber.events.put_nowait(item)
-
-    for loop in {subscriber.loop for subscriber in items}:
-        # The loop may be closed, and its callers gone with it.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(put, [subscriber for subscriber in items if subscriber.loop is loop])
+        if items:
+            # The loop may be closed, and its callers gone with it.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(put)
 
 
 def run_in_temporary_thread(work: Callable[[], T]) -> T:

@@ -57,30 +57,24 @@ EMPTY = CacheSize(0, 0)
 
 @dataclass
 class SlotMapping:
-    """Columns that the next forward pass writes keys and values to, and columns that its rows read.
+    """Columns that the next forward pass writes keys and values to, and columns that its rows read."""
 
-    Sizes are those of tensors, which a compiled step takes as symbols; a Python number would be compiled in.
-    """
-
-    before: Tensor
-    """(2 + first,) where `first` is the first slot: two more, because torch specialises sizes of 0 and 1."""
+    first: int
+    """The first slot."""
     rows: Tensor
     """(N, 1) slots, from `first` on."""
     columns: Tensor
     """(N, T) columns written."""
-    seen: Tensor
-    """(C,) columns read, 0..C-1."""
+    span: int
+    """Columns read, from 0 on."""
 
     def read(self, cached: Tensor) -> Tensor:
         """A layer's keys or values as far as these rows may see them, (N, H, C, d)."""
-        first = self.before.shape[0] - 2
-        return cached[first : first + self.rows.shape[0], :, : self.seen.shape[0]]
+        return cached[self.first : self.first + len(self.rows), :, : self.span]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, (S, H, C, d) each, on the backbone's own dtype and device."""
-
-    is_compileable = True
 
     def __init__(self, owner: "SlotCache") -> None:
         super().__init__()
@@ -98,7 +92,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def resize(self, size: CacheSize, rows: int) -> None:
-        """Change the size; the first `rows` slots are preserved. An error leaves old or new keys, and values."""
+        """Change the size; the first `rows` slots are preserved."""
         for name in ("keys", "values"):
             before: Tensor = getattr(self, name)
             if (before.shape[0], before.shape[2]) == (size.slots, size.columns):
@@ -121,7 +115,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return mapping.read(self.keys), mapping.read(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.mapping.seen.shape[0], 0
+        return self.owner.mapping.span, 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are always given
@@ -136,7 +130,6 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         self.config = causal_lm.config.get_text_config()
         self.size = EMPTY
-        """The size that every layer has at least."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
     # Memory
@@ -144,13 +137,11 @@ class SlotCache(Cache):  # type: ignore[misc]
     def reserve(self, size: CacheSize, rows: int = 0) -> None:
         """Change the size; the first `rows` slots are preserved.
 
-        While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
-        memory runs out, leaves a cache in which these rows can continue, and `reserve` may be called again.
+        While a layer is changed, its old keys or values are there beside the new ones. After an error, for example
+        where memory runs out, the cache has to be released.
         """
         if not rows and size != self.size:
             self.release()
-        # Layers change one after another. If one fails, all have at least the smaller of both sizes.
-        self.size = CacheSize(min(self.size.slots, size.slots), min(self.size.columns, size.columns))
         for layer in self._allocated_layers():
             layer.resize(size, rows)
         self.size = size
@@ -187,30 +178,25 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.keys[slots] = 0
             layer.values[slots] = 0
 
-    @property
-    def allocated(self) -> bool:
-        """True once the first forward pass has allocated all layers."""
-        return len(self._allocated_layers()) == len(self.layers)
-
     def _allocated_layers(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
 
     # The next forward pass
 
-    def at_prefill(self, first: int, rows: int, start: int, length: int, like: Tensor) -> Any:
-        """Prepare a forward pass of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
+    def at_prefill(self, first: int, rows: int, length: int, like: Tensor) -> Any:
+        """Prepare a forward pass of the first `length` positions of `rows` slots from `first` on.
 
         Returns its attention mask, in the dtype and on the device of `like`.
         """
-        # at_prefill(first=1, rows=2, start=0, length=4), w is written:
+        # at_prefill(first=1, rows=2, length=4), w is written:
         #
         #     slot 0   q q q l l
         #     slot 1   w w w w          padding too: the row's own next columns replace it
         #     slot 2   w w w w
         device = like.device
-        columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
+        columns_NT = torch.arange(length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        return self._prepare(first, slots_N1, columns_NT, start + length, like)
+        return self._prepare(first, slots_N1, columns_NT, length, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
         """Prepare a forward pass of one position a row: the first N slots, each at its own column of `position_N`.
@@ -229,10 +215,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _prepare(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int, like: Tensor) -> Any:
         """Set the slot mapping. Returns masks (N, 1, T, C): a dict by type of layer where there are windows."""
-        # Only the size of `before` is used: see `SlotMapping`.
-        before = torch.empty(2 + first, device=like.device)
+        self.mapping = SlotMapping(first, slots_N1, columns_NT, span)
         seen_C = torch.arange(span, device=like.device)
-        self.mapping = SlotMapping(before, slots_N1, columns_NT, seen_C)
         behind_NTC = columns_NT[..., None] - seen_C
         return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
@@ -277,7 +261,7 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
     # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
     long = length - FED
-    mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
+    mask = cache.at_prefill(0, n, long, embeds_NTD)
     forward(embeds_NTD[:, :long], mask, torch.arange(long, device=causal_lm.device) + ahead_N[:, None])
     # Then both are fed, each at its own column.
     position_N = torch.tensor([long, long // 4], device=causal_lm.device)

@@ -16,13 +16,13 @@ an embedding like any other, and is written into the row's own next column of th
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from colar import checks
 from colar.engine import graphs
-from colar.engine.cache import EMPTY, SlotCache
+from colar.engine.cache import SlotCache
 from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.prefill import Prefill
 from colar.engine.request import Request, check_runnable, prompt_ids
@@ -35,10 +35,6 @@ from colar.ops import devices
 
 __all__ = ["Engine", "QueueFull"]
 
-PREFILL_CHUNK = 2048
-"""Positions of prefill between two decode steps, padding included."""
-FAILURES_ALONE = 3
-"""A request fails when memory has run out this often with no other request running."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 """Messages of errors that have no class of their own: allocators of CPUs, and cuBLAS."""
 
@@ -47,12 +43,9 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
-    `max_waiting` bounds the queue (None: no bound). Running rows wait for at most `prefill_chunk` positions of
-    questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
-    minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
-    layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
-    as CUDA graphs, which avoids launch overhead (None: on a GPU, without `compile` and with whole weights); an idle
-    engine leaves them, and their cache, to the next engine of the model.
+    `max_waiting` bounds the queue (None: no bound). With `cuda_graphs` decode steps are recorded as CUDA graphs, which
+    avoids launch overhead (None: on a GPU, with whole weights); an idle engine leaves them, and their cache, to the
+    next engine of the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -64,26 +57,21 @@ class Engine:
         max_batch: int = 32,
         token_budget: int | None = None,
         max_waiting: int | None = None,
-        compile: bool = False,
-        prefill_chunk: int = PREFILL_CHUNK,
         cuda_graphs: bool | None = None,
     ) -> None:
         if cuda_graphs is None:
-            cuda_graphs = graphs.can_record(lm) and not compile
-        if compile and cuda_graphs:
-            raise ValueError("an engine has compile or cuda_graphs, not both")
-        checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
-        self.scheduler = Scheduler(
-            max_batch, token_budget, max_waiting, for_compile=compile, for_graphs=cuda_graphs
-        )
-        self.runner = Runner(lm, method, compile, max_batch, cuda_graphs)
-        self.lm = self.runner.lm
+            cuda_graphs = graphs.can_record(lm)
+        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, for_graphs=cuda_graphs)
+        self.runner = Runner(lm, method, max_batch, cuda_graphs)
+        self.lm = lm
         self.method = method
-        self.prefill_chunk = prefill_chunk
         self.prefill = Prefill()
-        self.running = RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
+        self.running = self._no_rows()
         self._events: list[Event] = []
         self._n_requests = 0
+
+    def _no_rows(self) -> RunningRows:
+        return RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
 
     @property
     def cache(self) -> SlotCache:
@@ -120,7 +108,7 @@ class Engine:
         was_queued = self.scheduler.cancel(request) | self.prefill.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
-        self._remove(rows)
+        self.running.remove(rows, self.cache)
         self._release_if_idle()
         return was_queued or bool(rows)
 
@@ -131,15 +119,16 @@ class Engine:
         self._release_if_idle()
 
     def _drop_started(self) -> None:
-        """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
-        self.cache.wipe(list(range(self.cache.size.slots)))
+        """Remove all requests that have started, and the cache: what they have left in it may be NaN."""
         self.prefill = Prefill()
-        self.running.keep([])
+        self.cache.release()
+        self.running = self._no_rows()
 
     def _release_if_idle(self) -> None:
         """Give memory back if there is nothing left to do."""
         if not self.busy:
             self.runner.release()
+            self.scheduler.most_rows = self.scheduler.slots
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
@@ -177,7 +166,7 @@ class Engine:
         """Feed what was chosen, admit and prefill requests, choose each row's next input; rows that end leave.
 
         Returns what has happened. If the step raises, all requests that have started finish with the error, and those
-        that wait are next. If memory runs out, fewer of them go on.
+        that wait are next. If memory runs out, those that have started wait again, and fewer run at a time.
         """
         self._events = []
         with self.lm.evaluating():
@@ -200,11 +189,10 @@ class Engine:
         rows = self.running
         if not len(rows) or rows.next_ND is None:
             return
-        started = self.runner.clock()
+        started = time.perf_counter()
         span = 1 + max(map(rows.position, range(len(rows))))
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
-        rows.charge(self.runner.clock() - started)
-        self.scheduler.restore_budget()
+        rows.charge(time.perf_counter() - started)
 
     def _admit(self) -> None:
         """Start prefill of the requests whose turn it is, unless others are in prefill."""
@@ -214,7 +202,7 @@ class Engine:
         admitted = self.scheduler.admit(len(rows), rows.widest)
         if not admitted:
             return
-        self.prefill = Prefill(admitted, rows, self.prefill_chunk)
+        self.prefill = Prefill(admitted, rows)
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.refresh_weights()
@@ -227,16 +215,20 @@ class Engine:
         rows = self.running
         if not len(rows):
             return
-        started = self.runner.clock()
+        started = time.perf_counter()
         chosen = choose_inputs(self.runner, rows)
         rows.next_ND = chosen.embeds_ND
-        rows.charge(self.runner.clock() - started)
+        rows.charge(time.perf_counter() - started)
         self._events += chosen.events
-        for i, reason in chosen.ended.items():
-            self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
+        ended = [
+            (rows.entries[i], reason, rows.cut[i], rows.seconds[i]) for i, reason in chosen.ended.items()
+        ]
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
-        self._remove(chosen.ended)
+        rows.remove(chosen.ended, self.cache)
+        # Now that nothing can raise: a row that is still here would start anew.
+        for end in ended:
+            self._finish(*end)
 
     def _finish(
         self, entry: Entry, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
@@ -248,65 +240,31 @@ class Engine:
 
     # A step that raises, because memory has run out or by a defect
     #
-    #     rows       a b c d e f g h          no memory for all of them
-    #                a b c d                  the others are preempted: they wait again
-    #                a                        none for a alone, several times: it ends with the error
+    #     rows       a b c d e f g h          no memory for all of them: all wait again
+    #                a b c d                  four at a time, until the engine is idle
+    #                a                        none for a alone: it ends with the error
     #
-    # The part of a step that raises (feeding, prefill, choosing) has changed nothing: rows that stay go on from it.
-    # Those that are preempted start anew from their question. Draws are a function of a request's seed and its step, so
-    # they come to the same answers, and what they have reported already they do not report again.
+    # They start anew from their question. Draws are a function of a request's seed and its step, so they come to the
+    # same answers, and what they have reported already they do not report again.
 
     def _recover(self, error: Exception) -> None:
-        """Go on with fewer requests where memory has run out; otherwise end all that have started."""
-        started = [*self.running.entries, *self.prefill.entries]
-        if out_of_memory(error):
+        """Have all start anew, fewer at a time, where memory has run out for several; otherwise end them."""
+        no_memory = out_of_memory(error)
+        if no_memory:
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
-            if len(started) != 1 or started[0].failures_alone + 1 < FAILURES_ALONE:
-                self._preempt()
-                return
+        started = [*map(self.running.restarted, range(len(self.running))), *self.prefill.entries]
+        self._drop_started()
+        devices.empty_cache(self.lm.device)
+        if no_memory and len(started) > 1:
+            self.scheduler.most_rows = len(started) // 2
+            self.scheduler.put_back(started)
+            return
+        if no_memory:
+            # The request was too large in isolation: the others may run together again.
+            self.scheduler.most_rows = self.scheduler.slots
         for entry in started:
             self._finish(entry, "error", cut=False, error=error)
-        self._drop_started()
-
-    def _preempt(self) -> None:
-        """Have the requests in prefill wait again, or else the newest half of the rows, and halve the budget."""
-        rows, stopped = self.running, self.prefill.entries
-        n_started = len(rows) + len(stopped)
-        widest = max(rows.widest, *(entry.most_positions for entry in stopped), 0)
-        self.scheduler.reduce_budget(self.scheduler.smallest_size(n_started, widest).positions)
-        self.prefill = Prefill()
-        if not stopped:
-            by_age = sorted(range(len(rows)), key=lambda i: rows.entries[i].number)
-            newest = by_age[len(by_age) // 2 :]
-            stopped = [rows.preempted(i) for i in newest]
-            self._remove(newest)
-        if n_started == 1:
-            stopped = [dataclasses.replace(stopped[0], failures_alone=stopped[0].failures_alone + 1)]
-        self.scheduler.put_back(stopped)
-        try:
-            self.cache.reserve(
-                self.scheduler.smallest_size(len(rows), rows.widest) if len(rows) else EMPTY, len(rows)
-            )
-        except Exception as error:
-            self._stop_rows(error)
-        devices.empty_cache(self.lm.device)
-
-    def _remove(self, done: Collection[int]) -> None:
-        """Remove these rows."""
-        try:
-            self.running.remove(done, self.cache)
-        except Exception as error:
-            self._stop_rows(error, done)
-
-    def _stop_rows(self, error: Exception, done: Collection[int] = ()) -> None:
-        """Have all rows but those that are done wait again, because there was no memory even to move them."""
-        if not out_of_memory(error):
-            raise error
-        rows = self.running
-        self.scheduler.put_back([rows.preempted(i) for i in range(len(rows)) if i not in done])
-        rows.keep([])
-        self.cache.release()
 
 
 def out_of_memory(error: BaseException) -> bool:

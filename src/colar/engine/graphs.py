@@ -146,13 +146,12 @@ class Graphs:
         now = self.cache.mapping
 
         def work(embeds: Tensor, mask: Any, position: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-            # Of two of its tensors only the size is used, so they are never written.
-            self.cache.mapping = SlotMapping(now.before, rows, columns, now.seen)
+            self.cache.mapping = SlotMapping(now.first, rows, columns, now.span)
             return forward(embeds, mask, position, self.cache)
 
         inputs = (embeds_N1D, mask, position_N1, now.rows, now.columns)
         # If it cannot be recorded, it writes the same keys and values as the attempt before it.
-        hidden_N1D: Tensor = self._run("decode steps", len(now.seen), len(embeds_N1D), inputs, work)
+        hidden_N1D: Tensor = self._run("decode steps", now.span, len(embeds_N1D), inputs, work)
         return hidden_N1D
 
     def think(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:

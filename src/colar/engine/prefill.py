@@ -1,15 +1,16 @@
 """Prefill: the way of admitted requests from the queue into the running rows.
 
-    step       1           2           3           4
-    prefills   a b c       d           d           d         a chunk a step: running rows wait for no more than that
-    joins      a b c                               d e       e is another sample of d's question: it is copied
+    step       1           2           3
+    prefills   a b c       d           f         a batch a step: running rows wait for no more than that
+    joins      a b c       d e         f         e is another sample of d's question: it is copied
 
-Several questions share a forward pass, right-padded, if one chunk holds them all. A question that is longer than a
-chunk is prefilled by itself, in several steps. Its keys and values lie in the slot behind the running rows.
+Several questions share a forward pass, right-padded, within `BATCH_POSITIONS`. A question that is longer is prefilled
+by itself.
 
 Shape suffixes: N rows, D width.
 """
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
@@ -21,29 +22,19 @@ from colar.engine.running import RunningRows
 from colar.engine.scheduler import Entry
 from colar.methods.base import Method
 
+BATCH_POSITIONS = 2048
+"""Positions of prefill between two decode steps, padding included, unless one question has more."""
+
 
 class Prefill:
-    """The requests of one admission that do not run yet; `chunk` bounds the positions of one forward pass."""
+    """The requests of one admission that do not run yet."""
 
-    def __init__(
-        self, entries: Sequence[Entry] = (), rows: RunningRows | None = None, chunk: int = 1
-    ) -> None:
-        self.chunk = chunk
+    def __init__(self, entries: Sequence[Entry] = (), rows: RunningRows | None = None) -> None:
         self.batches: deque[list[Entry]] = deque()
         """Each distinct question once; the first batch is next."""
         self.samples: list[Entry] = []
         """Other samples of these questions, or of those that run."""
-        self._restart()
         self._plan(entries, set() if rows is None else {entry.ids for entry in rows.entries})
-
-    def _restart(self) -> None:
-        """Start the first batch from its first position."""
-        self.done = 0
-        """Positions of a long question that are in the cache."""
-        self.slot = 0
-        """Their location."""
-        self.seconds = 0.0
-        """The time that took."""
 
     def _plan(self, entries: Sequence[Entry], cached: Collection[tuple[int, ...]]) -> None:
         """Batch these requests; those whose question is in the cache, or is prefilled before them, are copied."""
@@ -55,7 +46,7 @@ class Prefill:
             known.add(entry.ids)
         # Neighbours of similar length waste the least padding.
         fresh.sort(key=lambda entry: len(entry.ids))
-        self.batches.extend(_batches(fresh, self.chunk))
+        self.batches.extend(_batches(fresh))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -68,8 +59,6 @@ class Prefill:
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object; False if it is not in prefill."""
         before = len(self)
-        if self.batches and all(entry.request is request for entry in self.batches[0]):
-            self._restart()
         for batch in self.batches:
             batch[:] = [entry for entry in batch if entry.request is not request]
         self.batches = deque(filter(None, self.batches))
@@ -79,46 +68,28 @@ class Prefill:
     # Into the cache
 
     def run(self, runner: Runner, method: Method, rows: RunningRows) -> None:
-        """Prefill one chunk. Requests whose question is complete join the rows, with all samples of it."""
+        """Prefill one batch. Its requests join the rows, with all samples of their questions."""
         self._copy_samples(runner, method, rows)
         if self.batches:
-            self._run_chunk(runner, method, rows)
+            started = time.perf_counter()
+            entries = self.batches[0]
+            hidden_ND = runner.prefill([entry.ids for entry in entries], len(rows))
+            _join(runner, method, rows, entries, hidden_ND, started)
+            self.batches.popleft()
             self._copy_samples(runner, method, rows)
         if not self.batches and self.samples:
             # The question of these samples was cancelled, or has left the rows: one of them is prefilled instead.
             self._plan(self.samples, ())
 
-    def _run_chunk(self, runner: Runner, method: Method, rows: RunningRows) -> None:
-        """Prefill a chunk of the first batch."""
-        started = runner.clock()
-        entries = self.batches[0]
-        slot = len(rows)
-        if self.done and self.slot != slot:
-            # Rows have left since the last chunk.
-            runner.cache.copy([self.slot], [slot], self.done)
-        self.slot = slot
-
-        longest = len(entries[-1].ids)
-        length = min(self.chunk, longest - self.done)
-        hidden_ND = runner.prefill([entry.ids for entry in entries], slot, self.done, length)
-        if self.done + length < longest:
-            self.done += length
-            self.seconds += runner.clock() - started
-            return
-        _join(runner, method, rows, entries, hidden_ND, started - self.seconds)
-        self.batches.popleft()
-        self._restart()
-
     def _copy_samples(self, runner: Runner, method: Method, rows: RunningRows) -> None:
         """Start samples of questions that are in the cache: their columns are copied."""
-        # A question of which only a part is in the cache lies in the slot that they would take.
-        if self.done or not self.samples:
+        if not self.samples:
             return
         slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
         cached = [entry for entry in self.samples if entry.ids in slot_of]
         if not cached:
             return
-        started = runner.clock()
+        started = time.perf_counter()
         sources = [slot_of[entry.ids] for entry in cached]
         targets = list(range(len(rows), len(rows) + len(cached)))
         runner.cache.copy(sources, targets, max(len(entry.ids) for entry in cached))
@@ -126,14 +97,14 @@ class Prefill:
         self.samples = [entry for entry in self.samples if entry.ids not in slot_of]
 
 
-def _batches(entries: Sequence[Entry], chunk: int) -> Iterator[list[Entry]]:
+def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Neighbours whose questions share one forward pass, in order; a question that is too long comes by itself.
 
     They are sorted by length, so the newest of a batch is its longest, and all are padded to it.
     """
     batch: list[Entry] = []
     for entry in entries:
-        if batch and (len(batch) + 1) * len(entry.ids) > chunk:
+        if batch and (len(batch) + 1) * len(entry.ids) > BATCH_POSITIONS:
             yield batch
             batch = []
         batch.append(entry)
@@ -151,25 +122,12 @@ def _join(
 ) -> None:
     """Requests whose questions are in the cache join the rows; they share the time since `started`."""
     begun = method.begin(runner.lm, [entry.request for entry in entries])
-    for name, column in begun.items():
-        if column.shape[:1] != (len(entries),):
-            raise ValueError(
-                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
-                f"{len(entries)} requests; it must have one row for each"
-            )
-    if len(rows):
-        for name in sorted(begun.keys() | rows.begun.keys()):
-            now, then = _row_kind(begun, name), _row_kind(rows.begun, name)
-            if now != then:
-                raise ValueError(
-                    f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are "
-                    "running; all rows share a batch, so it must not depend on the request"
-                )
-    rows.append(RunningRows.start(entries, hidden_ND, begun, (runner.clock() - started) / len(entries)))
-
-
-def _row_kind(begun: dict[str, Tensor], name: str) -> str:
-    """Shape and dtype of one row of a column, as an error names them."""
-    if name not in begun:
-        return "no row"
-    return f"rows of shape {tuple(begun[name].shape[1:])} in {begun[name].dtype}"
+    alike = rows.begun if len(rows) else begun
+    wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
+    found = {name: (tuple(column.shape), column.dtype) for name, column in begun.items()}
+    if found != wanted:
+        raise ValueError(
+            f"method {method.name}: begin must give {len(entries)} requests a row each, like those that run: {wanted}; "
+            f"got {found}"
+        )
+    rows.append(RunningRows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))

@@ -18,7 +18,7 @@ tensor synchronises.
     3   answers    EOS         nothing                       stop
 
 All of a choice is requested of the device first, and then read in one synchronisation: a GPU would wait at each. The
-rows are changed after that, when nothing can fail any more, so a step that raises can be taken again.
+rows are changed after that, when nothing can fail any more, so a step that raises has reported nothing.
 
 Shape suffixes: N rows, B some of them or those of one kind (thinking or answering), D width.
 """
@@ -72,7 +72,7 @@ class RunningRows:
     cut: list[bool]
     """True once the thinking has met its limit."""
     reported: list[int]
-    """Events since the row started, those included that were reported before it was preempted (`Entry.reported`)."""
+    """Events since the row started, with those that it reported before it had to start anew (`Entry.reported`)."""
     next_ND: Tensor | None = None
     """The embedding that is fed next; None for all rows until it is chosen."""
     _conditions: StepConditions | None = None
@@ -127,26 +127,31 @@ class RunningRows:
             vars(self).update(vars(other))
             return
         # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
-        for name, column in list(vars(self).items()):
+        joined: dict[str, Any] = {}
+        for name, column in vars(self).items():
             more = getattr(other, name)
             if isinstance(column, Tensor):
-                setattr(self, name, torch.cat([column, more]))
+                joined[name] = torch.cat([column, more])
             elif isinstance(column, dict):
-                setattr(self, name, {key: torch.cat([value, more[key]]) for key, value in column.items()})
+                joined[name] = {key: torch.cat([value, more[key]]) for key, value in column.items()}
             elif isinstance(column, list):
-                setattr(self, name, column + more)
+                joined[name] = column + more
+        # All at once: where memory runs out in between, the rows are as before.
+        vars(self).update(joined)
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
         self._conditions = None
         rows_N = devices.numbers(rows, self.hidden_ND.device)
-        for name, column in list(vars(self).items()):
+        kept: dict[str, Any] = {}
+        for name, column in vars(self).items():
             if isinstance(column, Tensor):
-                setattr(self, name, column[rows_N])
+                kept[name] = column[rows_N]
             elif isinstance(column, dict):
-                setattr(self, name, _taken(column, rows_N))
+                kept[name] = _taken(column, rows_N)
             elif isinstance(column, list):
-                setattr(self, name, [column[i] for i in rows])
+                kept[name] = [column[i] for i in rows]
+        vars(self).update(kept)
 
     def remove(self, done: Collection[int], cache: SlotCache) -> None:
         """Remove these rows; the last ones move into their slots."""
@@ -167,8 +172,8 @@ class RunningRows:
             left[hole] = mover
         self.keep(left)
 
-    def preempted(self, i: int) -> Entry:
-        """The request of a row that has to start anew, later."""
+    def restarted(self, i: int) -> Entry:
+        """The request of a row that has to start anew."""
         entry = self.entries[i]
         return dataclasses.replace(entry, reported=max(self.reported[i], entry.reported))
 
@@ -292,7 +297,7 @@ def _details(rows: RunningRows, i: int, thoughts: Thought, j: int) -> dict[str, 
 
 
 def _report(rows: RunningRows, chosen: Chosen, i: int, kind: EventKind, **what: Any) -> None:
-    """Note an event of row i, unless it was reported before the row was preempted."""
+    """Note an event of row i, unless it was reported before the row had to start anew."""
     entry = rows.entries[i]
     rows.reported[i] += 1
     if rows.reported[i] > entry.reported:

@@ -7,8 +7,7 @@ are as wide as the widest row may become, rounded up, so n rows cost n times tha
                   first      40                      3 x 48 = 144    admitted
                   second     12                      4 x 48 = 192    waits
 
-If memory runs out, the newest requests are preempted: they wait at the front of the queue, and the budget is halved
-for a while (`reduce_budget`).
+If memory runs out, all requests that have started wait again, in front, and half as many rows run (`most_rows`).
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colar import checks
-from colar.engine.cache import ROUND_TO, CacheSize, round_columns
+from colar.engine.cache import CacheSize, round_columns
 from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
@@ -28,12 +27,6 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
-RECOVERY_STEPS = 64
-"""Steps after which a budget that was halved is doubled again."""
-NO_BUDGET = 2**40
-"""Positions that no machine has memory for."""
-SHRINK_FACTOR = 4
-"""Slots or columns beyond this many times what is needed are given back while rows run."""
 
 
 class QueueFull(RuntimeError):
@@ -48,9 +41,7 @@ class Entry:
     request: Request
     ids: tuple[int, ...]
     reported: int = 0
-    """Events that were reported before it was preempted: it starts anew, and does not report these again."""
-    failures_alone: int = 0
-    """Number of times that memory ran out while no other request was running."""
+    """Events that were reported before it had to start anew: it does not report these again."""
 
     @property
     def most_positions(self) -> int:
@@ -61,9 +52,8 @@ class Entry:
 class Scheduler:
     """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
 
-    A compiled step (`for_compile`) needs spare room: a slice that reads all slots or all columns would be a case of its
-    own to it, and a single row runs beside a copy, which writes into a slot that nothing reads. For CUDA graphs
-    (`for_graphs`), rows are filled up to a power of 2 with such copies, and columns are a power of 2.
+    For CUDA graphs (`for_graphs`), rows are filled up to a power of 2 with copies, which write into a slot that nothing
+    reads, and columns are a power of 2.
     """
 
     def __init__(
@@ -71,7 +61,6 @@ class Scheduler:
         slots: int,
         budget: int | None = None,
         max_waiting: int | None = None,
-        for_compile: bool = False,
         for_graphs: bool = False,
     ) -> None:
         # Named as the engine's arguments are: these are what a user gave.
@@ -83,12 +72,9 @@ class Scheduler:
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
-        self.for_compile = for_compile
         self.for_graphs = for_graphs
-        self.reduced_budget: int | None = None
-        """The budget while it is halved."""
-        self.steps_since_reduced = 0
-        """Steps since it was halved."""
+        self.most_rows = slots
+        """The rows that may run: fewer than slots where memory has run out."""
         self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
@@ -118,27 +104,27 @@ class Scheduler:
 
     def admit(self, running: int, widest: int) -> list[Entry]:
         """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
-        free = self.slots - running
+        free = self.most_rows - running
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
 
         # Wait for company: slots that others will free soon are filled by one prefill.
-        enough = min(len(self.waiting), max(1, self.slots // SHARED_PREFILL_SLOTS))
+        enough = min(len(self.waiting), max(1, self.most_rows // SHARED_PREFILL_SLOTS))
         if running and free < enough and self.waited < MAX_WAIT_STEPS:
             self.waited += 1
             return []
 
         admitted: list[Entry] = []
-        while self.waiting and running + len(admitted) < self.slots:
+        while self.waiting and running + len(admitted) < self.most_rows:
             rows = running + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
             if (
                 rows > 1
-                and self.limit is not None
-                and self.smallest_size(rows, widest).positions > self.limit
+                and self.budget is not None
+                and self.smallest_size(rows, widest).positions > self.budget
             ):
                 break
             admitted.append(self.waiting.popleft())
@@ -146,65 +132,28 @@ class Scheduler:
             self.waited = 0
         return admitted
 
-    # The budget
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
-    @property
-    def limit(self) -> int | None:
-        """The most positions at present."""
-        limits = [limit for limit in (self.budget, self.reduced_budget) if limit is not None]
-        return min(limits, default=None)
+    # The budget
 
     def smallest_size(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         if self.for_graphs:
             return CacheSize(rows_of(rows, self.slots) + 1, columns_of(widest))
-        columns = round_columns(widest)
-        if self.for_compile:
-            return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
-        return CacheSize(rows, columns)
+        return CacheSize(rows, round_columns(widest))
 
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
-        """The size to change to from `now`, within the limit if the smallest one is.
+        """The size to change to from `now`, within the budget if the smallest one is.
 
-        Larger than the smallest: slots are doubled, and neither slots nor columns are given back for a little while,
-        so that rows that come and go do not have all others copied each time.
+        Where the budget allows it, slots are a power of 2 and the cache only grows: rows that come and go do not have
+        all others copied each time, and a cache that moves has all graphs recorded anew.
         """
         least = self.smallest_size(rows, widest)
-        if self.for_graphs:
-            # It only grows: a cache that moves has all graphs recorded anew.
-            largest = CacheSize(max(now.slots, least.slots), max(now.columns, least.columns))
-            return largest if self.limit is None or largest.positions <= self.limit else least
-        slots = now.slots
-        if slots < least.slots:
-            slots = max(least.slots, min(2 * now.slots, self.smallest_size(self.slots, widest).slots))
-        if slots > SHRINK_FACTOR * least.slots:
-            slots = least.slots
-        columns = now.columns
-        if not least.columns <= columns <= SHRINK_FACTOR * least.columns:
-            columns = least.columns
-
-        sizes = (CacheSize(slots, columns), CacheSize(least.slots, columns), CacheSize(slots, least.columns))
-        return next((size for size in sizes if self.limit is None or size.positions <= self.limit), least)
-
-    # Preemption
-
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        """Let preempted requests wait again, in the order in which all came, also beyond `max_waiting`."""
-        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
-
-    def reduce_budget(self, positions: int) -> None:
-        """Halve the budget: this many positions were too many."""
-        limit = positions if self.limit is None else min(positions, self.limit)
-        self.reduced_budget = max(1, limit // 2)
-        self.steps_since_reduced = 0
-
-    def restore_budget(self) -> None:
-        """Count a step that succeeded; after some, the budget is doubled again."""
-        if self.reduced_budget is None:
-            return
-        self.steps_since_reduced += 1
-        if self.steps_since_reduced >= RECOVERY_STEPS:
-            self.steps_since_reduced = 0
-            self.reduced_budget *= 2
-            if self.reduced_budget >= (self.budget or NO_BUDGET):
-                self.reduced_budget = None
+        columns = max(now.columns, least.columns)
+        slots = max(now.slots, least.slots)
+        for grown in (CacheSize(max(slots, rows_of(rows, self.slots)), columns), CacheSize(slots, columns)):
+            if self.budget is None or grown.positions <= self.budget:
+                return grown
+        return least

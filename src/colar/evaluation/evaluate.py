@@ -48,8 +48,6 @@ class AnswerSettings:
     """Most tokens of the answer."""
     batch_size: int = 32
     """Requests that run at once."""
-    compile: bool = False
-    """Compile the decode step: takes a minute, and pays off after some thousand steps."""
     eager: bool = False
     """Run decode steps on a GPU without CUDA graphs, which avoid launch overhead."""
 
@@ -224,7 +222,6 @@ def make_records(
         model.lm,
         model.method,
         settings.batch_size,
-        compile=settings.compile,
         cuda_graphs=False if settings.eager else None,
     )
     # Most often a dtype of too small a range is what makes them so.

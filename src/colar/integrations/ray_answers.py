@@ -60,7 +60,6 @@ class EngineSettings:
     device: str | None
     quantization: str | None
     batch_size: int
-    compile: bool
     eager: bool
 
     def load(self) -> tuple[LatentLM, Method]:
@@ -70,7 +69,7 @@ class EngineSettings:
 
     def engine(self, lm: LatentLM, method: Method) -> AsyncEngine:
         cuda_graphs = False if self.eager else None
-        return AsyncEngine(Engine(lm, method, self.batch_size, compile=self.compile, cuda_graphs=cuda_graphs))
+        return AsyncEngine(Engine(lm, method, self.batch_size, cuda_graphs=cuda_graphs))
 
 
 @dataclass(frozen=True)

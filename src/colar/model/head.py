@@ -32,7 +32,7 @@ class PartialHead:
         """The head's weights of these tokens. Gradients go through them to the head."""
         known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
         # An adapter on it, or a quantised weight, computes something else than x W^T + b.
-        if type(head) is not nn.Linear and not getattr(head, "computes_linear", False):
+        if type(head) is not nn.Linear:
             return cls(ids_S, known_S)
         return cls(ids_S, known_S, head.weight[ids_S], None if head.bias is None else head.bias[ids_S])
 
