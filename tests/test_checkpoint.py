@@ -782,12 +782,13 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
     old = saved("lora")
 
     def save(folder):
-        return colar.save_pretrained(old.lm, old.method, folder, RUN, "mine")
+        return colar.save_pretrained(old.lm, old.method, folder, RUN)
 
     project = tmp_path / "project"
     project.mkdir()
     for folder in (project, project, tmp_path / "new"):  # empty, a checkpoint, not there
         assert checkpoint.read_info(save(folder))["weights"] == "adapter"
+    card = (project / "README.md").read_text()
     (project / "colar.json").unlink()
     with pytest.raises(ValueError, match="project exists and is not a checkpoint"):
         save(project)
@@ -799,10 +800,10 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
         save(cloned)
     assert main(["export", str(old.folder), str(cloned)]) == 2
     assert (cloned / ".git").is_dir()
-    assert (project / "README.md").read_text() == "mine"
+    assert (project / "README.md").read_text() == card
 
 
-def test_a_model_card_is_made_where_none_is_given(saved, tmp_path):
+def test_a_model_card_is_made(saved, tmp_path):
     old = saved("lora")
     folder = colar.save_pretrained(old.lm, old.method, tmp_path / "new")
     card = (folder / "README.md").read_text()

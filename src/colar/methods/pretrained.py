@@ -66,20 +66,16 @@ def _entry(method: Method) -> dict[str, Any]:
 
 
 def save_pretrained(
-    lm: LatentLM,
-    method: Method,
-    folder: str | Path,
-    run: dict[str, Any] | None = None,
-    card: str | None = None,
+    lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any] | None = None
 ) -> Path:
     """`save`, for users, who name any folder: ValueError where it holds something else than a checkpoint.
 
-    `run` says how the model was trained, in JSON values of your own; `card` is README.md, by default made of the rest.
+    `run` says how the model was trained, in JSON values of your own.
     """
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
-    return save(lm, method, folder, run, card_of(lm, method, run) if card is None else card)
+    return save(lm, method, folder, run, card_of(lm, method, run))
 
 
 def card_of(lm: LatentLM, method: Method, run: dict[str, Any]) -> str:
