@@ -68,28 +68,24 @@ def save(
     folder = Path(folder)
     with _replacing(folder) as partial:
         weights.save(lm, partial, lm.training_only, gathered)
-        save_rest(lm, partial, method, run, card)
+        # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not
+        # written.
+        written = [Path(path) for path in lm.tokenizer.save_pretrained(partial)]
+        files.write_json(partial / "template.json", lm.template.to_json())
+        files.write_text(partial / "README.md", card)
+        info = {
+            "format": FORMAT,
+            "method": method,
+            "backbone": lm.name,
+            "backbone_seed": lm.backbone_seed,
+            "fingerprint": lm.fingerprint,
+            "weights": "adapter" if lm.has_adapter else "full",
+            "modules": sorted(lm.extra.keys() - lm.training_only),
+            "tokenizer": sorted(path.name for path in written if path.is_file()),
+            "run": run,
+        }
+        files.write_json(partial / "colar.json", info)
     return folder
-
-
-def save_rest(lm: LatentLM, folder: Path, method: dict[str, Any], run: dict[str, Any], card: str) -> None:
-    """Write all of a checkpoint but its weights."""
-    # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not written.
-    written = [Path(path) for path in lm.tokenizer.save_pretrained(folder)]
-    files.write_json(folder / "template.json", lm.template.to_json())
-    files.write_text(folder / "README.md", card)
-    info = {
-        "format": FORMAT,
-        "method": method,
-        "backbone": lm.name,
-        "backbone_seed": lm.backbone_seed,
-        "fingerprint": lm.fingerprint,
-        "weights": "adapter" if lm.has_adapter else "full",
-        "modules": sorted(lm.extra.keys() - lm.training_only),
-        "tokenizer": sorted(path.name for path in written if path.is_file()),
-        "run": run,
-    }
-    files.write_json(folder / "colar.json", info)
 
 
 def check_replaceable(folder: str | Path) -> None:
