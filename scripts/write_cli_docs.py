@@ -10,7 +10,7 @@ os.environ["COLUMNS"] = "100"
 
 from colar.cli import build_parser
 
-COMMANDS = ("", "train", "evaluate", "generate", "serve", "inspect", "report", "export", "import")
+COMMANDS = ("", "train", "evaluate", "generate", "serve", "inspect", "report", "export")
 COMMANDS += (
     "data list",
     "data show",

@@ -81,7 +81,7 @@ class Python(Surface):
 
     FIELDS: ClassVar = {
         "from_pretrained": ("path_or_id", "dtype", "backbone"),
-        "save_pretrained": ("folder", "run", "card"),
+        "save_pretrained": ("folder", "run"),
         "make_params": ("compression_factor", "confidence_threshold", "x"),
         "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "id"),
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
@@ -101,9 +101,7 @@ class Python(Surface):
         field = random.choice(self.FIELDS[name])
         value = odd(random)
         # Python itself says what is no path, or no text to write.
-        while field in ("path_or_id", "folder", "card", "backbone") and (
-            not isinstance(value, str) or "\0" in value
-        ):
+        while field in ("path_or_id", "folder", "backbone") and (not isinstance(value, str) or "\0" in value):
             value = odd(random)
         return [name, field, value, random.randrange(3)]
 
@@ -114,9 +112,7 @@ class Python(Surface):
         if name == "from_pretrained":
             colar.from_pretrained(**{"path_or_id": self.path, **given})
         elif name == "save_pretrained":
-            colar.save_pretrained(
-                lm, method, **{"folder": self.folder / "saved", "run": {}, "card": "", **given}
-            )
+            colar.save_pretrained(lm, method, **{"folder": self.folder / "saved", "run": {}, **given})
         elif name == "make_params":
             colar.make_params(method, given)
         elif name == "Request":

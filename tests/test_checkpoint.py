@@ -266,7 +266,7 @@ def test_formats_from_the_future_are_refused(copy):
     for name, key in (("template.json", "version"), ("colar.json", "format")):
         content = files.read_json(folder / name)
         files.write_json(folder / name, content | {key: 99})
-        with pytest.raises(ValueError, match=r"is not (1, the one|one of 2, 3, 4, which) this colar reads"):
+        with pytest.raises(ValueError, match=r"is not (1, the one|one of 2, 3, which) this colar reads"):
             pretrained.load(folder)
 
 
@@ -328,50 +328,31 @@ WRONG_PLACES = {
     "a typo": (
         ["made/cot/best/colar.json"],
         "made/cott/best",
-        "no checkpoint at {}/made/cott/best: there is no such folder, did you mean {}/made/cot/best?",
-    ),
-    "a typo, and nothing at its end": (
-        ["made/cot/"],
-        "mode/cot/best",
-        "no checkpoint at {}/mode/cot/best: there is no such folder, did you mean {}/made?",
+        "no checkpoint at {}/made/cott/best: there is no such folder",
     ),
     "nothing": ([], "none/best", "no checkpoint at {}/none/best: there is no such folder"),
     "a file": (["a.json"], "a.json", "no checkpoint at {}/a.json: it is a file"),
     "a file of a checkpoint": (
         ["best/colar.json"],
         "best/colar.json",
-        "no checkpoint at {}/best/colar.json: it is a file, did you mean {}/best?",
+        "no checkpoint at {}/best/colar.json: it is a file",
     ),
     "a run that has just begun": (
         ["run/recipe.json", "run/checkpoints/"],
         "run",
-        "{}/run lacks colar.json: it is the folder of a run that has published no best/ yet",
+        "{}/run lacks colar.json: it is the folder of a run that has published no best/ yet: "
+        "the same command resumes it",
     ),
     "a run's resume state": (
         ["run/best/colar.json", "run/checkpoints/checkpoint-8/trainer_state.json"],
         "run/checkpoints/checkpoint-8",
-        "{}/run/checkpoints/checkpoint-8 lacks colar.json: a run resumes from it, did you mean {}/run/best?",
-    ),
-    "a resume state without a run": (
-        ["checkpoint-8/trainer_state.json"],
-        "checkpoint-8",
-        "{}/checkpoint-8 lacks colar.json: a run resumes from it",
-    ),
-    "a damaged checkpoint": (
-        ["best/template.json", "best/config.json"],
-        "best",
-        "{}/best lacks colar.json: it is a damaged checkpoint",
+        "{}/run/checkpoints/checkpoint-8 lacks colar.json: a run resumes from it: give the folder of the run",
     ),
     "a model": (
         ["hf/config.json"],
         "hf",
         "{}/hf lacks colar.json: it is a Hugging Face model that colar has not trained "
         "(model.backbone of a recipe takes it)",
-    ),
-    "an adapter": (
-        ["hf/adapter_config.json"],
-        "hf",
-        "{}/hf lacks colar.json: it is an adapter that colar has not trained",
     ),
     "another folder": (["x/"], "x", "{}/x lacks colar.json: it is no colar checkpoint"),
 }
@@ -427,10 +408,8 @@ def test_a_path_below_a_folder_that_is_there_is_no_hub_id(monkeypatch, tmp_path)
     monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints" / "toy-gsm").mkdir(parents=True)
-    for given, near in (("nothing", ""), ("toy-gms", ", did you mean checkpoints/toy-gsm?")):
-        message = f"no checkpoint at checkpoints/{given}: there is no such folder{near}"
-        with pytest.raises(ValueError, match=re.escape(message) + "$"):
-            pretrained.load(f"checkpoints/{given}")
+    with pytest.raises(ValueError, match="no checkpoint at checkpoints/toy-gms: there is no such folder$"):
+        pretrained.load("checkpoints/toy-gms")
 
 
 # Killed in mid-save
@@ -741,12 +720,13 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
     old = saved("lora")
 
     def save(folder):
-        return colar.save_pretrained(old.lm, old.method, folder, RUN, "mine")
+        return colar.save_pretrained(old.lm, old.method, folder, RUN)
 
     project = tmp_path / "project"
     project.mkdir()
     for folder in (project, project, tmp_path / "new"):  # empty, a checkpoint, not there
         assert checkpoint.read_info(save(folder))["weights"] == "adapter"
+    card = (project / "README.md").read_text()
     (project / "colar.json").unlink()
     with pytest.raises(ValueError, match="project exists and is not a checkpoint"):
         save(project)
@@ -758,10 +738,10 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
         save(cloned)
     assert main(["export", str(old.folder), str(cloned)]) == 2
     assert (cloned / ".git").is_dir()
-    assert (project / "README.md").read_text() == "mine"
+    assert (project / "README.md").read_text() == card
 
 
-def test_a_model_card_is_made_where_none_is_given(saved, tmp_path):
+def test_a_model_card_is_made(saved, tmp_path):
     old = saved("lora")
     folder = colar.save_pretrained(old.lm, old.method, tmp_path / "new")
     card = (folder / "README.md").read_text()

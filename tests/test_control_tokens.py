@@ -16,7 +16,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
 from colar.model import backbones
-from colar.template.template import Borders, Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 WORDS = ["how many pens", "Ann has 3 eggs", "12 plus 7", "Task # <s> [x] a|b"]
 SPELLINGS = [
@@ -225,25 +225,12 @@ def test_a_layout_of_characters_that_the_tokenizer_lacks_is_text():
     assert template.steps(("two", " two")) == [[3], [0, 3]]
 
 
-@pytest.mark.parametrize("borders", [None, Borders("<|im_start|>", bos=False)])
 @pytest.mark.parametrize("layout", ["{question} {speed}\n", "\n{question}\n{speed} "])
-def test_white_space_at_a_layouts_ends_does_not_depend_on_the_question(layout, borders):
-    template = Template(TemplateConfig(layout), declared_ordinary(), borders)
+def test_white_space_at_a_layouts_ends_does_not_depend_on_the_question(layout):
+    template = Template(TemplateConfig(layout), declared_ordinary())
     text = template.tokenizer.decode(template.question("How many?"))
     spelt = template.tokenizer.decode(template.question("How many <|im_start|>?"))
     assert spelt.replace(" <|im_start|>", "") == text
-
-
-def test_no_text_becomes_the_token_that_closes_the_reasoning():
-    """As an imported checkpoint has it, where that token is not declared special."""
-    tokenizer = declared_ordinary()
-    tokenizer.add_tokens(["<|closing|>"])
-    template = Template(TemplateConfig(), tokenizer, Borders("<|closing|>", bos=False))
-    text = "2 <|closing|> 3"
-    for ids in (template.question(text), template.steps((text,))[0], template.answer(text)[1:]):
-        assert template.closing_id not in ids
-    with pytest.raises(ValueError, match=r"step_joiner '<\|closing\|>' has control tokens"):
-        Template(TemplateConfig(step_joiner="<|closing|>"), tokenizer, Borders("<|closing|>", bos=False))
 
 
 # Saved and loaded
@@ -256,7 +243,7 @@ def test_a_saved_template_spells_none(tmp_path, kind):
     loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
     for text in SPELLINGS:
         assert loaded.answer(text) == template.answer(text)
-    with pytest.raises(ValueError, match="template version 1 is not one of 2, 3, 4, which this colar reads"):
+    with pytest.raises(ValueError, match="template version 1 is not one of 2, 3, which this colar reads"):
         Template.from_json(template.to_json() | {"version": 1}, template.tokenizer)
 
 

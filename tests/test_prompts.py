@@ -18,7 +18,7 @@ from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
 from colar.recipe.run import load_model
 from colar.recipe.schema import ModelConfig, Recipe
-from colar.template.template import Borders, Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
 EOS = {"llama": "<|end_of_text|>", "qwen2": "<|endoftext|>", "gemma3": "<eos>", "gpt2": "<|endoftext|>"}
@@ -261,34 +261,14 @@ def test_a_separator_that_was_added_is_refused():
         Template.from_json(saved | {"separator_added": True}, tokenizer)
 
 
-@pytest.mark.parametrize("version", [0, 5, None])
+@pytest.mark.parametrize("version", [0, 4, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama")
     saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
     with pytest.raises(
-        ValueError, match=f"template version {version} is not one of 2, 3, 4, which this colar reads"
+        ValueError, match=f"template version {version} is not one of 2, 3, which this colar reads"
     ):
         Template.from_json(saved, tokenizer)
-
-
-def test_borders_of_a_published_layout_come_back():
-    tokenizer = build_tokenizer("llama")
-    config = TemplateConfig(question="{question}{speed}\n")
-    plain = Template(config, tokenizer)
-    template = Template(config, tokenizer, borders=Borders("<|end_of_text|>", bos=False, answer="Answer:"))
-    again = Template.from_json(template.to_json(), tokenizer)
-    assert again.borders == template.borders
-    for one in (template, again):
-        # No BOS, the line's end, and a token of its own behind the reasoning.
-        text = tokenizer.encode(" Ann has 3 pens. ".strip() + "\n", add_special_tokens=False)
-        assert one.question(" Ann has 3 pens. ") == [*text, one.separator_id]
-        ids = tokenizer.encode("Answer:7", add_special_tokens=False)
-        assert one.answer(" 7 ") == [tokenizer.eos_token_id, *ids, tokenizer.eos_token_id]
-        assert one.closing_id != plain.closing_id == plain.separator_id
-    with pytest.raises(ValueError, match=r"template.closing: this tokenizer has no token '<\|end\|>'"):
-        Template(config, tokenizer, borders=Borders("<|end|>", bos=False))
-    with pytest.raises(ValueError, match="template.borders must be closing, bos and answer, got None"):
-        Template.from_json(plain.to_json() | {"version": 4}, tokenizer)
 
 
 # Configs

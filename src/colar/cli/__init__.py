@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, serve, inspect, report, export, import, data, recipes, lm-eval.
+"""`colar`: train, evaluate, generate, serve, inspect, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands parse, call the library and print. Options are spelt with
 underscores or hyphens. Only the module of the command that was given is imported: most need torch.
@@ -35,11 +35,7 @@ COMMANDS = {
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
     "report": ("evaluate", "aggregate the records of one or more evaluations into a report"),
-    "export": ("convert", "copy a checkpoint in half precision or with its adapter merged"),
-    "import": (
-        "convert",
-        "make a checkpoint of one that CoLaR's, Coconut's, CODI's or SIM-CoT's authors published",
-    ),
+    "export": ("checkpoints", "copy a checkpoint in half precision or with its adapter merged"),
     "data": ("data", "list, show or prepare data sources"),
     "recipes": ("train", "list or copy the recipes that ship with colar"),
     "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),

@@ -58,7 +58,6 @@ Head = Literal["gaussian", "deterministic"]
 LatentLoss = Literal["soft_mse", "nll"]
 ChainLabel = Literal["expected", "sampled"]
 Stop = Literal["majority", "argmax"]
-Body = Literal["gelu", "norm"]
 
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
@@ -88,10 +87,6 @@ class ColarConfig:
     """A group is fed as its sum over "sqrt" of its size, or as its "mean" (ablation MP)."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL)."""
-    body: Body = "gelu"
-    """The head's body: three linears, a "gelu" behind each, or two and a LayerNorm ("norm", the authors' code)."""
-    body_width: int | None = None
-    """Width of the body; null: the backbone's."""
     latent_loss: LatentLoss = "soft_mse"
     """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
     alpha: float = 0.02
@@ -114,9 +109,6 @@ class ColarConfig:
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_choice("method.head", self.head, get_args(Head))
-        check_choice("method.body", self.body, get_args(Body))
-        if self.body_width is not None:
-            check_number("method.body_width", self.body_width, 1, whole=True)
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
         check_choice("method.stop", self.stop, get_args(Stop))
@@ -142,7 +134,7 @@ class Colar(GroupMethod, ScaledMethod):
     Params: ClassVar[type] = ColarParams
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return {"latent_head": LatentHead(lm.width, self.config.body, self.config.body_width)}
+        return {"latent_head": LatentHead(lm.width)}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         # The targets are made of the embeddings: they must not move while they are aimed at.
@@ -336,18 +328,17 @@ def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
 class LatentHead(nn.Module):
     """Hidden state -> mean and log standard deviation of the next latent in units of sigma_e, (..., D) each.
 
-    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads. The body `norm` is
-    that of the authors' code, whose third layer is a LayerNorm and whose width is an option.
+    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads.
     """
 
-    def __init__(self, width: int, body: Body = "gelu", body_width: int | None = None) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        inner = width if body_width is None else body_width
-        layers = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, inner)]
-        layers += [nn.LayerNorm(inner)] if body == "norm" else [nn.GELU(), nn.Linear(inner, inner), nn.GELU()]
+        layers: list[nn.Module] = []
+        for _ in range(3):
+            layers += [nn.Linear(width, width), nn.GELU()]
         self.body = nn.Sequential(*layers)
-        self.mean = nn.Linear(inner, width)
-        self.log_std = nn.Linear(inner, width)
+        self.mean = nn.Linear(width, width)
+        self.log_std = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # In its own precision, float32, under autocast too: a mean that is rounded to bfloat16 is off by 0.002, which

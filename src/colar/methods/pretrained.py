@@ -5,20 +5,17 @@ method's modules are made and filled. `Method.training_modules` are in no publis
 them, and another stage of training makes them afresh.
 """
 
-import copy
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from colar import files
-from colar.checks import check_holds, in_library
+from colar.checks import check_holds
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized, weights
@@ -26,7 +23,6 @@ from colar.model import card as model_card
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.ops import devices
-from colar.template.template import Template
 
 
 def save(
@@ -41,20 +37,18 @@ def save(
     return checkpoint.save(lm, folder, _entry(method), run, card, gathered)
 
 
-def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> None:
-    """Write and read back all of a checkpoint but its weights, before a run makes its first step.
+def check_loadable(lm: LatentLM) -> None:
+    """Reject all weights of a class that transformers makes no model of, from the config that it saves.
 
-    ValueError for a method, a tokenizer or a model that would not come back. The backbone of an adapter comes from
-    where it came from, and is not saved.
+    The text part of Mllama or Emu3 is such a class. The backbone of an adapter is not saved.
     """
-    saved = _entry(method)
-    registry.rebuild(saved, Path("colar.json"))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        checkpoint.save_rest(lm, folder, saved, run, card)
-        _check_same_tokenizer(lm, folder)
-    if not lm.has_adapter:
-        _check_same_model(lm)
+    kinds = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(lm.causal_lm.config), ())
+    kind = type(lm.causal_lm)
+    if not lm.has_adapter and kind not in (kinds if isinstance(kinds, tuple) else (kinds,)):
+        raise ValueError(
+            f"{lm.name} cannot be saved with all weights: transformers loads no {kind.__name__} from the config that "
+            "it saves: train an adapter (model.lora)"
+        )
 
 
 def _entry(method: Method) -> dict[str, Any]:
@@ -66,20 +60,16 @@ def _entry(method: Method) -> dict[str, Any]:
 
 
 def save_pretrained(
-    lm: LatentLM,
-    method: Method,
-    folder: str | Path,
-    run: dict[str, Any] | None = None,
-    card: str | None = None,
+    lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any] | None = None
 ) -> Path:
     """`save`, for users, who name any folder: ValueError where it holds something else than a checkpoint.
 
-    `run` says how the model was trained, in JSON values of your own; `card` is README.md, by default made of the rest.
+    `run` says how the model was trained, in JSON values of your own.
     """
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
-    return save(lm, method, folder, run, card_of(lm, method, run) if card is None else card)
+    return save(lm, method, folder, run, card_of(lm, method, run))
 
 
 def card_of(lm: LatentLM, method: Method, run: dict[str, Any]) -> str:
@@ -183,47 +173,3 @@ def attach(lm: LatentLM, method: Method, seed: int) -> None:
         torch.manual_seed(seed)
         lm.add_modules(method.modules(lm))
         lm.add_modules(method.training_modules(lm), training_only=True)
-
-
-def _check_same_tokenizer(lm: LatentLM, folder: Path) -> None:
-    """Reject a tokenizer that does not come back as it was saved."""
-    # Of several kinds: words, numbers, white space, another alphabet.
-    probe = f"{lm.template.config.question} How many, 12 * 3 = 36?\n\tÜber {lm.template.config.separator} x"
-    refusal = (
-        f"the tokenizer of {lm.name} ({type(lm.tokenizer).__name__}) cannot be read back from the files that it saves, "
-        "so no command could read the trained model: give the backbone a tokenizer with a tokenizer.json"
-    )
-    # Each kind of tokenizer has errors of its own.
-    with in_library(refusal):
-        back = checkpoint.load_tokenizer(folder)
-        Template.from_json(files.read_json(folder / "template.json"), back)
-        if back.encode(probe) != lm.tokenizer.encode(probe):
-            raise ValueError("a text becomes other ids")
-
-
-def _check_same_model(lm: LatentLM) -> None:
-    """Reject weights that the model of the saved config would not have, by name and shape."""
-    kind = type(lm.causal_lm)
-    # A copy: to build a model writes into its config.
-    config = copy.deepcopy(lm.causal_lm.config)
-    config.architectures = [kind.__name__]
-    refusal = (
-        f"{lm.name} cannot be saved with all weights (train an adapter, model.lora): transformers makes no model of "
-        f"the config that {kind.__name__} saves"
-    )
-    with tempfile.TemporaryDirectory() as name, in_library(refusal), torch.device("meta"):
-        config.save_pretrained(name)
-        twin = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
-    if type(twin) is not kind:
-        raise ValueError(
-            f"{lm.name} cannot be saved with all weights: transformers would load a {type(twin).__name__}, not a "
-            f"{kind.__name__}: train an adapter (model.lora)"
-        )
-    ours = {name: tuple(value.shape) for name, value in lm.causal_lm.state_dict().items()}
-    loaded = {name: tuple(value.shape) for name, value in twin.state_dict().items()}
-    if ours != loaded:
-        name = sorted(name for name, _ in ours.items() ^ loaded.items())[0]
-        raise ValueError(
-            f"{lm.name} cannot be saved: {name} has shape {ours.get(name)} in this model and {loaded.get(name)} in the "
-            "one that its config makes"
-        )

@@ -10,7 +10,6 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 """
 
 import dataclasses
-import difflib
 import json
 import shutil
 from collections.abc import Iterator
@@ -68,28 +67,24 @@ def save(
     folder = Path(folder)
     with _replacing(folder) as partial:
         weights.save(lm, partial, lm.training_only, gathered)
-        save_rest(lm, partial, method, run, card)
+        # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not
+        # written.
+        written = [Path(path) for path in lm.tokenizer.save_pretrained(partial)]
+        files.write_json(partial / "template.json", lm.template.to_json())
+        files.write_text(partial / "README.md", card)
+        info = {
+            "format": FORMAT,
+            "method": method,
+            "backbone": lm.name,
+            "backbone_seed": lm.backbone_seed,
+            "fingerprint": lm.fingerprint,
+            "weights": "adapter" if lm.has_adapter else "full",
+            "modules": sorted(lm.extra.keys() - lm.training_only),
+            "tokenizer": sorted(path.name for path in written if path.is_file()),
+            "run": run,
+        }
+        files.write_json(partial / "colar.json", info)
     return folder
-
-
-def save_rest(lm: LatentLM, folder: Path, method: dict[str, Any], run: dict[str, Any], card: str) -> None:
-    """Write all of a checkpoint but its weights."""
-    # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not written.
-    written = [Path(path) for path in lm.tokenizer.save_pretrained(folder)]
-    files.write_json(folder / "template.json", lm.template.to_json())
-    files.write_text(folder / "README.md", card)
-    info = {
-        "format": FORMAT,
-        "method": method,
-        "backbone": lm.name,
-        "backbone_seed": lm.backbone_seed,
-        "fingerprint": lm.fingerprint,
-        "weights": "adapter" if lm.has_adapter else "full",
-        "modules": sorted(lm.extra.keys() - lm.training_only),
-        "tokenizer": sorted(path.name for path in written if path.is_file()),
-        "run": run,
-    }
-    files.write_json(folder / "colar.json", info)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -180,29 +175,20 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 
 def check_folder(folder: str | Path) -> Path:
-    """The path of a folder that holds colar.json; ValueError says what lies there instead, and what may be meant."""
+    """The path of a folder that holds colar.json; ValueError says what lies there instead."""
     folder = Path(folder)
     if not folder.exists():
-        raise ValueError(f"no checkpoint at {folder}: there is no such folder{_nearest(folder)}")
+        raise ValueError(f"no checkpoint at {folder}: there is no such folder")
     if folder.is_file():
-        raise ValueError(f"no checkpoint at {folder}: it is a file{_or_rather(folder.parent)}")
+        raise ValueError(f"no checkpoint at {folder}: it is a file")
     if (folder / "colar.json").exists():
         return folder
 
-    # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
-    if (folder / "recipe.json").exists():
-        explanation = "it is the folder of a run that has published no best/ yet"
-    elif (folder / "recipe.yaml").exists():
-        stages = ", ".join(map(str, sorted(folder.glob("*/best"))))
-        explanation = "training has not ended: the same command goes on" + (
-            f"; until then there is {stages}" if stages else ""
-        )
+    # Other folders that people name: a run, its resume state, a Hugging Face model.
+    if (folder / "recipe.json").exists() or (folder / "recipe.yaml").exists():
+        explanation = "it is the folder of a run that has published no best/ yet: the same command resumes it"
     elif (folder / "trainer_state.json").exists():
-        explanation = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
-    elif (folder / "template.json").exists():
-        explanation = "it is a damaged checkpoint"
-    elif (folder / "adapter_config.json").exists():
-        explanation = "it is an adapter that colar has not trained"
+        explanation = "a run resumes from it: give the folder of the run"
     elif (folder / "config.json").exists():
         explanation = (
             "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
@@ -210,24 +196,6 @@ def check_folder(folder: str | Path) -> Path:
     else:
         explanation = "it is no colar checkpoint"
     raise ValueError(f"{folder} lacks colar.json: {explanation}")
-
-
-def _nearest(folder: Path) -> str:
-    """`, did you mean FOLDER?`: the folder that is called nearly as the first part of the path that is not there."""
-    # The working directory or the root is there.
-    there = next(parent for parent in folder.parents if parent.is_dir())
-    missing, *rest = folder.relative_to(there).parts
-    siblings = [path.name for path in there.iterdir() if path.is_dir()]
-    near = difflib.get_close_matches(missing, siblings, n=1)
-    if not near:
-        return ""
-    nearest = there.joinpath(near[0], *rest)
-    return f", did you mean {nearest if nearest.exists() else there / near[0]}?"
-
-
-def _or_rather(folder: Path) -> str:
-    """`, did you mean FOLDER?` where that one is a checkpoint."""
-    return f", did you mean {folder}?" if (folder / "colar.json").exists() else ""
 
 
 def load(

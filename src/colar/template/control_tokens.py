@@ -11,7 +11,7 @@ or comes from the vocabulary itself, as `###` does from merges: the fewest other
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -23,16 +23,16 @@ MARKS = re.compile(r"[<\[|]")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, of which `border_ids` open and close the reasoning.
+    """The control tokens of a tokenizer, one of which is the separator.
 
     They are the special tokens, by name or by declaration, and the added tokens that only a chat template should
     write: those that stand in it and look like a marker. All other added tokens are words, and text. So is a special
-    token of one character, such as "!" for padding, unless it is BOS, EOS or of `border_ids`.
+    token of one character, such as "!" for padding, unless it is BOS, EOS or the separator.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, border_ids: Collection[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
         self._tokenizer: Any = tokenizer
-        self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, *border_ids} - {None}
+        self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
         """Ids that colar itself writes: no text may contain them, even one that cannot be spelled otherwise."""
         named = {
             token_id

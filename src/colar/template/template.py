@@ -13,9 +13,6 @@ turn takes the place of EOS:
 
     [turns before] user's turn with the question (Thinking speed: 2), generation prompt ### [...] ### answer END
 
-A checkpoint that others trained (`colar import`) may have no BOS, white space at the ends of its layout, or a token of
-its own that closes the reasoning: `Borders`.
-
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
 that name (`control_tokens.py`).
 """
@@ -77,39 +74,22 @@ class TemplateConfig:
             raise ValueError("template.separator must not be empty")
 
 
-@dataclass(frozen=True)
-class Borders:
-    """The borders of a layout that others trained. White space at the ends of its `question` is part of it."""
-
-    closing: str
-    """The token that closes the reasoning; `separator` opens it."""
-    bos: bool
-    """Begin with the tokenizer's BOS."""
-    answer: str = ""
-    """Text that answers begin with."""
-
-
 class TemplateKind(IntEnum):
     """The kinds of template. Their number is "version" in template.json: a release of colar refuses those it lacks."""
 
     PLAIN = 2
     CHAT = 3
-    BORDERS = 4
-    """Plain, with `Borders`."""
 
 
 class Template:
     """Text to ids and back for one tokenizer.
 
     Its `config` names the separator, also where the one that it is built from does not. ValueError where the tokenizer
-    has no EOS, no chat template for the format `chat`, no token for the separator, or no way to write the tokens that
-    open and close the reasoning as text.
+    has no EOS, no chat template for the format `chat`, no token for the separator, or no way to write the separator as
+    text.
     """
 
-    def __init__(
-        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, borders: Borders | None = None
-    ) -> None:
-        self.borders = borders
+    def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.n_known: int | None = None
         """Tokens that the model has weights for; None until the model is known."""
@@ -128,17 +108,13 @@ class Template:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
         self.closing_id = self.separator_id
-        """Closes the reasoning."""
-        if borders is not None:
-            (self.closing_id,) = self.token_ids((borders.closing,), "template.closing")
-            self.bos_id = self.bos_id if borders.bos else None
+        """Closes the reasoning: the separator that opens it, once more."""
         self.eos_id: int = tokenizer.eos_token_id
 
-        border_ids = {self.separator_id, self.closing_id}
-        self._control = ControlTokens(tokenizer, border_ids)
-        # One that cannot be written in other tokens would make the first text that contains it fail.
-        for token_id in border_ids - tokenizer.added_tokens_decoder.keys():
-            self._control.others(token_id)
+        self._control = ControlTokens(tokenizer, self.separator_id)
+        # If it cannot be written in other tokens, the first text that contains it would fail.
+        if self.separator_id not in tokenizer.added_tokens_decoder:
+            self._control.others(self.separator_id)
         for name in ("question", "step_joiner"):
             text = getattr(config, name)
             if self._control.among(self._raw_ids(text), text):
@@ -155,8 +131,6 @@ class Template:
     @property
     def kind(self) -> TemplateKind:
         """The kind that template.json names."""
-        if self.borders is not None:
-            return TemplateKind.BORDERS
         return TemplateKind.PLAIN if self.chat is None else TemplateKind.CHAT
 
     def question(
@@ -180,8 +154,7 @@ class Template:
         return self._question_ids(question, speed, context)
 
     def _question_ids(self, question: str, speed: str, context: Sequence[Turn]) -> list[int]:
-        text = self.config.question.format(question=question, speed=speed)
-        text = text if self.borders else text.strip()
+        text = self.config.question.format(question=question, speed=speed).strip()
         if self.chat is not None:
             ids = self.chat.encode([*context, ("user", text)])
             self.require_known(ids)
@@ -199,8 +172,7 @@ class Template:
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
-        before = self.borders.answer if self.borders else ""
-        return [self.closing_id, *self._cached_text_ids(before + answer.strip()), self.eos_id]
+        return [self.closing_id, *self._cached_text_ids(answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
@@ -247,12 +219,10 @@ class Template:
             del texts["format"]
         else:
             chat = {"chat_digest": self.chat.digest}
-        borders = {} if self.borders is None else {"borders": asdict(self.borders)}
         return {
             "version": int(self.kind),
             **texts,
             **chat,
-            **borders,
             "separator_id": self.separator_id,
             "bos_id": self.bos_id,
             "eos_id": self.eos_id,
@@ -265,7 +235,7 @@ class Template:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
-        """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
+        """The saved template. ValueError when it is of another version or does not fit `tokenizer`."""
         if saved.get("version") not in list(TemplateKind):
             known = ", ".join(map(str, TemplateKind))
             raise ValueError(
@@ -279,13 +249,7 @@ class Template:
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         config = TemplateConfig(**texts, format="chat" if kind is TemplateKind.CHAT else "plain")
-        borders = None
-        if kind is TemplateKind.BORDERS:
-            held: Any = saved.get("borders")
-            is_complete = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
-            check_holds("template.borders", is_complete, held, "closing, bos and answer")
-            borders = Borders(**held)
-        template = cls(config, tokenizer, borders)
+        template = cls(config, tokenizer)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "

@@ -107,8 +107,8 @@ def run_trainer(
         )
     objective, config = trainer.objective, trainer.config
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    # A model that could not be published is found before a file of an earlier run is touched.
-    pretrained.rehearse(objective.lm, objective.method, info, card="")
+    # Before a file of an earlier run is touched.
+    pretrained.check_loadable(objective.lm)
     processes.require_shared(folder.path)
     with processes.locked(folder.path):
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
