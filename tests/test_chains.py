@@ -276,4 +276,3 @@ def test_the_notebooks_page_is_saved(tmp_path):
     path = colar.inspect(lm, method, EXAMPLES[:2], decoding=LIMITS, numbers=True).save(tmp_path / "a.html")
     text = path.read_text(encoding="utf-8")
     assert "Does it think, and what does it cost?" in text
-    assert text.count("data:image/svg+xml") == 2

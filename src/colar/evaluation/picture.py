@@ -89,27 +89,17 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
-def legend(figure: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
-    """Give a figure a legend without a frame; `how` goes to matplotlib."""
-    figure.legend(marks, names, frameon=False, labelcolor=INK, **how)
-
-
 def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
     """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     # Drawn into memory first: where drawing fails, no file has been touched.
-    return files.write_bytes(path, image(figure, kind, dpi))
-
-
-def image(figure: Any, kind: str, dpi: int = DPI) -> bytes:
-    """The figure as the content of a file of that kind, png or svg."""
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the image is made.
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
-    return buffer.getvalue()
+    return files.write_bytes(path, buffer.getvalue())
 
 
 # Accuracy against reasoning length
@@ -167,7 +157,8 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
     names = _names(rows)
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
-    legend(figure, marks, names, loc="outside lower center", ncols=columns, fontsize=8.5)
+    where = "outside lower center"
+    figure.legend(marks, names, loc=where, ncols=columns, fontsize=8.5, frameon=False, labelcolor=INK)
     return figure
 
 
