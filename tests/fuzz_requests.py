@@ -87,7 +87,6 @@ class Python(Surface):
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
         "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
-        "inspect": ("questions", "compression_factors", "decoding", "name"),
         "push_to_hub": ("folder", "repo_id"),
     }
 
@@ -131,8 +130,6 @@ class Python(Surface):
                 **{"id": "a", "question": "1+1?", "steps": ("<<1+1=2>>",), "answer": "2", **given}
             )
             method.encode(lm.template, example, Random(0), 0.0)
-        elif name == "inspect":
-            colar.inspect(lm, method, **{"questions": ["1 + 1?"], "decoding": DECODING, **given})
         else:
             colar.push_to_hub(**{"folder": self.path, "repo_id": "a/b", **given})
 

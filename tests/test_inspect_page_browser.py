@@ -157,14 +157,3 @@ def test_text_is_never_markup(visit, tmp_path):
     page.get_by_role("button", name="Previous question").click()
     page.reload()
     expect(page.locator("#question h3")).to_have_text(HOSTILE)
-
-
-def test_a_notebook_shows_it_in_a_frame(visit, tmp_path):
-    path = tmp_path / "notebook.html"
-    frame = inspect_page.framed(inspect_page.render(WHOLE, QUESTIONS, CHAINS))
-    path.write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
-    page = visit(path)
-    inner = page.frame_locator("iframe")
-    expect(inner.locator("#question h3")).to_have_text("sums/0")
-    inner.locator("#list .item").nth(1).click()
-    expect(inner.locator("#question h3")).to_have_text("sums/1")

@@ -8,7 +8,6 @@ nothing. Templates escape all text; what scripts show they set as text.
 import base64
 import gzip
 import hashlib
-import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ def render(
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
         title=f"Inspection of {inspection.get('title') or ', '.join(models)}",
-        cost_tables=inspect_tables.cost_tables(inspection),
+        cost_tables=inspect_tables.cost_tables(systems),
         cause_tables=inspect_tables.cause_tables(systems),
         causes=inspect_tables.CAUSES,
         origin=json.dumps(
@@ -50,15 +49,6 @@ def render(
         style=style,
         script=script,
         policy=_policy(style, script),
-    )
-
-
-def framed(page: str) -> str:
-    """The page in a frame of its own, for a notebook: its styles and scripts touch nothing around it."""
-    return (
-        # Scripts run, and for want of allow-same-origin they reach nothing of the notebook.
-        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar inspect" '
-        'style="width: 100%; height: 800px; border: 0"></iframe>'
     )
 
 
