@@ -18,7 +18,6 @@ the paired differences of these systems. Tables and pictures then show them. `pa
 for by name, of all runs together and of each.
 """
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -83,23 +82,26 @@ def write(
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png; they leave out
-    controls. A picture that cannot be drawn is a warning: report.md then stands without it.
+    controls.
     """
+    # Loaded here: not all that evaluates draws.
+    from colar.evaluation import picture
+
     folder = Path(folder)
     if provenance is None:
         provenance = collect_provenance()
     report = fold(records, provenance, baseline, pairs)
+    paths = picture_paths(folder, report)
+    text = render_markdown(report, TITLE if title is None else title, [path.name for path in paths.values()])
     # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
-    drawn: list[str] = []
+    files.write_text(folder / "report.md", text)
     # Greedy and sampled answers of one system would lie over each other in one picture.
-    for decoding, path in picture_paths(folder, report).items():
+    for decoding, path in paths.items():
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         # Where every system is a control there is nothing else to show.
-        if _draw([row for row in rows if not row.system.is_control] or rows, path):
-            drawn.append(path.name)
-    text = render_markdown(report, TITLE if title is None else title, drawn)
-    files.write_text(folder / "report.md", text)
+        rows = [row for row in rows if not row.system.is_control] or rows
+        picture.save(picture.accuracy_vs_length(rows), path)
     return report
 
 
@@ -108,20 +110,6 @@ def picture_paths(folder: Path, report: Report) -> dict[str, Path]:
     decodings = sorted({row.system.decoding for row in report.shown_rows})
     names = [PICTURE, *(f"{PICTURE}-{decoding}" for decoding in decodings[1:])]
     return {decoding: folder / f"{name}.png" for decoding, name in zip(decodings, names, strict=True)}
-
-
-def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
-    """Draw a picture; False, after a warning, where that fails."""
-    with progress.warn_on_error(f"the picture {path.name}"):
-        # Imported here: matplotlib may be what fails.
-        from colar.evaluation import picture
-
-        picture.save(picture.accuracy_vs_length(rows), path)
-        return True
-    # A picture of an earlier report would be taken for one of this report.
-    with contextlib.suppress(OSError):
-        path.unlink()
-    return False
 
 
 def settings_of(records: Iterable[Path]) -> dict[str, Any]:
