@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colar import files, progress
+from colar import files
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.provenance import collect_provenance
@@ -119,11 +119,11 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
 
     ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
-    questions, as many, which would be compared. Warns where they asked more or fewer: their digests say nothing.
+    questions, as many, which would be compared. Of more or fewer the digests say nothing; report.md does.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
-    asked: dict[str, dict[int, tuple[str, Path]]] = {}
+    asked: dict[tuple[str, int], tuple[str, Path]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
@@ -137,7 +137,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                     f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
                 )
         for name, (n, digest) in settings.pop("questions", {}).items():
-            other, where = asked.setdefault(name, {}).setdefault(n, (digest, path))
+            other, where = asked.setdefault((name, n), (digest, path))
             if other != digest:
                 raise ValueError(
                     f"{where} and {path} have other questions under one name, {name}: rename one file"
@@ -146,10 +146,6 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
             # Values may be lists or mappings, which a set cannot hold.
             if value not in by_key.setdefault(key, []):
                 by_key[key].append(value)
-    for name, sizes in asked.items():
-        if len(sizes) > 1:
-            numbers = " and ".join(map(str, sorted(sizes)))
-            progress.say(f"warning: {name} has {numbers} questions: those of one id are compared as the same")
     if by_key.get("judge") == [BY_KIND]:
         del by_key["judge"]
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
