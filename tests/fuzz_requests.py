@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import yaml
 from fuzzing import ODD_TEXTS, changed, command, damaged, odd
 from serving import DECODING, QUESTION, colar_model, cot_model, running, sequential_model, serve_model
-from surfaces import ROWS, SHORT, Folder, Recipe, Rows, Surface, checkpoints
+from surfaces import RECORD, SHORT, Folder, Recipe, Rows, Surface, checkpoints
 
 import colar
 from colar import cli, files
@@ -154,7 +154,7 @@ class Command(Surface):
         super().__init__(folder)
         model = str(checkpoints(folder)["full"])
         records = folder / "records.jsonl"
-        files.write_jsonl(records, [ROWS["records.jsonl"]])
+        files.write_jsonl(records, [RECORD])
         made = {"output": str(folder / "run"), "data": {"train_size": 4, "validation_size": 2}, "training": {"num_train_epochs": 1},
                 "validation": {"page_size": 0, "limits": {"max_latents": 2, "max_completion_length": 2}}}  # fmt: skip
         (folder / "recipe.yaml").write_text(yaml.safe_dump(made))

@@ -392,9 +392,6 @@ def test_an_incomplete_run_is_seen_among_the_others() -> None:
     ("change", "message"),
     [
         ({"correct": "yes"}, "correct must be true or false"),
-        ({"length": math.nan}, "length must be a number from 0"),
-        ({"seconds": -1.0}, "seconds must be a number from 0"),
-        ({"parsed": None}, "correct is true but parsed is null"),
         ({"dataset": "average"}, "is no dataset's name"),
     ],
 )
@@ -405,7 +402,7 @@ def test_a_record_that_cannot_be_is_an_error(change: dict[str, Any], message: st
 
 
 def test_duplicates_and_nothing_are_errors() -> None:
-    with pytest.raises(ValueError, match=r"record 3: a second record of model CoT.*id sums/0"):
+    with pytest.raises(ValueError, match=r"record 3: a second record of CoT.*question sums/0"):
         fold([*system("CoT", "77"), record("CoT", 0, "8")])
     with pytest.raises(ValueError, match="at least one record"):
         fold([])
@@ -437,11 +434,11 @@ def test_records_of_files_names_file_and_line(tmp_path: Path) -> None:
     twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
     with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
         loaded([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
-    with pytest.raises(ValueError, match=r"list\.jsonl:1: a record must be an object, got list"):
+    with pytest.raises(ValueError, match=r"list\.jsonl:1: the record lacks model, "):
         loaded([write_lines(tmp_path / "list.jsonl", [1])])
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(gzip.compress(b'\n{"model":\n'))
-    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: cannot be read: "):
+    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: not valid JSON"):
         loaded([broken])
 
 
