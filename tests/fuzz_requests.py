@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import yaml
 from fuzzing import ODD_TEXTS, changed, command, damaged, odd
 from serving import DECODING, QUESTION, colar_model, cot_model, running, sequential_model, serve_model
-from surfaces import ROWS, SHORT, Folder, Recipe, Rows, Surface, checkpoints
+from surfaces import RECORD, SHORT, Folder, Recipe, Rows, Surface, checkpoints
 
 import colar
 from colar import cli, files
@@ -87,7 +87,6 @@ class Python(Surface):
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
         "Engine": ("max_batch", "token_budget", "max_waiting"),
         "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
-        "inspect": ("questions", "compression_factors", "decoding", "name"),
         "push_to_hub": ("folder", "repo_id"),
     }
 
@@ -127,8 +126,6 @@ class Python(Surface):
                 **{"id": "a", "question": "1+1?", "steps": ("<<1+1=2>>",), "answer": "2", **given}
             )
             method.encode(lm.template, example, Random(0), 0.0)
-        elif name == "inspect":
-            colar.inspect(lm, method, **{"questions": ["1 + 1?"], "decoding": DECODING, **given})
         else:
             colar.push_to_hub(**{"folder": self.path, "repo_id": "a/b", **given})
 
@@ -153,7 +150,7 @@ class Command(Surface):
         super().__init__(folder)
         model = str(checkpoints(folder)["full"])
         records = folder / "records.jsonl"
-        files.write_jsonl(records, [ROWS["records.jsonl"]])
+        files.write_jsonl(records, [RECORD])
         made = {"output": str(folder / "run"), "data": {"train_size": 4, "validation_size": 2}, "training": {"num_train_epochs": 1},
                 "validation": {"page_size": 0, "limits": {"max_latents": 2, "max_completion_length": 2}}}  # fmt: skip
         (folder / "recipe.yaml").write_text(yaml.safe_dump(made))

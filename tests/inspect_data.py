@@ -129,17 +129,9 @@ def inspected(
                 of_system.append(chain(number, c, max(2, int(tokens // c)), right))
             chains.append(of_system)
             systems.append(system(model, c, of_system))
-    comparisons = []
-    for model in models[1:]:
-        for c in factors:
-            comparisons.append({
-                "model": model, "baseline": models[0], "params": {"compression_factor": c}, "n": n,
-                "difference": 0.05, "interval": [-0.02, 0.12],
-            })  # fmt: skip
     whole = {
         "asked": {"data": "sums", "split": "test", "limit": n},
         "provenance": {"command": "colar inspect ...", "versions": {"colar": "0"}},
         "systems": systems,
-        "comparisons": comparisons,
     }
     return whole, questions, chains

@@ -157,12 +157,13 @@ ROWS: dict[str, Any] = {
     "prosqa/prosqa_test.json": {"question": "Is it?", "steps": ["a"], "answer": "yes"},
     "gsm8k_aug/test.txt": "1+2?||<<1+2=3>> #### 3",
     "questions.jsonl": {"id": "a", "question": "1 + 2?", "answer": "3"},
-    "records.jsonl": {
-        "model": "m", "method": "cot", "label": "", "dataset": "sums", "params": {}, "seed": 0, "decoding": "greedy",
-        "train_seed": 0, "id": "0", "completion": "7", "parsed": "7", "correct": True, "truncated": False, "length": 4,
-        "forward_passes": 9, "seconds": 0.5,
-    },
 }  # fmt: skip
+RECORD = {
+    "model": "m", "method": "cot", "label": "", "dataset": "sums", "params": {}, "seed": 0, "decoding": "greedy",
+    "train_seed": 0, "id": "0", "completion": "7", "parsed": "7", "correct": True, "truncated": False, "length": 4,
+    "forward_passes": 9, "seconds": 0.5,
+}  # fmt: skip
+"""A line of records.jsonl."""
 NAMED = {
     "gsm8k": "gsm8k", "gsm_hard": "gsm-hard", "svamp": "svamp", "multiarith": "multiarith", "math500": "math-500", "math": "math",
     "prosqa": "prosqa", "gsm8k_aug": "gsm8k-aug",
@@ -210,8 +211,6 @@ class Rows(Surface):
                 return
         if name == "questions.jsonl":
             command(["generate", str(self.model), "--input", str(path), *SHORT])
-        elif name == "records.jsonl":
-            command(["report", str(path), "--output", str(self.folder / "report")])
         elif name.startswith("own."):
             found = sources.load_examples(str(path), "train")
             command(["data", "show", str(path), "--renumber", "1"])

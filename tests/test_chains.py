@@ -1,12 +1,10 @@
-"""Chains beside the reference's, a system's cost with its controls, and `colar.inspect`: by hand, then on tiny models."""
+"""Chains beside the reference's, and a system's cost with its controls: by hand, then on tiny models."""
 
 import json
 import math
 
 import pytest
-import torch
 from families import EXAMPLES, liven, tiny_lm
-from inspect_data import data_of
 from sequential import made
 
 import colar
@@ -196,7 +194,7 @@ def test_controls_of_a_system(model):
     assert "shuffled" not in one["outcomes"]
 
 
-def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared():
+def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared(tmp_path):
     lm = liven(tiny_lm("llama"))
     method = registry.build("coconut", {})
     pretrained.attach(lm, method, seed=0)
@@ -205,75 +203,5 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     assert system["diagnosis"] is None
     assert system["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain["cause"] for chain in system["answers"]} <= set(PLAIN_CAUSES)
-    assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()
-
-
-def test_two_models_are_compared_on_the_same_questions():
-    examples = [colar.Example(str(i), "q", (), "1") for i in range(3)]
-
-    def system(model, c, right):
-        answers = [{"right": value} for value in right]
-        return {"model": model, "params": {"compression_factor": c}, "answers": answers}
-
-    systems = [
-        system("a", 1, [True, False, False]),
-        system("a", 2, [False, False, False]),
-        system("b", 2, [True, True, False]),
-    ]
-    (found,) = inspection.system_differences(systems, examples)
-    assert (found["model"], found["baseline"], found["params"]) == ("b", "a", {"compression_factor": 2})
-    assert found["difference"] == pytest.approx(2 / 3)
-
-    # Questions without an answer are nobody's: neither right nor wrong.
-    systems = [system("a", 2, [True, None, False]), system("b", 2, [True, None, True])]
-    (found,) = inspection.system_differences(systems, examples, {"1"})
-    assert (found["n"], found["difference"]) == (2, pytest.approx(1 / 2))
-    systems = [system("a", 2, [None] * 3), system("b", 2, [None] * 3)]
-    assert inspection.system_differences(systems, examples, {"0", "1", "2"}) == []
-
-
-def test_a_notebook_asks_in_its_own_words():
-    lm, method = gaussian()
-    before = torch.random.get_rng_state()
-    shown = colar.inspect(
-        lm, method, ["What is 2 + 3?", EXAMPLES[0]], compression_factors=(2, 5), decoding=LIMITS
-    )
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert [system["params"]["compression_factor"] for system in shown.systems] == [2, 5]
-    html = shown._repr_html_()
-    assert html.startswith("<iframe srcdoc=")
-    page = shown.page()
-    data = data_of(page)
-    assert [question["answer"] for question in data["questions"]] == [None, "7"]
-    assert data["questions"][0]["question"] == "What is 2 + 3?"
-    # Nothing is said of an answer that nobody knows; the other question's is judged.
-    for system in shown.systems:
-        unknown, known = system["answers"]
-        assert (unknown["right"], unknown["cause"]) == (None, None)
-        assert known["cause"] in CAUSES
-    shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(2,))
-    assert 'section id="causes"' not in shown.page()
-    with pytest.raises(ValueError, match="at least one question"):
-        colar.inspect(lm, method, [])
-    # Each of its characters would be a question.
-    with pytest.raises(ValueError, match="questions must be a list, got 'What is 2"):
-        colar.inspect(lm, method, "What is 2 + 3?")
-
-
-def test_a_notebook_is_asked_at_the_speeds_that_a_sequential_head_has():
-    """It was taught no group of five: c = 5 is left out, and is an error where it is asked for."""
-    lm, method = made(live=True, compression_factors=[1, 2, 3])
-    shown = colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS)
-    assert [system["params"]["compression_factor"] for system in shown.systems] == [1, 2]
-    with pytest.raises(ValueError, match="compression_factor 5 is above what was trained"):
-        colar.inspect(lm, method, ["What is 2 + 3?"], decoding=LIMITS, compression_factors=(5,))
-    shown = colar.inspect(*gaussian(), ["What is 2 + 3?"], decoding=LIMITS)
-    assert [system["params"]["compression_factor"] for system in shown.systems] == [1, 2, 5]
-
-
-def test_the_notebooks_page_is_saved(tmp_path):
-    lm, method = cot()
-    path = colar.inspect(lm, method, EXAMPLES[:2], decoding=LIMITS, numbers=True).save(tmp_path / "a.html")
-    text = path.read_text(encoding="utf-8")
-    assert "Does it think, and what does it cost?" in text
-    assert text.count("data:image/svg+xml") == 2
+    path = inspection.Inspection(list(EXAMPLES), [system]).save(tmp_path / "page.html")
+    assert "Question by question" in path.read_text(encoding="utf-8")

@@ -77,8 +77,6 @@ FOUND: list[tuple[str, list[object]]] = [
     ("python", ["Engine", "max_batch", "x", 0]),
     ("python", ["Engine", "token_budget", [], 0]),
     ("python", ["Engine", "max_waiting", {}, 0]),
-    ("python", ["inspect", "compression_factors", True, 0]),
-    ("python", ["inspect", "questions", [None], 0]),
     ("python", ["save_pretrained", "run", {"metrics": float("nan")}, 0]),
     ("python", ["save_pretrained", "run", {"metrics": {1, 2}}, 0]),
     ("python", ["save_pretrained", "run", [], 0]),

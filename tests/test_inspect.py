@@ -76,8 +76,6 @@ def test_costs_can_be_counted_from_the_answers(inspected):
         low, high = own["accuracy"]["interval"]
         assert low <= own["accuracy"]["mean"] <= high
         assert set(system["cost"]["outcomes"]) == {"own", "shuffled", "zeroed", "none"}
-    names = [(each["model"], each["baseline"]) for each in inspected["comparisons"]]
-    assert names == [("sequential", "gaussian")]
 
 
 def test_the_page_has_every_chain(inspected):

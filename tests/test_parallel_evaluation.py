@@ -1,4 +1,4 @@
-"""Evaluation and validation by several processes: what one process finds, in its order, also after a kill."""
+"""Evaluation and validation by several processes: what one process finds, also after a kill."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def measure_all(folder: Path) -> tuple[dict[str, float], int]:
 
 
 def lines(folder: Path) -> list[str]:
-    """The records, byte for byte but for their seconds."""
+    """The records, byte for byte but for their seconds, in any order."""
     found = []
     for line in (folder / "records.jsonl").read_text().splitlines():
         record = json.loads(line)
         record["seconds"] = 0
         found.append(json.dumps(record))
-    return found
+    return sorted(found)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.fixture(scope="module")
 def alone(measured: tuple[Path, dict[str, float]]) -> list[str]:
     found = lines(measured[0])
-    # In the order of the questions: greedy once, sampled with two seeds.
-    ids = [json.loads(line)["id"] for line in found]
-    assert ids[:11] == [example.id for example in EXAMPLES]
-    assert len(ids) == 2 * 3 * (11 + 5)
+    # Greedy once, sampled with two seeds.
+    assert len(found) == 2 * 3 * (11 + 5)
     return found
 
 

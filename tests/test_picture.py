@@ -66,20 +66,14 @@ def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
     assert spans[1] == pytest.approx((40, 40))
 
 
-def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
+def test_several_datasets_are_shown_as_their_average() -> None:
     figure = picture.accuracy_vs_length(rows_of(*"abcdef", "average"))
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles == ["average of 6 datasets, 4 of them beside it", *"abcd"]
+    (axes,) = figure.axes
+    assert axes.get_title("left") == "average of 6 datasets"
     assert names(figure) == ["CoT", "Direct", "Fast"]
-    assert [len(texts(axes)) for axes in figure.axes] == [5, 0, 0, 0, 0]
-    # Below the panels, not over them.
+    # Below the panel, not over it.
     figure.draw_without_rendering()
-    lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
-    assert figure.legends[0].get_window_extent().y1 <= lowest + 1
-    with pytest.raises(ValueError, match="need rows of their average"):
-        picture.accuracy_vs_length(rows_of("a", "b"))
-    with pytest.raises(ValueError, match="at least one row"):
-        picture.accuracy_vs_length([])
+    assert figure.legends[0].get_window_extent().y1 <= axes.get_tightbbox().y0 + 1
 
 
 def test_an_average_over_fewer_datasets_is_left_out() -> None:
@@ -88,8 +82,8 @@ def test_an_average_over_fewer_datasets_is_left_out() -> None:
         report_row("Part", "average", None, 0.4, 9, datasets=["a"]),
     ]
     figure = picture.accuracy_vs_length(rows_of("a", "b", "average") + partly)
-    assert names(figure) == ["CoT", "Direct", "Fast", "Part"]
-    assert [len(points(axes)) for axes in figure.axes] == [3, 4, 3]
+    assert names(figure) == ["CoT", "Direct", "Fast"]
+    assert points(figure.axes[0]) == [1, 1, 5]
     figure = picture.accuracy_vs_length([row for row in partly if row.dataset == "a"] + [
         report_row("B", "b", None, 0.4, 9), report_row("B", "average", None, 0.4, 9, datasets=["b"]),
     ])  # fmt: skip

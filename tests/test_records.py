@@ -56,7 +56,7 @@ def test_files_are_read_one_record_at_a_time(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress((json.dumps(record(0)) + "\n\n{").encode()))
     found = iter(RecordFiles([path]))
     assert next(found) == record(0)
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:3: cannot be read: "):
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:3: not valid JSON"):
         next(found)
 
 
@@ -68,7 +68,6 @@ def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path) -> Non
         "cut": whole[:-30],
         "damaged": whole[:60] + b"\xff\xff" + whole[62:],
         "plain": text,
-        "latin": gzip.compress(text.replace(b"sums", b"s\xfcms")),
     }
     for name, content in broken.items():
         path = tmp_path / f"{name}.jsonl.gz"
@@ -96,19 +95,8 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
     ("second", "message"),
     [
         ({"id": "sums/1"}, r"b\.jsonl\.gz:2: the record lacks model, method"),
-        (record(0), r"b\.jsonl\.gz:2: a second record of model tiny.*; the first is .*a\.jsonl\.gz:1$"),
-        (record(2, seed=1.5), r"b\.jsonl\.gz:2: seed must be a whole number of at most 64 bits, got 1\.5"),
-        (record(2, seed=True), r"b\.jsonl\.gz:2: seed must be a whole number .* got True"),
-        (record(2, seed=2**63), r"b\.jsonl\.gz:2: seed must be a whole number"),
-        (record(2, label=None), r"b\.jsonl\.gz:2: label must be a text, got None"),
-        (record(2, id=["sums/2"]), r"b\.jsonl\.gz:2: id must be a text, got \['sums/2'\]"),
-        (record(2, parsed=7), r"b\.jsonl\.gz:2: parsed must be a text or null, got 7"),
-        (record(2, cluster=["sums/1"]), r"b\.jsonl\.gz:2: cluster must be a text"),
-        (record(2, params={"ratio": "2"}), r"b\.jsonl\.gz:2: params: ratio must be a number, got '2'"),
-        (record(2, params=2), r"b\.jsonl\.gz:2: params must be an object of numbers, got 2"),
-        (record(2, train_seed="0"), r"b\.jsonl\.gz:2: train_seed must be a whole number or null, got '0'"),
-        (record(2, gold_length="3"), r"b\.jsonl\.gz:2: gold_length must be a number from 0, got '3'"),
-        (record(2, length=10**400), r"b\.jsonl\.gz:2: length must be a number from 0"),
+        (record(0), r"b\.jsonl\.gz:2: a second record of tiny, .*; the first is .*a\.jsonl\.gz:1$"),
+        (record(2, correct="false"), r"b\.jsonl\.gz:2: correct must be true or false, got 'false'"),
     ],
 )  # fmt: skip
 def test_an_error_in_files_names_file_and_line(tmp_path: Path, second: Any, message: str) -> None:

@@ -77,7 +77,7 @@ class Run:
         out = folder / "out"
         if self.name == "evaluation":
             records = [record for _, record in files.read_jsonl(out / "records.jsonl")]
-            return {"records": [{**record, "seconds": 0} for record in records]}
+            return {"records": sorted(json.dumps({**record, "seconds": 0}) for record in records)}
         history = []
         for row in files.read_json(out / "history.json"):
             history.append({key: value for key, value in row.items() if not of_the_last_start(key)})

@@ -18,7 +18,6 @@ _PUBLIC = {
     "make_params": ("colar.methods.registry", "make_params"),
     "train": ("colar.recipe.auto_run", "train"),
     "load": ("colar.ask", "load"),
-    "inspect": ("colar.look.inspect", "inspect"),
     "Engine": ("colar.engine.engine", "Engine"),
     "Request": ("colar.engine.request", "Request"),
     "Decoding": ("colar.engine.request", "Decoding"),

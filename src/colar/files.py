@@ -4,12 +4,14 @@ A file is either the old one or the new one, never half of each: text is written
 renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
 """
 
+import gzip
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,14 +103,23 @@ def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield (line number from 1, value) of each non-empty line; ValueError names file and line."""
+    """Yield (line number from 1, value) of each non-empty line, unzipped where the name ends in .gz.
+
+    ValueError names file and line.
+    """
     # Bytes, decoded line by line: an error then names the line that holds the broken character.
-    with open(path, "rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            # Where files were put together, each may have begun with a byte order mark.
-            text = decoded(line, f"{path}:{number}")
-            if text.strip():
-                yield number, _parsed(text, path, number)
+    opened: Callable[..., Any] = gzip.open if Path(path).suffix == ".gz" else open
+    number = 0
+    try:
+        with opened(path, "rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                # Where files were put together, each may have begun with a byte order mark.
+                text = decoded(line, f"{path}:{number}")
+                if text.strip():
+                    yield number, _parsed(text, path, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        # Bytes are unpacked by blocks: the fault lies somewhere behind this line.
+        raise ValueError(f"{path}:{number}: cannot be read: {error}") from error
 
 
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:

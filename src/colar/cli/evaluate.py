@@ -207,7 +207,7 @@ def _write_report(records: list[Path], output: Path, **how: Any) -> None:
     written = report.write(output, RecordFiles(records), provenance=provenance, **how)
     print_tables(tables.report_tables(written), Console())
     paths = [output / "report.md", output / "report.json", *report.picture_paths(output, written).values()]
-    progress.say(f"wrote {', '.join(str(path) for path in paths if path.is_file())}")
+    progress.say(f"wrote {', '.join(map(str, paths))}")
 
 
 def add_lm_eval(harness: Parser) -> None:

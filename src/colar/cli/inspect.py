@@ -87,9 +87,8 @@ def run_inspect(args: argparse.Namespace) -> None:
     inspection = Inspection(examples, systems, {"asked": origin})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
-    numbers = inspection.to_json()
-    files.write_json(written[0], numbers)
-    print_tables([*cost_tables(numbers), *cause_tables(numbers["systems"])], Console())
+    files.write_json(written[0], inspection.to_json())
+    print_tables([*cost_tables(systems), *cause_tables(systems)], Console())
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")

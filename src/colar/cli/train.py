@@ -143,10 +143,10 @@ def _show(outcome: Any) -> None:
     """Print the table and its sentence on stderr: stdout has the path alone."""
     from rich.console import Console
 
-    from colar.evaluation.text_table import rich_table
+    from colar.evaluation.text_table import print_tables
 
     if progress.is_main():
-        Console(stderr=True).print(rich_table(outcome.speeds_table))
+        print_tables([outcome.speeds_table], Console(stderr=True))
         progress.say(outcome.sentence)
 
 

@@ -24,7 +24,6 @@ divide the answers.
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
-from colar.evaluation.records import RecordKey, put_in_order, read_records, record_key
+from colar.evaluation.records import read_records, record_key
 from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import RequestView, ThinkState, Thought
@@ -249,12 +248,10 @@ def evaluate_controls(
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
     done = {record_key(record) for record in read_records(records)}
-    order: list[RecordKey] = []
     n_new = 0
     for point in grid:
         examples = datasets[point.dataset]
         keys = {kind: [labelled(point, kind).record_key(example) for example in examples] for kind in kinds}
-        order += itertools.chain(*keys.values())
         missing = [kind for kind in keys if not done.issuperset(keys[kind])]
         if not missing:
             continue
@@ -267,8 +264,6 @@ def evaluate_controls(
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, settings)
-    # An earlier call may have been killed with all answered, before they stood in order.
-    put_in_order(records, order)
     return n_new
 
 

@@ -1,7 +1,7 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
-Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
-order of the questions. The report is a fold over them (`report.py`). The judge is `data/judge/answers.py`, the same as
+Records are appended as requests finish, so a killed evaluation resumes where it was. The report is a fold over them
+(`report.py`), whatever their order. The judge is `data/judge/answers.py`, the same as
 for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
 same question, and several processes that share the questions give the records that one gives.
 """
@@ -25,7 +25,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
-from colar.evaluation.records import RecordKey, put_in_order, read_records, record_key
+from colar.evaluation.records import RecordKey, read_records, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -158,7 +158,6 @@ def evaluate(
     processes.split_and_gather(unanswered, _check_fit)
     if unanswered:
         _write_answers(unanswered, records, settings, make or make_records)
-    put_in_order(records, [question.key for question in questions])
     return len(unanswered)
 
 

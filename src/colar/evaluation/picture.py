@@ -5,7 +5,6 @@ training process changes nothing for its host. The same data give the same bytes
 """
 
 import io
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +67,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> None:
-    """Give a panel the house style: title at the left, no box, a faint grid behind the data."""
+    """Give axes the house style: title at the left, no box, a faint grid behind the data."""
     axes.set_title(title, loc="left", fontsize=size + 1, color=INK, fontweight="bold")
     axes.set_xlabel(x, fontsize=size, color=INK)
     axes.set_ylabel(y, fontsize=size, color=INK)
@@ -89,36 +88,23 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
-def legend(figure: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
-    """Give a figure a legend without a frame; `how` goes to matplotlib."""
-    figure.legend(marks, names, frameon=False, labelcolor=INK, **how)
-
-
 def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
     """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     # Drawn into memory first: where drawing fails, no file has been touched.
-    return files.write_bytes(path, image(figure, kind, dpi))
-
-
-def image(figure: Any, kind: str, dpi: int = DPI) -> bytes:
-    """The figure as the content of a file of that kind, png or svg."""
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the image is made.
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
-    return buffer.getvalue()
+    return files.write_bytes(path, buffer.getvalue())
 
 
 # Accuracy against reasoning length
 
 Styles = Mapping[tuple[Any, ...], tuple[str, str]]
 """Curve (see `_curve`) -> colour, marker."""
-
-MAX_DATASETS = 4
-"""Small panels beside the average."""
 
 
 @without_mathematics
@@ -127,99 +113,64 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
     Bars are 95% intervals, 1.96 standard errors clustered by question, as in the tables.
 
-    `rows` are rows of one report. Each training run of a curve is drawn as a line. Where systems were asked at several
-    values of another parameter (`confidence_threshold`), a curve is over these, with a line for each speed. A single
-    dataset fills the picture. Of several, the first four by name stand beside a large panel with the macro-average over
-    all of them; systems that were not asked on all are in the small panels alone. Raises ValueError without rows, and
-    for several datasets without rows of their average.
+    `rows` are those of a report under one decoding. Each training run of a curve is drawn as a line. Where systems were
+    asked at several values of another parameter (`confidence_threshold`), a curve is over these, with a line for each
+    speed. Of several datasets the picture shows the macro-average, of systems that were asked on all.
     """
     rows = sorted(rows, key=lambda row: row.system.order())
-    if not rows:
-        raise ValueError("a picture needs at least one row")
     datasets = datasets_of(rows)
-    if len(datasets) > 1 and not any(row.dataset == AVERAGE for row in rows):
-        raise ValueError(f"rows of several datasets ({', '.join(datasets)}) need rows of their {AVERAGE}")
-    # A curve has one style in all panels, chosen by its place among all rows.
-    curves = dict.fromkeys(_curve(row.system) for row in rows)
+    dataset = AVERAGE if len(datasets) > 1 else datasets[0]
+    # An average over fewer datasets than the report has cannot be compared with one over all.
+    shown = [row for row in rows if row.dataset == dataset and len(row.datasets or datasets) == len(datasets)]
+    curves = dict.fromkeys(_curve(row.system) for row in shown)
     styles = {curve: style(index) for index, curve in enumerate(curves)}
 
-    # An average over fewer datasets than the report has cannot be compared with one over all.
-    comparable = [row for row in rows if row.datasets is None or len(row.datasets) == len(datasets)]
-    figure, panels = _panels(datasets)
-    for axes, dataset, main in panels:
-        shown = [row for row in comparable if row.dataset == dataset]
-        if shown:
-            _draw_curves(axes, shown, styles)
-            # Small panels have no room for them.
-            if main:
-                _draw_tags(axes, shown, styles)
-        else:
-            axes.set(xticks=[], yticks=[])
-            text = "no system was asked on all of them"
-            axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=9, color=INK)
-        if main:
-            label = f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}"
-            dress(axes, _heading(dataset, rows), label, "accuracy (%)")
-        else:
-            dress(axes, dataset, size=8)
+    figure = new_figure(7, 4.8)
+    axes = figure.subplots()
+    bars = (
+        f"{rows[0].system.decoding} decoding; bars: 95% interval, ±1.96 standard errors clustered by question"
+    )
+    label = f"reasoning length, embeddings emitted (#L)\n{bars}"
+    dress(axes, _heading(dataset, rows), label, "accuracy (%)")
+    if not shown:
+        axes.set(xticks=[], yticks=[])
+        text = "no system was asked on all of them"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=9, color=INK)
+        return figure
+    _draw_curves(axes, shown, styles)
+    _draw_tags(axes, shown, styles)
     marks = []
     for colour, marker in styles.values():
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
-    names = _names(rows)
+    names = _names(shown)
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
-    legend(figure, marks, names, loc="outside lower center", ncols=columns, fontsize=8.5)
+    where = "outside lower center"
+    figure.legend(marks, names, loc=where, ncols=columns, fontsize=8.5, frameon=False, labelcolor=INK)
     return figure
 
 
 def _curve(system: System) -> tuple[Any, ...]:
     """The fields that the points of a curve share: all but its values, and the training run."""
     names = tuple(name for name, _ in system.other_values)
-    return system.model, system.method, system.label, names, system.decoding
+    return system.model, system.method, system.label, names
 
 
 def _names(rows: Sequence[ReportRow]) -> list[str]:
-    """The names of all curves, in the order of `rows`; each with its decoding where the picture has several."""
+    """The names of all curves, in the order of `rows`."""
     systems = systems_of(rows)
-    several_decodings = len({system.decoding for system in systems}) > 1
     names = {}
     for system in systems:
         changed = note_of(system.label, (name for name, _ in system.other_values))
-        name = base_name(system, systems) + (f" ({changed})" if changed else "")
-        names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
+        names[_curve(system)] = base_name(system, systems) + (f" ({changed})" if changed else "")
     return list(names.values())
 
 
 def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
-    """Title of the main panel, with the number of questions or of datasets."""
+    """Title of the picture, with the number of datasets or of questions."""
     if dataset == AVERAGE:
-        datasets = len(datasets_of(rows))
-        beside = f", {MAX_DATASETS} of them beside it" if datasets > MAX_DATASETS else ""
-        return f"average of {datasets} datasets{beside}"
+        return f"average of {len(datasets_of(rows))} datasets"
     sizes = sorted({row.n for row in rows if row.dataset == dataset})
     return f"{dataset}, {' or '.join(str(size) for size in sizes)} questions"
-
-
-def _caption(rows: Sequence[ReportRow]) -> str:
-    decodings = {row.system.decoding for row in rows}
-    how = f"{decodings.pop()} decoding; " if len(decodings) == 1 else ""
-    return f"{how}bars: 95% interval, ±1.96 standard errors clustered by question"
-
-
-def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
-    """The figure, and (axes, dataset, whether it is the main panel) of each panel."""
-    if len(datasets) <= 1:
-        figure = new_figure(7, 4.8)
-        only = datasets[0] if datasets else AVERAGE
-        return figure, [(figure.subplots(), only, True)]
-    # The average fills the first column; the small panels stand two to a column, 2.6 inches wide each.
-    small = datasets[:MAX_DATASETS]
-    columns = math.ceil(len(small) / 2)
-    figure = new_figure(6 + 2.6 * columns, 5.2)
-    grid = figure.add_gridspec(2, 1 + columns, width_ratios=[6 / 2.6, *[1] * columns])
-    panels = [(figure.add_subplot(grid[:, 0]), AVERAGE, True)]
-    for index, dataset in enumerate(small):
-        panels.append((figure.add_subplot(grid[index % 2, 1 + index // 2]), dataset, False))
-    return figure, panels
 
 
 def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:

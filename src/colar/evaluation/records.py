@@ -1,7 +1,7 @@
 """Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
 
     evaluation.json     settings, and digests of questions and checkpoints
-    records.jsonl       in the order of the questions, once all are answered
+    records.jsonl       in the order in which they were answered
 
 An output folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add
 questions, data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected.
@@ -15,17 +15,12 @@ questions, data sets and checkpoints; anything else would mix records that canno
  "seconds": 0.021, "gold_length": 18}                            what was answered, and at which cost
 """
 
-import gzip
 import itertools
 import json
 import math
-import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,26 +59,10 @@ Columns = npt.NDArray[np.void]
 Cells = Mapping[Cell, Columns]
 """The records of each cell."""
 
-_NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
-
-
-# A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN. Seeds become
-# columns, which would take true for 1.
-_TEXTS = ("model", "method", "label", "dataset", "decoding", "id", "completion")
-_AMOUNTS = ("length", "forward_passes", "seconds")
-_AMOUNT = "a number from 0"
-_SEED = "a whole number of at most 64 bits"
-_REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(_TEXTS, ((str,), "a text")),
-    "parsed": ((str, NoneType), "a text or null"),
-    "params": ((Mapping,), "an object of numbers"),
-    "train_seed": ((int, NoneType), "a whole number or null"),
-    "seed": ((int,), _SEED),
-    **dict.fromkeys(("correct", "truncated"), ((bool,), "true or false")),
-    **dict.fromkeys(_AMOUNTS, ((int, float), _AMOUNT)),
-}
-"""Key -> the types of its value, and what is allowed."""
-_TYPES = _REQUIRED | {"cluster": ((str,), "a text"), "gold_length": ((int, float, NoneType), _AMOUNT)}
+_REQUIRED = (
+    "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seed", "id", "completion", "parsed",
+    "correct", "truncated", "length", "forward_passes", "seconds",
+)  # fmt: skip
 
 
 class RecordKey(NamedTuple):
@@ -101,23 +80,19 @@ def record_key(record: Record) -> RecordKey:
 
 
 class RecordFiles:
-    """The records in JSONL files, gzipped where the name ends in .gz; read anew in each loop, one at a time.
-
-    They are not checked yet (`checked`). Raises ValueError, with file and line, for text that is not JSON and for a
-    broken archive.
-    """
+    """The records in JSONL files, read anew in each loop, one at a time. They are not checked yet (`checked`)."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = [Path(path) for path in paths]
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
-            for _, record in _lines(path):
+            for _, record in files.read_jsonl(path):
                 yield record
 
     def place(self, number: int) -> str:
         """File and line of the record of this number, from 1. Reads the files again: it is meant for errors."""
-        places = (f"{path}:{line}" for path in self.paths for line, _ in _lines(path))
+        places = (f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path))
         return next(itertools.islice(places, number - 1, None))
 
 
@@ -169,47 +144,6 @@ def cluster_of(record: Record) -> Any:
     return record.get("cluster", record["id"])
 
 
-def check_record(record: Any) -> None:
-    """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    wrong = _wrong_type(tuple(record), tuple(map(type, record.values())))
-    for key in _AMOUNTS:
-        if wrong is None and not 0 <= record[key] <= sys.float_info.max:
-            wrong = key, _AMOUNT
-    gold_length = record.get("gold_length")
-    if wrong is None and gold_length is not None and not 0 <= gold_length <= sys.float_info.max:
-        wrong = "gold_length", _AMOUNT
-    if wrong is None and record["seed"] not in checks.INT64:
-        wrong = "seed", _SEED
-    if wrong is not None:
-        raise ValueError(f"{wrong[0]} must be {wrong[1]}, got {record[wrong[0]]!r}")
-    for name, value in record["params"].items():
-        if not checks.is_number(value):
-            raise ValueError(f"params: {name} must be a number, got {value!r}")
-    if record["correct"] and record["parsed"] is None:
-        raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
-    if record["dataset"] == AVERAGE:
-        raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
-
-
-@lru_cache(
-    maxsize=64
-)  # the records of an evaluation have two or three tuples of types, and there are a million
-def _wrong_type(keys: tuple[str, ...], types: tuple[type, ...]) -> tuple[str, str] | None:
-    """The first key whose value has a wrong type, and what is allowed. ValueError for keys that are missing."""
-    if missing := [key for key in _REQUIRED if key not in keys]:
-        raise ValueError(f"the record lacks {', '.join(missing)}")
-    found = dict(zip(keys, types, strict=True))
-    for key, (allowed, words) in _TYPES.items():
-        # A bool is an int to Python.
-        if key in found and not (
-            issubclass(found[key], allowed) and (found[key] is bool) == (bool in allowed)
-        ):
-            return key, words
-    return None
-
-
 def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """(cell, record) for one record after the other.
 
@@ -220,17 +154,23 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
     place = records.place if isinstance(records, RecordFiles) else "record {}".format
     numbers: defaultdict[Cell, dict[tuple[int, str], int]] = defaultdict(dict)
     for number, record in enumerate(records, start=1):
-        try:
-            check_record(record)
-        except ValueError as error:
-            raise ValueError(f"{place(number)}: {error}") from None
+        if missing := [key for key in _REQUIRED if not isinstance(record, dict) or key not in record]:
+            raise ValueError(f"{place(number)}: the record lacks {', '.join(missing)}")
+        # The text "false" would count as true.
+        if not isinstance(record["correct"], bool):
+            raise ValueError(f"{place(number)}: correct must be true or false, got {record['correct']!r}")
+        if record["dataset"] == AVERAGE:
+            raise ValueError(
+                f"{place(number)}: {AVERAGE!r} is no dataset's name: the mean over datasets has it"
+            )
         # Files may overlap. Records counted twice would give intervals that are too narrow.
         cell = cell_from_json(record)
         sample = (record["seed"], record["id"])
         first = numbers[cell].setdefault(sample, number)
         if first != number:
             raise ValueError(
-                f"{place(number)}: a second record of {_describe(record)}; the first is {place(first)}"
+                f"{place(number)}: a second record of {cell.system.model}, {cell.dataset}, seed {record['seed']}, "
+                f"question {record['id']}; the first is {place(first)}"
             )
         yield cell, record
 
@@ -250,28 +190,6 @@ def _records_in(folder: Path) -> list[Path]:
     if not of_models:
         raise ValueError(f"{folder} holds no records.jsonl")
     return of_models
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number from 1, value) of each line that is not empty."""
-    if path.suffix.lower() != ".gz":
-        yield from files.read_jsonl(path)
-        return
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8-sig") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        # Text is decoded by blocks: the fault of a broken archive lies somewhere after this line.
-        raise ValueError(f"{path}:{number}: cannot be read: {error}") from error
-
-
-def _describe(record: Record) -> str:
-    """The fields of a record's key: `model m, method cot, dataset sums, ...`."""
-    # An empty label and an unknown training seed name nothing.
-    return ", ".join(f"{key} {record[key]}" for key in _NAMES if record[key] not in (None, ""))
 
 
 # The output folder
@@ -338,21 +256,3 @@ def read_records(records: Path) -> list[dict[str, Any]]:
     """All records so far; a torn last line is cut off. All processes call it together."""
     rows: list[dict[str, Any]] = processes.from_main(lambda: files.resume_jsonl(records))
     return rows
-
-
-def put_in_order(records: Path, order: Sequence[RecordKey]) -> None:
-    """Write the records that `order` does not name, as they stood, then the others in that order.
-
-    All processes call it together.
-    """
-    places = {key: place for place, key in enumerate(order)}
-
-    def write() -> None:
-        rows = files.resume_jsonl(records)
-        # A stable sort: those without a place stay as they stood, before all others.
-        ordered = sorted(rows, key=lambda record: places.get(record_key(record), -1))
-        # A file that is as it should be is left alone.
-        if rows != ordered:
-            files.write_jsonl(records, ordered)
-
-    processes.from_main(write)

@@ -18,7 +18,6 @@ the paired differences of these systems. Tables and pictures then show them. `pa
 for by name, of all runs together and of each.
 """
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colar import files, progress
+from colar import files
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.provenance import collect_provenance
@@ -83,23 +82,26 @@ def write(
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png; they leave out
-    controls. A picture that cannot be drawn is a warning: report.md then stands without it.
+    controls.
     """
+    # Loaded here: not all that evaluates draws.
+    from colar.evaluation import picture
+
     folder = Path(folder)
     if provenance is None:
         provenance = collect_provenance()
     report = fold(records, provenance, baseline, pairs)
+    paths = picture_paths(folder, report)
+    text = render_markdown(report, TITLE if title is None else title, [path.name for path in paths.values()])
     # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
-    drawn: list[str] = []
+    files.write_text(folder / "report.md", text)
     # Greedy and sampled answers of one system would lie over each other in one picture.
-    for decoding, path in picture_paths(folder, report).items():
+    for decoding, path in paths.items():
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         # Where every system is a control there is nothing else to show.
-        if _draw([row for row in rows if not row.system.is_control] or rows, path):
-            drawn.append(path.name)
-    text = render_markdown(report, TITLE if title is None else title, drawn)
-    files.write_text(folder / "report.md", text)
+        rows = [row for row in rows if not row.system.is_control] or rows
+        picture.save(picture.accuracy_vs_length(rows), path)
     return report
 
 
@@ -110,20 +112,6 @@ def picture_paths(folder: Path, report: Report) -> dict[str, Path]:
     return {decoding: folder / f"{name}.png" for decoding, name in zip(decodings, names, strict=True)}
 
 
-def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
-    """Draw a picture; False, after a warning, where that fails."""
-    with progress.warn_on_error(f"the picture {path.name}"):
-        # Imported here: matplotlib may be what fails.
-        from colar.evaluation import picture
-
-        picture.save(picture.accuracy_vs_length(rows), path)
-        return True
-    # A picture of an earlier report would be taken for one of this report.
-    with contextlib.suppress(OSError):
-        path.unlink()
-    return False
-
-
 def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     """The settings that records files were made with, from the `evaluation.json` beside each that has one.
 
@@ -131,11 +119,11 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
 
     ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
-    questions, as many, which would be compared. Warns where they asked more or fewer: their digests say nothing.
+    questions, as many, which would be compared. Of more or fewer the digests say nothing; report.md does.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
-    asked: dict[str, dict[int, tuple[str, Path]]] = {}
+    asked: dict[tuple[str, int], tuple[str, Path]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
@@ -149,7 +137,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                     f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
                 )
         for name, (n, digest) in settings.pop("questions", {}).items():
-            other, where = asked.setdefault(name, {}).setdefault(n, (digest, path))
+            other, where = asked.setdefault((name, n), (digest, path))
             if other != digest:
                 raise ValueError(
                     f"{where} and {path} have other questions under one name, {name}: rename one file"
@@ -158,10 +146,6 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
             # Values may be lists or mappings, which a set cannot hold.
             if value not in by_key.setdefault(key, []):
                 by_key[key].append(value)
-    for name, sizes in asked.items():
-        if len(sizes) > 1:
-            numbers = " and ".join(map(str, sorted(sizes)))
-            progress.say(f"warning: {name} has {numbers} questions: those of one id are compared as the same")
     if by_key.get("judge") == [BY_KIND]:
         del by_key["judge"]
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}

@@ -4,6 +4,7 @@ Systems are rows, named by what tells them apart (`evaluation/report_rows.py`); 
 first. Where systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,6 @@ from colar.evaluation.text_table import (
 FEW = 30
 """Questions below which the normal interval is visibly too narrow."""
 
-PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
 CLUSTERED = "± is 1.96 x the standard error clustered by question."
 PAIRED = (
     f"System minus baseline, in points of accuracy, on the questions that both answered. {CLUSTERED} * marks a 95% "
@@ -40,22 +40,22 @@ PAIRED = (
 
 
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
-    """The report as Markdown: data and provenance, pictures (paths relative to the file), tables."""
-    facts = [f"- **{name}**: {value}" for name, value in _facts(report)]
-    parts = [f"# {title}", "\n".join(facts)]
+    """The report as Markdown: data, pictures (paths relative to the file), tables, provenance."""
+    parts = [f"# {title}", _data(report)]
     for picture in pictures:
         parts.append(f"![accuracy against reasoning length]({picture})")
     for table in report_tables(report):
         parts.append(markdown(table))
+    provenance = json.dumps(report.provenance, indent=1, ensure_ascii=False)
+    parts.append(f"## Provenance\n\n```json\n{provenance}\n```")
     return "\n\n".join(parts) + "\n"
 
 
 def report_tables(report: Report) -> list[TextTable]:
     """Every table of the report that has a row."""
     decodings = sorted({row.system.decoding for row in report.shown_rows})
-    # In the order of a reader's questions: how good, how certain over training runs, better than what, at which cost.
+    # In the order of a reader's questions: how good, better than what, at which cost.
     tables = [_accuracy(report, decoding) for decoding in decodings]
-    tables += [_training_runs(report, decoding) for decoding in decodings]
     tables += [_differences(report, decoding) for decoding in decodings]
     tables += [_pairs(report), _several_samples(report), _cost(report)]
     return [table for table in tables if table.rows]
@@ -64,55 +64,40 @@ def report_tables(report: Report) -> list[TextTable]:
 def _accuracy(report: Report, decoding: str) -> TextTable:
     """Accuracy and length of thinking, systems x datasets."""
     rows = _of_decoding(report.shown_rows, decoding)
-    datasets = _with_average(datasets_of(rows))
+    datasets = datasets_of(rows)
+    rows = [row for row in rows if _is_comparable(row, datasets)]
+    columns = _with_average(datasets)
     # Each dataset has two columns: accuracy means little without the length of the thinking that it took.
     head = ["system"]
-    for dataset in datasets:
+    for dataset in columns:
         head += [f"{dataset} Acc.", "#L"]
+    if report.pooled:
+        head.append("runs")
     body = []
     for name, by_dataset in _lines(report, rows):
         cells = [name]
-        for dataset in datasets:
+        row = None
+        for dataset in columns:
             row = by_dataset.get(dataset)
-            length = BLANK if row is None else number(row.length)
-            cells += [accuracy_of(row) + _mark(row, datasets), length]
+            cells += [accuracy_of(row), BLANK if row is None else number(row.length)]
+        if report.pooled:
+            cells.append(BLANK if row is None else half_width(row.runs_interval))
         body.append(cells)
     notes = [f"Accuracy in %; {CLUSTERED} #L is the mean number of embeddings emitted while thinking."]
     if report.pooled:
-        runs = _or(_run_counts(rows))
+        runs = " or ".join(map(str, sorted({len(row.train_seeds or []) for row in rows})))
         notes.append(
-            f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
+            f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster. Runs: half "
+            "the 95% t interval of the last accuracy over training seeds."
         )
-    notes += _partly(body)
     notes += _warnings(report, rows)
-    return TextTable(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
-
-
-def _training_runs(report: Report, decoding: str) -> TextTable:
-    """Would the recipe trained again give the same accuracy? Means over training runs: systems x datasets."""
-    rows = _of_decoding(report.pooled, decoding)
-    datasets = _with_average(datasets_of(rows))
-    body = []
-    for name, by_dataset in _lines(report, rows):
-        # Some data sets may have been asked of some runs alone.
-        counts = _run_counts(row for row in by_dataset.values() if row.dataset != AVERAGE)
-        # A system that was trained once says nothing about training it again.
-        if counts[-1] < 2:
-            continue
-        cells = [name, _or(counts)]
-        for dataset in datasets:
-            row = by_dataset.get(dataset)
-            cells.append(BLANK if row is None else percent(row.accuracy, row.runs_interval))
-        body.append(cells)
-    notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
-    head = ["system", "runs", *datasets]
-    return TextTable(f"Several training runs, {decoding} decoding", head, body, notes, last=1)
+    return TextTable(f"Accuracy, {decoding} decoding", head, body, notes)
 
 
 def _differences(report: Report, decoding: str) -> TextTable:
     """Is a system better than what it is compared with, on the same questions? Pairs of systems x datasets."""
     rows = [row for row in report.shown_comparisons if row.system.decoding == decoding]
-    datasets = _with_average(datasets_of(rows))
+    datasets = datasets_of(rows)
     # Pairs stand in the order in which the other tables have their systems.
     by_pair: defaultdict[tuple[System, System], dict[str, Difference]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: _place(row.system, report.baseline)):
@@ -122,14 +107,13 @@ def _differences(report: Report, decoding: str) -> TextTable:
     for (system, baseline), by_dataset in by_pair.items():
         names = [system_name(system, systems), system_name(baseline, systems)]
         body.append([*names, *_points(by_dataset, datasets)])
-    head = ["system", "baseline", *datasets]
-    notes = [PAIRED, *_partly(body)]
-    return TextTable(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
+    head = ["system", "baseline", *_with_average(datasets)]
+    return TextTable(f"Paired differences, {decoding} decoding", head, body, [PAIRED], words=2)
 
 
 def _pairs(report: Report) -> TextTable:
     """Is a system better than one that the reader named? Pairs and decodings x datasets."""
-    datasets = _with_average(datasets_of(report.pairs))
+    datasets = datasets_of(report.pairs)
     by_pair: defaultdict[tuple[str, ...], dict[str, Difference]] = defaultdict(dict)
     for row in report.pairs:
         by_pair[*(row.pair or ()), row.system.decoding][row.dataset] = row
@@ -141,13 +125,12 @@ def _pairs(report: Report) -> TextTable:
         if several_runs:
             cells.append(half_width(by_dataset[AVERAGE].runs_interval))
         body.append(cells)
-    head = ["system", "baseline", "decoding", *datasets]
+    head = ["system", "baseline", "decoding", *_with_average(datasets)]
     notes = [PAIRED]
     if several_runs:
         head.append("runs")
         notes.append("Runs: half the 95% t interval of the average over training runs.")
-    notes += _partly(body)
-    return TextTable("Pairs asked for", head, body, notes, words=3, last=2 if several_runs else 1)
+    return TextTable("Pairs asked for", head, body, notes, words=3)
 
 
 def _several_samples(report: Report) -> TextTable:
@@ -203,7 +186,7 @@ def _cost(report: Report) -> TextTable:
     ]
     if any(row.system.is_control for row in report.shown_rows):
         notes.append("Truncated, of a control: its answers alone; the thoughts that it is fed are never cut.")
-    return TextTable("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
+    return TextTable("Unparsable, truncated, cost of a question", head, body, notes, words=2)
 
 
 def accuracy_of(row: ReportRow | None) -> str:
@@ -244,10 +227,12 @@ def _place(system: System, baseline: str) -> tuple[Any, ...]:
 
 
 def _points(by_dataset: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:
-    """The cells of one pair: a difference for each dataset."""
-    return [
-        points(by_dataset.get(dataset)) + _mark(by_dataset.get(dataset), datasets) for dataset in datasets
-    ]
+    """The cells of one pair: a difference for each dataset, and their average."""
+    cells = []
+    for dataset in _with_average(datasets):
+        row = by_dataset.get(dataset)
+        cells.append(points(row if row and _is_comparable(row, datasets) else None))
+    return cells
 
 
 def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
@@ -284,60 +269,29 @@ def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
     return {dataset: sizes[dataset] for dataset in datasets_of(rows)}
 
 
-def _run_counts(rows: Iterable[ReportRow]) -> list[int]:
-    """The numbers of training runs that pooled rows stand for, ascending."""
-    return sorted({len(row.train_seeds or []) for row in rows})
-
-
-def _or(counts: Iterable[int]) -> str:
-    return " or ".join(str(count) for count in counts)
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    """The header: data, seeds, then the provenance, a line for each of its keys."""
+def _data(report: Report) -> str:
+    """What was asked: data sets with their numbers of questions, decoding and training seeds."""
     # Rows of single runs: only they have a training seed.
     rows = [row for row in report.rows if row.dataset != AVERAGE]
-    data = []
+    facts = []
     for dataset, sizes in _sizes(rows).items():
-        data.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
-    decoding_seeds = []
+        facts.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
     for decoding in sorted({row.system.decoding for row in rows}):
         seeds = set().union(*(row.seeds for row in _of_decoding(rows, decoding)))
-        decoding_seeds.append(f"{decoding}: {_listed(seeds)}")
-    facts = [("data", ", ".join(data)), ("decoding seeds", "; ".join(decoding_seeds))]
+        facts.append(f"{decoding} decoding with seeds {_listed(seeds)}")
     runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
     if runs:
-        facts.append(("training seeds", _listed(runs)))
-    for key, value in report.provenance.items():
-        facts.append((key, _flat(value)))
-    facts.append(("intervals", f"{CLUSTERED} Tables over seeds or runs name their own interval."))
-    return facts
+        facts.append(f"training seeds {_listed(runs)}")
+    return f"Data: {', '.join(facts)}."
 
 
-def _mark(row: ReportRow | Difference | None, datasets: Sequence[str]) -> str:
-    """A dagger on an average that leaves out a dataset of the table."""
-    if row is None or row.datasets is None:
-        return ""
-    in_table = [dataset for dataset in datasets if dataset != AVERAGE]
-    return " †" if len(row.datasets) < len(in_table) else ""
-
-
-def _partly(body: Iterable[Sequence[str]]) -> list[str]:
-    """The note that explains the dagger, where the table has one."""
-    return [PARTLY] if any("†" in cell for line in body for cell in line) else []
+def _is_comparable(row: ReportRow | Difference, datasets: Sequence[str]) -> bool:
+    """False for an average that leaves out a dataset of the table: its cell is left blank."""
+    return row.datasets is None or len(row.datasets) == len(datasets)
 
 
 def _listed(values: Iterable[int]) -> str:
     return ", ".join(str(value) for value in sorted(values))
-
-
-def _flat(value: Any) -> str:
-    """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_flat(inner) for inner in value)
-    return BLANK if value is None else str(value)
 
 
 def _with_average(datasets: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """A table of text cells, its two media (Markdown and the terminal), and how numbers are written in it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -20,8 +20,6 @@ class TextTable:
     notes: Sequence[str] = ()
     words: int = 1
     """Columns, from the left, that hold words; the others hold numbers and are set flush right."""
-    last: int = 0
-    """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
 
 
 def markdown(table: TextTable) -> str:
@@ -46,46 +44,28 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
 
 
-def narrowed(table: TextTable, width: int) -> TextTable:
-    """The table with its words and its last columns alone, where all do not fit into `width` characters."""
-    columns = zip(table.head, *table.rows, strict=True)
-    # Each column takes its longest text, a space on either side and a vertical rule.
-    needed = 1
-    for column in columns:
-        needed += 3 + max(len(text) for text in column)
-    left_out = len(table.head) - table.words - table.last
-    if needed <= width or not table.last or left_out <= 0:
-        return table
-
-    def ends(line: Sequence[str]) -> list[str]:
-        # `last` is 1 or more here: [-0:] would be the whole line.
-        return [*line[: table.words], *line[-table.last :]]
-
-    note = f"{left_out} more columns do not fit this terminal; they are in report.md."
-    rows = [ends(row) for row in table.rows]
-    return replace(table, head=ends(table.head), rows=rows, notes=[*table.notes, note])
-
-
 def print_tables(tables: Iterable[TextTable], console: Console) -> None:
-    """Print tables; one that does not fit the terminal keeps its last columns, such as averages, where it says so."""
+    """Print tables; one that does not fit the terminal keeps its whole numbers, and its lines are wrapped there.
+
+    Texts are shown as they are: rich's markup is not read in them.
+    """
     for table in tables:
-        console.print(rich_table(narrowed(table, console.width)))
-
-
-def rich_table(table: TextTable) -> Table:
-    """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
-    # As Text objects, labels such as [red] stay as they are.
-    caption = Text("\n".join(table.notes))
-    printed = Table(title=table.title, caption=caption, title_justify="left", caption_justify="left")
-    for index, head in enumerate(table.head):
-        words = index < table.words
-        # On a narrow terminal words are folded, never a number.
-        printed.add_column(
-            Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words
-        )
-    for row in table.rows:
-        printed.add_row(*(Text(text) for text in row))
-    return printed
+        # As Text objects, labels such as [red] stay as they are.
+        caption = Text("\n".join(table.notes))
+        printed = Table(title=table.title, caption=caption, title_justify="left", caption_justify="left")
+        for index, column in enumerate(zip(table.head, *table.rows, strict=True)):
+            # On a narrow terminal words are folded, never a number.
+            words = index < table.words
+            least = None if words else max(map(len, column))
+            printed.add_column(
+                Text(column[0]), justify="left" if words else "right", overflow="fold", min_width=least
+            )
+        for row in table.rows:
+            printed.add_row(*(Text(text) for text in row))
+        needed = console.measure(printed, options=console.options.update(max_width=10_000)).minimum
+        if needed > console.width:
+            printed.width = needed
+        console.print(printed, crop=False)
 
 
 def percent(share: float | None, half: float | None = None, digits: int = 1) -> str:

@@ -12,30 +12,26 @@ Comparisons with the reference chain (n, diagnosis) are null for a method whose 
 its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.checks import check_holds
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion
-from colar.engine.request import GREEDY, Decoding, Request, decoding_of
+from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation import stats
 from colar.evaluation.controls import KINDS, GivenThoughts, thoughts_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import param_values
+from colar.look import page
 from colar.look.diagnosis import decoded_answers, diagnose, requests_of
 from colar.look.reference_chain import can_be_compared, reference_passes
-from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-
-FACTORS = (1, 2, 5)
-"""Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
 
 
 def key_of(model: str, params: Any) -> dict[str, Any]:
@@ -51,13 +47,11 @@ def inspect_system(
     params: Any,
     decoding: Decoding = GREEDY,
     *,
-    numbers: bool = True,
     controls: bool = True,
 ) -> dict[str, Any]:
     """Let one system answer, and measure it: its part of the JSON, with the thoughts in `answers`.
 
-    The model thinks once for all of it but the controls. Without `numbers` only the thoughts are read; without
-    `controls` its own cost is measured alone.
+    The model thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
@@ -65,61 +59,26 @@ def inspect_system(
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     answers = decoded_answers(lm, method, examples, params, completions, compared)
-    measured: dict[str, Any] = dict.fromkeys(("n", "diagnosis", "cost"))
-    if compared and numbers:
+    measured: dict[str, Any] = {"n": None, "diagnosis": None}
+    if compared:
         with_steps = [example for example in examples if example.steps]
         passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
         measured |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
-    if numbers:
-        measured["cost"] = measured_cost(lm, method, examples, requests, completions, controls)
-    return {**key, **measured, "answers": answers}
-
-
-def system_differences(
-    systems: Sequence[Mapping[str, Any]], examples: Sequence[Example], without_answer: Collection[str] = ()
-) -> list[dict[str, Any]]:
-    """Each system's accuracy minus that of the first model at the same params, paired by question.
-
-    Of questions that have an answer: of those `without_answer`, by their ids, it is not known who is right.
-    """
-    judged = [i for i, example in enumerate(examples) if example.id not in without_answer]
-    # Without any there is no comparison.
-    if not judged:
-        return []
-    differences = []
-    baseline_of: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for system in systems:
-        baseline = baseline_of.setdefault(tuple(system["params"].items()), system)
-        if baseline is system:
-            continue
-        own, others = ([each["answers"][i]["right"] for i in judged] for each in (system, baseline))
-        mean = difference([examples[i] for i in judged], own, others)
-        differences.append(
-            {
-                "model": system["model"],
-                "baseline": baseline["model"],
-                "params": system["params"],
-                "n": len(judged),
-                "difference": mean["mean"],
-                "interval": mean["interval"],
-            }
-        )
-    return differences
+    cost = measured_cost(lm, method, examples, requests, completions, controls)
+    return {**key, **measured, "cost": cost, "answers": answers}
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Systems on the same questions. A notebook shows it as the page; `save` writes that page."""
+    """Systems on the same questions."""
 
     examples: list[Example]
     systems: list[dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
     """Further keys of the JSON, which come first."""
-    without_answer: frozenset[str] = frozenset()
-    """Ids of questions that have no known answer: the page judges none of theirs."""
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers of all systems, and how those of one speed differ."""
+        """The numbers of all systems."""
         systems = []
         for system in self.systems:
             answers = [
@@ -127,89 +86,13 @@ class Inspection:
                 for answer in system["answers"]
             ]
             systems.append({**system, "answers": answers})
-        return {
-            **self.more,
-            "provenance": collect_provenance(),
-            "systems": systems,
-            "comparisons": system_differences(systems, self.examples, self.without_answer),
-        }
-
-    def page(self) -> str:
-        """The page, as one HTML text that needs nothing else."""
-        # With it comes matplotlib, which a training run should not wait for.
-        from colar.look import page
-
-        questions = []
-        for example in self.examples:
-            answer = None if example.id in self.without_answer else example.answer
-            questions.append({**example.as_row(), "answer": answer})
-        return page.render(self.to_json(), questions, [system["answers"] for system in self.systems])
+        return {**self.more, "provenance": collect_provenance(), "systems": systems}
 
     def save(self, path: str | Path) -> Path:
-        """Write the page."""
-        return files.write_text(Path(path), self.page())
-
-    def _repr_html_(self) -> str:
-        from colar.look.page import framed
-
-        return framed(self.page())
-
-
-def inspect(
-    lm: LatentLM,
-    method: Method,
-    questions: Sequence[str | Example],
-    *,
-    compression_factors: Sequence[float] | None = None,
-    decoding: Decoding | None = None,
-    numbers: bool = False,
-    name: str = "model",
-) -> Inspection:
-    """Let a model think about questions, and show its chains.
-
-    Questions are texts, or examples with a reference chain to compare with. A method without a speed is asked once;
-    `compression_factors` are by default those of `FACTORS` that it can work with. `decoding` is greedy by default,
-    within the checkpoint's own limits. `numbers` measures what `colar inspect` does, which takes longer. ValueError
-    without any question.
-    """
-    for what, values in (("questions", questions), ("compression_factors", compression_factors or [])):
-        check_holds(what, isinstance(values, list | tuple), values, "a list")
-    examples = []
-    without_answer = set()
-    for i, question in enumerate(questions):
-        if isinstance(question, str):
-            # An example must have an answer; this one is compared with nothing.
-            question = Example(f"question {i + 1}", question, (), "unknown", "text")
-            without_answer.add(question.id)
-        check_holds("questions", isinstance(question, Example), question, "texts or examples")
-        examples.append(question)
-    if not examples:
-        raise ValueError("questions must hold at least one question, got none")
-    # The engine switches dropout off by itself, the reference passes do not.
-    lm.eval()
-    if "compression_factor" not in registry.param_names(method):
-        all_params = [registry.make_params(method, {})]
-    elif compression_factors is None:
-        all_params = registry.possible_params(method, [{"compression_factor": c} for c in FACTORS])
-    else:
-        all_params = [registry.make_params(method, {"compression_factor": c}) for c in compression_factors]
-    decoding = decoding or decoding_of(method)
-    systems = []
-    for params in all_params:
-        key = key_of(name, params)
-        # Of a question without an answer no control is right or wrong.
-        controls = not without_answer
-        system = inspect_system(
-            key, lm, method, examples, params, decoding, numbers=numbers, controls=controls
-        )
-        for answer in system["answers"]:
-            if answer["id"] in without_answer:
-                answer["right"] = answer["cause"] = None
-        if without_answer:
-            # Its accuracies count answers that were compared with the placeholder.
-            system["cost"] = None
-        systems.append(system)
-    return Inspection(examples, systems, without_answer=frozenset(without_answer))
+        """Write the page: one HTML file that needs nothing else."""
+        questions = [example.as_row() for example in self.examples]
+        text = page.render(self.to_json(), questions, [system["answers"] for system in self.systems])
+        return files.write_text(path, text)
 
 
 # Accuracy and cost of a system, with its own thoughts and with others in their place

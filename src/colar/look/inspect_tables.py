@@ -33,11 +33,8 @@ THOUGHTS = {
 """Name of what a system thought."""
 
 
-def cost_tables(inspection: Mapping[str, Any]) -> list[TextTable]:
-    systems = inspection["systems"]
-    return _with_rows(
-        [cost_table(systems), control_table(systems), comparison_table(inspection["comparisons"])]
-    )
+def cost_tables(systems: Sequence[Numbers]) -> list[TextTable]:
+    return _with_rows([cost_table(systems), control_table(systems)])
 
 
 def cause_tables(systems: Sequence[Numbers]) -> list[TextTable]:
@@ -115,27 +112,15 @@ def control_table(systems: Sequence[Numbers]) -> TextTable:
     return TextTable("Accuracy % with other thoughts", head, rows, notes)
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> TextTable:
-    rows = []
-    for comparison in comparisons:
-        mean = {"mean": comparison["difference"], "interval": comparison["interval"]}
-        pair = f"{comparison['model']} minus {comparison['baseline']}"
-        rows.append([pair, *names_of([comparison]), str(comparison["n"]), with_interval(mean)])
-    notes = ["Accuracy of one minus the other on the same questions; an interval without 0 is a difference."]
-    return TextTable("Models compared", ["models", "at", "questions", "points"], rows, notes, words=2)
-
-
 def cause_table(systems: Sequence[Numbers]) -> TextTable:
     """The causes that occur, and the share of each system's answers that each of them has."""
     counted = []
     for name, answers in with_names(systems, "answers"):
-        # A question without a known answer has no cause.
-        counted.append((name, Counter(answer["cause"] for answer in answers if answer["cause"])))
+        counted.append((name, Counter(answer["cause"] for answer in answers)))
     causes = [cause for cause in CAUSES if any(counts[cause] for _, counts in counted)]
     rows = []
     for name, counts in counted:
-        if causes:
-            rows.append([name, *(percent(counts[cause] / max(counts.total(), 1)) for cause in causes)])
+        rows.append([name, *(percent(counts[cause] / counts.total()) for cause in causes)])
     notes = [
         "A thought is right when its group's tokens are among its c nearest, or among those that were chosen."
     ]

@@ -10,7 +10,6 @@ const ColarQuestions = (() => {
 
   function start(data) {
     const indices = data.questions.map((_, index) => index);
-    const judged = (question) => data.questions[question].answer !== null;
     const answers = (question) => data.answers.map((ofSystem) => ofSystem[question]);
     const texts = indices.map((question) => {
       const { id, question: asked, answer } = data.questions[question];
@@ -24,12 +23,10 @@ const ColarQuestions = (() => {
     function outcomes() {
       const causes = new Set();
       for (const question of indices) {
-        if (judged(question)) for (const each of answers(question)) causes.add(each.cause);
+        for (const each of answers(question)) causes.add(each.cause);
       }
       causes.delete("right");
-      const made = [new Option("anything", ANY)];
-      if (!indices.some(judged)) return made;
-      made.push(new Option("right", "right"), new Option("not right", "not right"));
+      const made = [new Option("anything", ANY), new Option("right", "right"), new Option("not right", "not right")];
       if (causes.size > 1) for (const cause of [...causes].sort()) made.push(new Option(cause, `cause ${cause}`));
       if (data.systems.length > 1) made.push(new Option("systems disagree", "disagree"));
       return made;
@@ -41,12 +38,10 @@ const ColarQuestions = (() => {
       const outcome = $("outcome").value;
       if (outcome === ANY) return true;
       const all = answers(question);
-      if (outcome === "disagree") return judged(question) && new Set(all.map((each) => each.right)).size > 1;
+      if (outcome === "disagree") return new Set(all.map((each) => each.right)).size > 1;
       const which = $("which").value;
       const asked = which === ANY ? all : [all[Number(which)]];
       const wanted = (each) => {
-        // Without an answer to compare with, it is neither.
-        if (!judged(question)) return false;
         if (outcome === "right") return each.right;
         if (outcome === "not right") return !each.right;
         return outcome === `cause ${each.cause}`;
@@ -71,17 +66,15 @@ const ColarQuestions = (() => {
       button.dataset.question = question;
       button.tabIndex = -1;
       button.append(element("span", "asked", data.questions[question].question));
-      if (judged(question)) {
-        const marks = element("span", "marks");
-        for (const [system, each] of answers(question).entries()) {
-          const mark = element("span", each.right ? "mark right" : "mark wrong", each.right ? "✓" : "✗");
-          mark.title = `${data.systems[system]}: ${each.cause}`;
-          mark.setAttribute("role", "img");
-          mark.setAttribute("aria-label", mark.title);
-          marks.append(mark);
-        }
-        button.append(marks);
+      const marks = element("span", "marks");
+      for (const [system, each] of answers(question).entries()) {
+        const mark = element("span", each.right ? "mark right" : "mark wrong", each.right ? "✓" : "✗");
+        mark.title = `${data.systems[system]}: ${each.cause}`;
+        mark.setAttribute("role", "img");
+        mark.setAttribute("aria-label", mark.title);
+        marks.append(mark);
       }
+      button.append(marks);
       button.addEventListener("click", () => choose(question, true));
       made.append(button);
       return made;
@@ -115,7 +108,7 @@ const ColarQuestions = (() => {
       try {
         history.replaceState(null, "", `#q=${encodeURIComponent(data.questions[question].id)}`);
       } catch {
-        // In a notebook's frame there is no address to keep it in.
+        // In the frame of a notebook's file viewer there is no address to keep it in.
       }
     }
 
@@ -123,28 +116,25 @@ const ColarQuestions = (() => {
       const { id, question: asked, answer, steps } = data.questions[question];
       $("id").textContent = id;
       const parts = [element("p", "asked", asked)];
-      if (answer !== null) {
-        const line = element("p", "gold");
-        line.append(element("span", "label", "Reference"), element("strong", "", answer));
-        for (const step of steps) line.append(element("code", "", step));
-        parts.push(line);
-      }
+      const line = element("p", "gold");
+      line.append(element("span", "label", "Reference"), element("strong", "", answer));
+      for (const step of steps) line.append(element("code", "", step));
+      parts.push(line);
       const cards = element("div", "cards");
       const all = answers(question);
-      for (const [system, each] of all.entries()) cards.append(card(system, each, judged(question)));
+      for (const [system, each] of all.entries()) cards.append(card(system, each));
       parts.push(ColarViewer.legend(all.flatMap((each) => each.thoughts)), cards);
       $("chains").replaceChildren(...parts);
       $("question").setAttribute("aria-label", `Question ${id}`);
       steer();
     }
 
-    function card(system, given, isJudged) {
+    function card(system, given) {
       const made = element("section", "card");
       const name = data.systems[system];
       made.setAttribute("aria-label", name);
       const head = element("div", "top");
-      head.append(element("h4", "", name));
-      if (isJudged) head.append(element("span", `badge ${given.right ? "right" : "wrong"}`, given.cause));
+      head.append(element("h4", "", name), element("span", `badge ${given.right ? "right" : "wrong"}`, given.cause));
       const answer = element("p", "answer");
       answer.append(element("span", "label", "Answer"), element("strong", "", given.answer.trim() || "none"));
       const length = given.reference_length === null ? `${given.length} thoughts` : `${given.length} thoughts (reference ${given.reference_length})`;
