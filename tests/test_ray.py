@@ -35,7 +35,7 @@ from colar.methods import registry
 
 QUESTIONS = [f"Tom has {n} toys{' and friends' * (n % 4)}. How many are {n} times {n}?" for n in range(32)]
 OPTIONS = ["--decoding", "sampled", "--seed", "3", "--batch_size", "4", "--max_latents", "12"]
-OPTIONS += ["--max_completion_length", "12", "--show_latents", "--neighbours", "1"]
+OPTIONS += ["--max_completion_length", "12", "--show_latents"]
 SECONDS = 180
 """Time until a run that hangs is a failure."""
 

@@ -28,7 +28,6 @@ from benchmarks import cluster_driver, cluster_serve
 from colar.cli import build_parser, main, underscored
 from colar.cli import serve as command
 from colar.serve import app, ray_serve
-from colar.serve.metrics import with_replicas
 
 SHORT = ["--max_latents", "900", "--max_completion_length", "40", "--decoding", "sampled"]
 LONG = {"thinking_token_budget": 700, "seed": 1, "stream": True}
@@ -341,7 +340,7 @@ def test_a_replica_is_as_healthy_as_its_application():
 
 def test_metrics_of_replicas_are_told_apart():
     text = '# HELP a_total A.\n# TYPE a_total counter\na_total{model="x"} 2.0\n'
-    found = with_replicas({"p": text, "q": text.replace("2.0", "3.0")}).decode()
+    found = ray_serve.with_replicas({"p": text, "q": text.replace("2.0", "3.0")}).decode()
     assert found.splitlines() == [
         *text.splitlines()[:2],
         'a_total{model="x",replica="p"} 2.0',

@@ -19,9 +19,8 @@ from colar.engine.completion import AnswerText, TokenText
 from colar.look import thought
 from colar.methods import registry
 from colar.serve.app import read_keys
-from colar.serve.chat_request import ChatRequest
+from colar.serve.chat_request import ChatRequest, first_mistake
 from colar.serve.chat_response import Sample, pieces
-from colar.serve.errors import first_mistake
 from colar.serve.served_model import NearestTokens, build_request
 
 TEXTS = (

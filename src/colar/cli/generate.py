@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
-WIDTH = 80
-"""Characters of a line that shows thoughts: what does not fit goes to the next one."""
-INDENT = 6
-"""Characters in front of a thought: its number."""
+NEAREST = 5
+"""Tokens that are shown as nearest to a latent."""
 LOW_CONFIDENCE = "?"
 """Behind the tokens of a group that ended because the next one had low confidence."""
 
@@ -58,7 +56,6 @@ def add_generate(generate: Parser) -> None:
         action="store_true",
         help="show each thought: a latent as the tokens it was chosen as, if any, and its nearest tokens",
     )
-    generate.add_argument("--neighbours", type=int, default=5, help="tokens shown for a latent")
     generate.add_argument(
         "--decoding", default="greedy", choices=["greedy", "sampled"], help=options.DECODING_HELP
     )
@@ -88,8 +85,6 @@ def run_generate(args: argparse.Namespace) -> None:
         raise ValueError("--output goes with --input")
     if args.ray is not None and not (args.input and args.output):
         raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
-    if args.neighbours < 1:
-        raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     folder = checkpoint.resolve(args.checkpoint)
     check_backbone([folder], args)
     methods = methods_of({args.checkpoint: folder})
@@ -173,7 +168,7 @@ def _row(
     if expected is not None:
         row["expected"] = expected
     if args.show_latents:
-        row["thoughts"] = _texts(lm, completion, args.neighbours)
+        row["thoughts"] = _texts(lm, completion)
     return row
 
 
@@ -201,16 +196,16 @@ def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dic
         "seed": args.seed,
         "dtype": options.dtype_of(args),
         # Rows with thoughts, and with how many tokens for each.
-        "neighbours": args.neighbours if args.show_latents else None,
+        "neighbours": NEAREST if args.show_latents else None,
         **dataclasses.asdict(decoding),
     }
 
 
-def _texts(lm: LatentLM, completion: Completion, neighbours: int) -> list[Any]:
+def _texts(lm: LatentLM, completion: Completion) -> list[Any]:
     """A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it."""
     texts_of_thoughts: list[Any] = []
-    for thought in read_thoughts(lm, completion, neighbours):
-        shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:neighbours]
+    for thought in read_thoughts(lm, completion, NEAREST):
+        shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
         texts = [token["text"] for token in shown]
         texts_of_thoughts.append(texts[0] if thought["kind"] == "token" else texts)
     return texts_of_thoughts
@@ -219,14 +214,11 @@ def _texts(lm: LatentLM, completion: Completion, neighbours: int) -> list[Any]:
 def _print_completion(
     lm: LatentLM, completion: Completion, expected: str | None, args: argparse.Namespace
 ) -> None:
-    """The thoughts, each on a line, and the answer; below a latent that was chosen as tokens stand those near it."""
+    """The thoughts with their numbers, each on a line or two, and the answer."""
     if args.input:
         print(f"\n{completion.request.question}{_params_text(completion.request.params)}")
-    for number, thought in enumerate(read_thoughts(lm, completion, args.neighbours), start=1):
-        first, *rest = _lines(thought, args.neighbours)
-        print(f"{number:4d}  {first}")
-        for more in rest:
-            print(f"{'':{INDENT}}{more}")
+    for number, thought in enumerate(read_thoughts(lm, completion, NEAREST), start=1):
+        print(f"{number:4d}  {_thought_text(thought)}")
     answer = completion.text
     if expected is not None:
         answer += f"   (expected {expected})"
@@ -242,26 +234,16 @@ def _params_text(params: Any) -> str:
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
-def _lines(thought: Any, neighbours: int) -> list[str]:
-    """The lines of a thought: a token; or those that it was chosen as, with their probabilities; and those near it,
-    with their cosines, and its spread where it has one."""
+def _thought_text(thought: Any) -> str:
+    """A token; or those that a latent was chosen as, with their probabilities, and below them those near it, with their
+    cosines; or these alone, with its spread where it has one."""
     if thought["kind"] == "token":
-        return [repr(thought["tokens"][0]["text"])]
-    near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:neighbours]]
+        return repr(thought["tokens"][0]["text"])
+    near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:NEAREST]]
     if thought["ordered"]:
         chosen = [f"{token['text']!r} {math.exp(token['logprob']):.2f}" for token in thought["tokens"]]
-        return [*_wrapped(chosen + [LOW_CONFIDENCE] * thought["low_confidence"]), *_wrapped(near, "near: ")]
+        chosen += [LOW_CONFIDENCE] * thought["low_confidence"]
+        return f"{'  '.join(chosen)}\n      near: {'  '.join(near)}"
     if thought["sigma"] is not None:
         near.append(f" sigma {thought['sigma']:.2f}")
-    return _wrapped(near)
-
-
-def _wrapped(words: Sequence[str], head: str = "") -> list[str]:
-    """The words in as few lines as they need beside an indent, two spaces between two of them, behind a `head`."""
-    lines: list[str] = []
-    for word in words:
-        if lines and len(lines[-1]) + 2 + len(word) <= WIDTH - INDENT:
-            lines[-1] += f"  {word}"
-        else:
-            lines.append(f"{head if not lines else ''}{word}")
-    return lines
+    return "  ".join(near)

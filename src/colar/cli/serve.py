@@ -31,9 +31,6 @@ def add_serve(serve: Parser) -> None:
         "--api_key_file", help="file with API keys, one a line (else those of $COLAR_API_KEYS, else none)"
     )
     serve.add_argument(
-        "--log_config", help="JSON, YAML or INI file for Python's logging (uvicorn's --log-config)"
-    )
-    serve.add_argument(
         "--decoding",
         default="greedy",
         choices=["greedy", "sampled"],
@@ -46,7 +43,7 @@ def add_serve(serve: Parser) -> None:
         "--max_waiting", type=int, default=256, help="samples that wait for a slot; more are refused with 429"
     )
     serve.add_argument(
-        "--drain", type=float, default=60, help="seconds that requests have to finish after SIGTERM"
+        "--drain", type=int, default=60, help="seconds that requests have to finish after SIGTERM"
     )
     options.model_options(serve)
     serve.add_argument(
@@ -77,7 +74,7 @@ def run_serve(args: argparse.Namespace) -> None:
     # Wrong options are found before a model is loaded. The system would take the port modulo 2^16.
     checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
     checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
-    checks.check_number("drain", args.drain, 0.001)
+    checks.check_number("drain", args.drain, 1)
     serving = _serving(args)
     keys = app.read_keys(args.api_key_file)
     models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
@@ -92,7 +89,7 @@ def run_serve(args: argparse.Namespace) -> None:
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
         with serving(partial(_application, models, args, keys, hosts), models) as application:
-            server = app.make_server(application, args.drain, args.log_config)
+            server = app.make_server(application, args.drain)
             # With --port 0 this is how a caller learns the port.
             print(app.url(bound), flush=True)
             app.run_server(server, bound)

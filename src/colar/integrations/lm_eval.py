@@ -24,7 +24,6 @@ import torch
 try:
     import datasets
     from lm_eval.api.instance import Instance
-    from lm_eval.api.metrics import exact_match_hf_evaluate
     from lm_eval.api.model import LM
     from lm_eval.api.registry import model_registry
 except ImportError as error:
@@ -32,7 +31,7 @@ except ImportError as error:
         "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
     ) from error
 
-from colar.checks import check_known
+from colar.checks import check_known, check_number
 from colar.data import sources
 from colar.data.judge.answers import verdict_by_type
 from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
@@ -49,8 +48,6 @@ LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_t
 """Names that tasks have for the longest answer; the first that is given counts, as in lm-eval's own models."""
 DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
 GENERATION_KEYS = ("until", "do_sample", *DRAWING_KEYS, "max_latents", *LENGTH_KEYS)
-CHAT = "\ue000colar-chat\ue001"
-"""In front of the turns of a chat, as JSON."""
 TURNS = "colar_context"
 """The column of our documents with the turns before the question, as JSON; "" where there are none."""
 COMMANDS = ("run", "ls", "validate")
@@ -62,9 +59,8 @@ class ColarLM(LM):  # type: ignore[misc]
 
     `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none;
     by default the checkpoint's own.
-    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4
-    quantises linear layers. All other arguments are the method's per-request values (`compression_factor`, ...).
-    ValueError names what is wrong.
+    `batch_size` rows run at a time ("auto": 32). `weights` int8 or int4 quantises linear layers. All other arguments
+    are the method's per-request values (`compression_factor`, ...). ValueError names what is wrong.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class ColarLM(LM):  # type: ignore[misc]
         backbone: str | None = None,
         device: str | None = None,
         batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
         max_latents: int | None = None,
         max_gen_toks: int | None = None,
         seed: int = 0,
@@ -88,7 +83,7 @@ class ColarLM(LM):  # type: ignore[misc]
         )
         self.params = registry.make_params(self.method, params)
         self.decoding = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
-        self.batch_size = rows(batch_size, max_batch_size)
+        self.batch_size = rows(batch_size)
         self.seed = seed
 
     def set_cache_hook(self, cache_hook: Any) -> None:
@@ -112,10 +107,9 @@ class ColarLM(LM):  # type: ignore[misc]
             repeats[document] += 1
             decoding = decoding_of_task(generation_kwargs, self.decoding)
             seed = seed_from(self.seed, name)
-            question, turns = turns_of(context, instance.doc)
-            engine_requests.append(
-                Request(name, question, self.params, decoding, seed, sample, context=turns)
-            )
+            own = instance.doc.get(TURNS) if isinstance(instance.doc, Mapping) else None
+            turns = tuple((role, text) for role, text in json.loads(own or "[]"))
+            engine_requests.append(Request(name, context, self.params, decoding, seed, sample, context=turns))
             stops.append(stop_texts(generation_kwargs))
 
         batch_size = min(self.batch_size, max(1, len(engine_requests)))
@@ -133,30 +127,12 @@ class ColarLM(LM):  # type: ignore[misc]
 
     loglikelihood_rolling = loglikelihood
 
-    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
-        """The turns as one text, from which `generate_until` has them again: the engine applies the chat template.
-
-        ValueError where the checkpoint has the plain format, or where a task begins the answer (`gen_prefix`).
-        """
-        if self.lm.template.chat is None:
-            raise ValueError(
-                "model colar takes no --apply_chat_template for a checkpoint with template.format: plain: its own "
-                "template is applied"
-            )
-        if not add_generation_prompt:
-            raise ValueError(
-                "model colar takes no gen_prefix beside --apply_chat_template: thoughts come first"
-            )
-        return CHAT + json.dumps([[turn["role"], turn["content"]] for turn in chat_history])
-
-    def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The tokenizer's chat template, for lm-eval's records."""
-        return str(self.lm.tokenizer.get_chat_template()) if self.lm.template.chat is not None else None
-
     @property
     def tokenizer_name(self) -> str:
-        """Names the chat template in lm-eval's cache of requests. All have one text: the turns."""
-        return NAME
+        """Refused: lm-eval reads it for --apply_chat_template alone."""
+        raise ValueError(
+            "model colar takes no --apply_chat_template: a checkpoint's own template is always applied, so leave it out"
+        )
 
 
 def device_for(device: str | None) -> str:
@@ -166,28 +142,14 @@ def device_for(device: str | None) -> str:
     return "cpu" if device is None or device.startswith("cuda") else device
 
 
-def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
-    """Rows that run at a time, from lm-eval's two options."""
+def rows(batch_size: int | str | None) -> int:
+    """Rows that run at a time."""
     # lm-eval also has "auto:N" (measure the size anew N times): nothing is measured here.
     if batch_size is None or str(batch_size).startswith("auto"):
-        return max_batch_size or BATCH_SIZE
-    try:
-        number = int(batch_size)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"batch_size must be auto or a whole number, 1 or more, got {batch_size!r}")
+        return BATCH_SIZE
+    number = int(batch_size)
+    check_number("batch_size", number, 1)
     return number
-
-
-def turns_of(context: str, doc: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The question, and the turns before it: those of our documents, and those that `apply_chat_template` was given."""
-    own = doc.get(TURNS) if isinstance(doc, Mapping) else None
-    before = [(role, text) for role, text in json.loads(own)] if own else []
-    if not context.startswith(CHAT):
-        return context, tuple(before)
-    *turns, (_, question) = json.loads(context.removeprefix(CHAT))
-    return question, (*before, *((role, text) for role, text in turns))
 
 
 def document_id(instance: Instance) -> str:
@@ -274,11 +236,9 @@ def with_ours(words: Sequence[str]) -> list[str]:
     return [*command, *ours, *words[len(command) :]]
 
 
-# Called by the task files in `tasks/`: documents from our data loader, and both judges' verdicts
+# Called by the task files in `tasks/`: documents from our data loader, and our judge's verdict
 
 COLUMNS = ("id", "question", "answer", "answer_type")
-IGNORED = (",", r"\$", r"\.$")
-"""Text that lm-eval's own tasks of this kind (gsm8k) delete before they compare."""
 
 
 def documents(
@@ -305,10 +265,5 @@ def documents(
 
 
 def verdicts(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """`judged`: our judge. `exact_match`: lm-eval's, on the whole answer, as its gsm8k task compares."""
-    completion = results[0]
-    judged = verdict_by_type(completion, doc["answer"], doc["answer_type"])
-    exact = exact_match_hf_evaluate(
-        predictions=[completion], references=[doc["answer"]], regexes_to_ignore=IGNORED, ignore_case=True
-    )
-    return {"judged": float(judged.correct), "exact_match": float(exact["exact_match"])}
+    """The judge's verdict on an answer, which is right or wrong."""
+    return {"judged": float(verdict_by_type(results[0], doc["answer"], doc["answer_type"]).correct)}

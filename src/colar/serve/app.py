@@ -11,11 +11,11 @@ seconds, then the engines close. Limits on slow or numerous clients are a revers
 import asyncio
 import contextlib
 import copy
-import math
 import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +23,14 @@ from typing import TypeVar
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -33,11 +40,9 @@ from uvicorn.config import LOGGING_CONFIG
 from colar import __version__, files
 from colar.look.page import VIEWER
 from colar.serve import chat_response
-from colar.serve.chat_request import MAX_BODY, ChatRequest
+from colar.serve.chat_request import HANDLERS, MAX_BODY, ApiError, ChatRequest
 from colar.serve.chat_response import ChatResponse, Sample, SamplePiece, pieces
-from colar.serve.errors import HANDLERS, ApiError
-from colar.serve.metrics import LEFT, Metrics
-from colar.serve.served_model import ServedModel, build_request
+from colar.serve.served_model import ApiRequest, ServedModel, build_request
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
 PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
@@ -51,6 +56,10 @@ PAGE_HEADERS = {
 """The page needs nothing from other sites, and no other site may frame it."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """The second one keeps nginx from collecting events."""
+LEFT = 499
+"""The status of a request whose client has left (nginx's)."""
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Seconds, of the histograms."""
 
 Pieces = AsyncGenerator[SamplePiece, None]
 T = TypeVar("T")
@@ -137,7 +146,7 @@ class Api:
         return JSONResponse({"status": "ok", "models": list(self.models), "version": __version__})
 
     async def metrics_text(self) -> Response:
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def index(self) -> Response:
         return await self.static("index.html")
@@ -146,6 +155,72 @@ class Api:
         if name not in PAGE:
             raise ApiError(404, f"the page has no file {name!r}", code="not_found")
         return FileResponse(PAGE[name], headers=PAGE_HEADERS)
+
+
+# The numbers of /metrics, for Prometheus
+
+
+class Metrics:
+    """Counters, histograms and gauges over some models. No label comes from a client."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.models = models
+        # Its own: the global registry refuses the metrics of a second server in one process.
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "colar_requests", "Requests that reached a model, by status (499: the client left)",
+            ["model", "status"], registry=self.registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "colar_request_seconds", "Seconds to the end of the answer",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.first = Histogram(
+            "colar_first_event_seconds", "Seconds to the first thought or token",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "colar_tokens", "Tokens: prompt, reasoning (thoughts), answer",
+            ["model", "kind"], registry=self.registry,
+        )  # fmt: skip
+        self.running = Gauge(
+            "colar_samples_running", "Samples that run in the engine", ["model"], registry=self.registry
+        )
+        self.waiting = Gauge(
+            "colar_samples_waiting", "Samples that wait for a slot", ["model"], registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """The text of /metrics."""
+        for model in self.models:
+            engine = model.engine.engine
+            self.running.labels(model.name).set(len(engine.running))
+            self.waiting.labels(model.name).set(len(engine.scheduler.waiting))
+        return generate_latest(self.registry)
+
+    async def counted(self, api_request: ApiRequest, samples: Sequence[Sample], pieces: Pieces) -> Pieces:
+        """The same pieces, those of all `samples` of a request, which is counted when they end."""
+        name = api_request.served.name
+        started = time.perf_counter()
+        status = LEFT
+        begun = False
+        try:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    if not begun:
+                        self.first.labels(name).observe(time.perf_counter() - started)
+                        begun = True
+                    yield piece
+            status = 200
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            self.requests.labels(name, str(status)).inc()
+            self.seconds.labels(name).observe(time.perf_counter() - started)
+            self.tokens.labels(name, "prompt").inc(api_request.prompt_tokens)
+            self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
+            self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
 
 
 # Keys
@@ -258,22 +333,21 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: ASGIApp, drain: float = 60, log_config: str | None = None) -> uvicorn.Server:
-    """The server. `log_config`: a file for `logging.config`, in place of uvicorn's own lines on stderr."""
-    default = copy.deepcopy(LOGGING_CONFIG)
+def make_server(app: ASGIApp, drain: int = 60) -> uvicorn.Server:
+    """The server."""
+    log_config = copy.deepcopy(LOGGING_CONFIG)
     # Results alone go to stdout.
-    default["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    log_config["handlers"]["access"]["stream"] = "ext://sys.stderr"
     config = uvicorn.Config(
         app,
         # Also where httptools is installed (by Ray Serve), which takes headers of any size.
         http="h11",
         ws="none",
         lifespan="on",
-        log_config=log_config or default,
+        log_config=log_config,
         server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
-        # A whole number to uvicorn; 0 would cut what still runs.
-        timeout_graceful_shutdown=math.ceil(drain),
+        timeout_graceful_shutdown=drain,
     )
     return uvicorn.Server(config)
 

@@ -1,17 +1,21 @@
-"""The body of a chat completion, checked by pydantic.
+"""The body of a chat completion, checked by pydantic; and OpenAI's error object, for mistakes in it and all others.
 
 Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
 and are found in `params`. docs/serve.md has the table.
 """
 
 import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from colar.checks import INT64, did_you_mean
 from colar.methods import registry
-from colar.serve.errors import ApiError
 
 MAX_BODY = 2**20
 """Bytes of a request's body."""
@@ -37,6 +41,34 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
 """Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
+
+
+class ApiError(Exception):
+    """A response other than 2xx: the HTTP status, and the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        type: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.type = type
+        self.headers = dict(headers or {})
+
+    def body(self) -> str:
+        """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
+        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": fields})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 class Strict(BaseModel):
@@ -181,3 +213,51 @@ class ChatRequest(BaseModel):
     def max_answer(self) -> int | None:
         """Most tokens of the answer: max_tokens is OpenAI's old name of the same limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+# Responses other than 2xx
+
+
+def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """One line for the first of pydantic's errors, with the name of the field."""
+    mistake = errors[0]
+    kind = mistake["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body must be JSON: {mistake['ctx']['error']}")
+    # FastAPI's places begin with "body".
+    place = ".".join(str(part) for part in mistake["loc"][1:])
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field {place!r}", place, "unknown_parameter")
+    if kind == "missing":
+        return ApiError(400, f"{place or 'the body'} is missing", place or None, "missing_required_parameter")
+    # Our own checks' words without pydantic's "Value error, ".
+    words = mistake["ctx"]["error"] if kind == "value_error" else mistake["msg"]
+    return ApiError(400, f"{place}: {words}", place)
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return error.response()
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    return first_mistake(error.errors()).response()
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """A path, a method or a body that Starlette or FastAPI rejects."""
+    words = f"{request.method} {request.url.path}: {error.detail}"
+    code = "not_found" if error.status_code == 404 else None
+    return ApiError(error.status_code, words, code=code, headers=error.headers).response()
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """The client learns nothing of a defect of ours; uvicorn logs it with its traceback."""
+    return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
+
+
+HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
+    ApiError: _api_error,
+    RequestValidationError: _invalid,
+    HTTPException: _http_error,
+    Exception: _defect,
+}

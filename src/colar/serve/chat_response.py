@@ -18,7 +18,7 @@ from typing import Any
 from colar.engine.completion import AnswerText, Event
 from colar.engine.engine import QueueFull
 from colar.look.thought import NEIGHBOURS, ThoughtReader
-from colar.serve.errors import ApiError
+from colar.serve.chat_request import ApiError
 from colar.serve.served_model import ApiRequest
 
 log = logging.getLogger("uvicorn.error")
@@ -54,7 +54,7 @@ class Sample:
             "thinking_ms": round(1000 * (began - self.started), 3),
             "answer_ms": round(1000 * (self.last_event - began), 3),
             "finish": "length" if self.cut else "stop",
-            "seed": api_request.seed,
+            "seed": api_request.requests[0].seed,
             "params": asdict(api_request.requests[0].params),
         }
         return fields | ({"warning": api_request.warning} if api_request.warning else {})

@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -26,10 +29,8 @@ from colar import progress
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
 from colar.serve import chat_response
-from colar.serve.app import MAX_CONNECTIONS, unless_gone
-from colar.serve.chat_request import MAX_BODY
-from colar.serve.errors import HANDLERS, ApiError
-from colar.serve.metrics import LEFT, with_replicas
+from colar.serve.app import LEFT, MAX_CONNECTIONS, unless_gone
+from colar.serve.chat_request import HANDLERS, MAX_BODY, ApiError
 
 # The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
 # answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.
@@ -97,7 +98,7 @@ def running(
     models: Mapping[str, str],
     replicas: Replicas,
     device: str | None,
-    drain: float,
+    drain: int,
 ) -> Iterator[ASGIApp]:
     """An application in front of replicas, each of which calls `make_app`. `models`: folders or Hub ids by name.
 
@@ -310,3 +311,27 @@ def _portable(scope: Scope) -> Scope:
         "type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server",
     )  # fmt: skip
     return {"asgi": {"version": "3.0"}, **{key: scope[key] for key in keys if key in scope}}
+
+
+@dataclass(frozen=True)
+class _Labelled(Collector):
+    """The families of several texts of /metrics, each with the name of its replica as a label."""
+
+    texts: Mapping[str, str]
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, text in self.texts.items():
+            for family in text_string_to_metric_families(text):
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                merged.samples += [
+                    sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
+                ]
+        return families.values()
+
+
+def with_replicas(texts: Mapping[str, str]) -> bytes:
+    """One text of /metrics from those of several replicas, by name: the label `replica` tells them apart."""
+    return generate_latest(_Labelled(texts))

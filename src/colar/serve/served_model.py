@@ -24,8 +24,7 @@ from colar.look.thought import Neighbour, ThoughtReader, vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.chat_request import ChatRequest
-from colar.serve.errors import ApiError
+from colar.serve.chat_request import ApiError, ChatRequest
 
 
 class ServedModel:
@@ -107,10 +106,6 @@ class ApiRequest:
     warning: str | None
     """Values beyond those that were trained."""
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def seed(self) -> int:
-        return self.requests[0].seed
 
 
 def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest:
