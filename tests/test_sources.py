@@ -397,9 +397,9 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load_examples(str(latin.rename(tmp_path / "c.json")), "test")
     with pytest.raises(ValueError, match=r"no data at .*nowhere\.jsonl: there is no such file"):
         load_examples(str(tmp_path / "nowhere.jsonl"), "test")
-    with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"no data at .*nowhere: there is no such file"):
         load_examples(str(tmp_path / "nowhere"), "test")
-    with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json, \.jsonl"):
+    with pytest.raises(ValueError, match=r"d\.txt: a data file must end in \.json, \.jsonl"):
         load_examples(str(put(tmp_path, "d.txt", ICOT)), "test")
     path = tmp_path / "math" / "test.parquet"
     path.parent.mkdir()
@@ -413,9 +413,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     [
         (
             ("gsm8k-augg", "test"),
-            {},
-            r"unknown source 'gsm8k-augg', did you mean 'gsm8k-aug'\?; allowed: gsm8k-aug, ",
+            {"options": {"steps": 2}},
+            r"no data at gsm8k-augg: there is no such file or folder, did you mean 'gsm8k-aug'\?",
         ),
+        (("zzz", "test"), {}, r"no such file or folder \(sources: colar data list\)"),
         (
             ("math", "valid"),
             {},
