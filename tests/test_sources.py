@@ -23,7 +23,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
-from colar.data.sources import load_examples, location_of
+from colar.data.sources import load_examples
 from colar.training.grpo.rewards import accuracy
 
 ICOT = [
@@ -611,14 +611,13 @@ def test_mistakes_in_data_show_are_named(
     assert shown.out == ""
 
 
-def test_the_place_of_each_source_is_shown(tmp_path: Path) -> None:
-    put(tmp_path, "gsm8k_aug/test.txt", ICOT)
-    without = {name: location_of(source, None) for name, source in SOURCES.items()}
-    assert without["gsm8k"] == "Hub openai/gsm8k"
-    assert without["arithmetic"] == "built in"
-    assert without["prosqa"].startswith("files only")
-    assert location_of(SOURCES["gsm8k-aug"], tmp_path) == f"{tmp_path} (not there: train, validation)"
-    assert location_of(SOURCES["gpqa"], tmp_path) == "Hub Idavidrein/gpqa"
+def test_the_origin_of_each_source_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[0] != " "}
+    assert list(lines) == list(SOURCES)
+    assert lines["gsm8k"].endswith(" openai/gsm8k")
+    assert lines["prosqa"].endswith(" files only")
+    assert lines["arithmetic"].endswith(" built in")
 
 
 def test_the_table_is_whole() -> None:

@@ -22,7 +22,6 @@ def add_data(data: Parser) -> None:
     actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
 
     listed = actions.add_parser("list", help="every source and where it comes from")
-    listed.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     listed.set_defaults(run=data_list)
 
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
@@ -48,8 +47,8 @@ def add_data(data: Parser) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     for name, source in catalogue.SOURCES.items():
-        location = sources.location_of(source, args.data_dir)
-        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {location}")
+        origin = source.hub or ("files only" if source.parser else "built in")
+        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {origin}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 

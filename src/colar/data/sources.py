@@ -22,7 +22,7 @@ from typing import Any
 from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
-from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
+from colar.data.catalogue import SOURCES, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
@@ -142,18 +142,6 @@ def user_file(source: str, split: str) -> Path | None:
     if source in SOURCES or not path.exists():
         return None
     return data_files.file_of(path, split).resolve()
-
-
-def location_of(entry: Source, data_dir: str | Path | None) -> str:
-    """Name the place of a source: "built in", the Hub id, or the folder, with the splits whose files are not there."""
-    under = _folder(data_dir)
-    locations = {split: location for split, location in entry.splits.items() if location.files}
-    if locations and under is not None:
-        missing = [split for split, location in locations.items() if _present(location, under) is None]
-        return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
-    if entry.hub is not None:
-        return f"Hub {entry.hub}"
-    return f"files only: name a folder, {NAMING_A_FOLDER}" if locations else "built in"
 
 
 # --- rows of a user's file, and of the table's sources -----------------------------------------------------
