@@ -214,7 +214,7 @@ class Rows(Surface):
             command(["report", str(path), "--output", str(self.folder / "report")])
         elif name.startswith("own."):
             found = sources.load_examples(str(path), "train")
-            command(["data", "show", str(path), "--renumber", "1"])
+            command(["data", "show", str(path)])
             lm_rows = [collapsed(example.question) for example in found]
             assert lm_rows
         else:

@@ -114,28 +114,6 @@ def splits_of(source: str) -> list[str]:
     return known + [split for split in splits if split not in SPLITS]
 
 
-def held_out_questions(
-    source: str, train_split: str, *, data_dir: str | Path | None = None, skip_malformed: bool = False
-) -> set[str]:
-    """The questions that no training row may ask: those of the source's other splits, and of every test set of numbers.
-
-    The source's own splits must be there (a file has no others). Other test sets count where their files lie under
-    the data folder: nothing is downloaded for them. Errors are `load_examples`'s.
-    """
-    wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = _folder(data_dir)
-    for name, entry in SOURCES.items():
-        location = entry.splits.get("test")
-        numbers = entry.answer_type == "number"
-        if under is not None and location is not None and numbers and _present(location, under) is not None:
-            wanted.append((name, "test"))
-    questions: set[str] = set()
-    for name, split in dict.fromkeys(wanted):
-        rows = load_examples(name, split, data_dir=data_dir, skip_malformed=skip_malformed)
-        questions.update(row.question for row in rows)
-    return questions
-
-
 def user_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for any other source."""
     path = Path(source)
