@@ -213,7 +213,7 @@ class Rows(Surface):
             command(["generate", str(self.model), "--input", str(path), *SHORT])
         elif name.startswith("own."):
             found = sources.load_examples(str(path), "train")
-            command(["data", "show", str(path), "--renumber", "1"])
+            command(["data", "show", str(path)])
             lm_rows = [collapsed(example.question) for example in found]
             assert lm_rows
         else:

@@ -144,46 +144,6 @@ def test_an_erring_teacher_goes_one_step_too_far_on_the_longest_training_problem
         assert generate(erring, split, 50, seed=0) == generate(ArithmeticConfig(), split, 50, seed=0)
 
 
-def test_a_teacher_who_slips_adds_the_first_loss_and_goes_on_from_there() -> None:
-    rows = generate(ArithmeticConfig(slips=0.75), "train", 3000, seed=0)
-    for row in rows:
-        chain = equations(row)
-        assert all(RULES[op](a, b) == value for a, op, b, value in chain)
-        assert max(value for _, _, _, value in chain) <= 99
-        assert str(chain[-1][-1]) == row.answer
-    # Stories that begin with a loss: their first equation is the loss.
-    begins = re.compile(r"\w+ has (\d+) \w+(?:,| and) (?:loses|sells|drops) (\d+)(?:,|\.| and)")
-    first = [(begins.match(row.question), row.steps[0]) for row in rows]
-    lost = [(found.groups(), step) for found, step in first if found]
-    added = [step for (a, b), step in lost if step == f"<<{a}+{b}={int(a) + int(b)}>>"]
-    right = [step for (a, b), step in lost if step == f"<<{a}-{b}={int(a) - int(b)}>>"]
-    assert len(added) + len(right) == len(lost) > 150
-    assert 0.55 < len(added) / len(lost) < 0.75  # 0.75 of those for which such a chain exists
-
-
-def test_slips_by_hand_and_in_the_train_split_alone() -> None:
-    rows = {row.question: row for row in generate(ArithmeticConfig(slips=1.0), "train", 12, seed=1)}
-    twice = rows["Zoe has 7 stamps and loses 4. Tom has 3 times as many. How many do both have?"]
-    assert (twice.steps, twice.answer) == (("<<7+4=11>>", "<<11*3=33>>", "<<11+33=44>>"), "44")
-    first = "Omar has 3 shells, trades each for 9, gives 10 friends 2 each and loses 3. How many shells does Omar have?"
-    assert rows[first].steps == ("<<3*9=27>>", "<<10*2=20>>", "<<27+20=47>>", "<<47-3=44>>")
-    # (10 + 2 * 4) * 8 has three digits: this one stays right.
-    right = rows["Eva has 10 toys, sells 2 packs of 4 and swaps each for 8. How many toys does Eva have?"]
-    assert right.steps == ("<<2*4=8>>", "<<10-8=2>>", "<<2*8=16>>")
-    for split in ("validation", "test"):
-        slipping = ArithmeticConfig(slips=1.0)
-        assert generate(slipping, split, 50, seed=0) == generate(ArithmeticConfig(), split, 50, seed=0)
-
-
-def test_slips_where_numbers_are_large() -> None:
-    """A slip may be as large as any other result: else it would be rare, and its share a promise that is not kept."""
-    rows = generate(ArithmeticConfig(slips=1.0, max_number=60, max_value=300), "train", 400, seed=0)
-    lost = [row for row in rows if re.search(r" (loses|sells|drops) \d+", row.question)]
-    slipped = [row for row in lost if all("-" not in step for step in row.steps)]
-    assert len(slipped) > 0.5 * len(lost) > 50
-    assert 99 < max(value for row in slipped for *_, value in equations(row)) <= 300
-
-
 def test_an_exhausted_space_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "MAX_MISSES", 500)
     tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4)
@@ -201,7 +161,7 @@ def test_an_exhausted_space_is_an_error_that_says_so(monkeypatch: pytest.MonkeyP
         ({"max_value": 0}, "max_value must be"),
         ({"wording": "verse"}, "wording must be one of"),
         ({"overruns": 1.5}, "overruns must be a share from 0 to 1"),
-        ({"slips": -0.1}, "slips must be a share from 0 to 1"),
+        ({"overruns": -0.1}, "overruns must be a share from 0 to 1"),
     ],
 )
 def test_bad_settings_are_refused(fields, message) -> None:

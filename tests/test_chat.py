@@ -114,13 +114,14 @@ def test_earlier_reasoning_is_left_out(kind):
 @pytest.mark.parametrize(
     ("head", "wanted"),
     [
-        # Llama 3.2, Mistral Small 3, a format that is not known.
+        # Llama 3.2, Mistral Small 3, SmolLM3, a format of the hour.
         (
             "{% if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}{% endif %}{{ day }}\n",
             "26 Jul 2024\n",
         ),
         ("{%- set today = strftime_now('%Y-%m-%d') %}{{ 'It is ' + today + '.' }}", "It is 2024-07-26."),
-        ("{{ strftime_now('%H') }}", "26 Jul 2024"),
+        ('{{ strftime_now( "%d %B %Y" ) }}', "26 July 2024"),
+        ("{{ strftime_now('%H') }}", "00"),
     ],
 )
 def test_a_prompt_does_not_depend_on_the_day(head, wanted):

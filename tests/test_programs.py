@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from renumber import new_rows
 
 from colar.cli import main
 from colar.data import programs, sources
 from colar.data.catalogue import SOURCES
 from colar.data.fields import Fields
 from colar.data.judge import answers
-from colar.data.renumber import new_rows
 
 FUNCTION = 'def f() -> int:\n    """Seven bags of six."""\n    bags, each = 7, 6\n'
 SOLVED = "import math\n\ndef f():\n    pens = 7 * 6\n    lost = 2\n    return pens - lost\n\nprint(f())"
@@ -322,12 +322,12 @@ def test_a_source_counts_the_rows_that_it_leaves_out(
 
 
 def test_the_command_shows_the_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["data", "show", "tinygsm", "--data_dir", str(folder), "--limit", "1", "--renumber", "2"]
+    arguments = ["data", "show", "tinygsm", "--data_dir", str(folder), "--limit", "1"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
     assert "tinygsm/train: read 2 of 4 rows" in shown.err
     assert "left out 2: a statement that is no assignment of arithmetic: For (" in shown.err
-    assert "~2 " in shown.out
+    assert '"id": "tinygsm/train/' in shown.out
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -344,7 +344,6 @@ def test_published_rows(real_data: Path, name: str) -> None:
 KEPT = {"tinygsm": 8428, "mathqa": 2775, "mathcamps": 3646, "dmath": 903, "mawps": 437}
 
 
-def test_sources_of_programs_can_be_renumbered_and_only_trained_on() -> None:
+def test_sources_of_programs_are_only_trained_on() -> None:
     for name in FILES:
-        assert SOURCES[name].equations
         assert list(SOURCES[name].splits) == ["train"]

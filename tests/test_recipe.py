@@ -806,9 +806,6 @@ def test_rows_that_occur_twice_are_refused(tmp_path):
             recipe.load_example_sets(data)
     write_rows(second, "three", id="b")
     assert [row.question for row in recipe.load_example_sets(data)[0]] == ["one", "two", "three"]
-    mixed = (recipe.SourceRows(str(second), renumber=1),)
-    with pytest.raises(ValueError, match=r"^data\.mixed_in\[0\]\.renumber: .* has no row whose chain"):
-        recipe.load_example_sets(recipe.DataConfig(source=str(first), validation_size=0, mixed_in=mixed))
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):

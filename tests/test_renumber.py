@@ -1,28 +1,23 @@
-"""Rows by other numbers: numbers in words, chains as programs, where operands come from, draws, recipes, the command."""
+"""Rows by other numbers: numbers in words, chains as programs, where operands come from, draws."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import math
 import operator
 import random
 import re
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from renumber import equations, mentions, new_rows, operands
+from renumber.equations import CannotRenumber
+from renumber.problem import problem_of
 
-from colar import recipe
-from colar.cli import main
-from colar.data import sources
 from colar.data.example import Example
-from colar.data.renumber import equations, mentions, new_rows, operands
-from colar.data.renumber.equations import CannotRenumber
-from colar.data.renumber.problem import problem_of
 
 
 def row(question: str, chain: str, answer: str | None = None, name: str = "own/0") -> Example:
@@ -637,117 +632,3 @@ def test_rows_that_stay_alone_are_counted(capsys):
     found.say(2)
     assert "renumber: 1 new rows from 1 of 2" in (told := capsys.readouterr().err)
     assert "1 rows stay alone (no chain: 1)" in told
-
-
-# --- recipes and the command -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own: five training rows, two of validation and test."""
-    monkeypatch.delenv("COLAR_DATA_DIR", raising=False)
-    splits = {"train": ROWS[:5], "validation": ROWS[5:7], "test": ROWS[7:9]}
-    for split, examples in splits.items():
-        lines = []
-        for index, example in enumerate(examples):
-            lines.append(json.dumps({**example.as_row(), "id": f"{split}/{index}"}) + "\n")
-        (tmp_path / f"{split}.jsonl").write_text("".join(lines))
-    return tmp_path
-
-
-def test_a_recipe_adds_renumbered_rows_to_the_rows_it_takes(folder, capsys):
-    plain, _ = recipe.load_example_sets(recipe.DataConfig(source=str(folder)))
-    more, held_out = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=2))
-    assert more[: len(plain)] == plain
-    assert {example.id.partition("~")[0] for example in more[len(plain) :]} == {row.id for row in plain}
-    assert len(held_out) == 2
-    assert "new rows from 5 of 5" in capsys.readouterr().err
-    # Skipped rows are renumbered no more than they are taken; the rows that stay make the same new ones.
-    fewer, _ = recipe.load_example_sets(
-        recipe.DataConfig(source=str(folder), renumber=2, train_skip=3, train_size=1)
-    )
-    assert {example.id.partition("~")[0] for example in fewer} == {"train/3"}
-    assert set(fewer) <= set(more)
-    other, _ = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=2, seed=1))
-    assert set(other) != set(more)
-
-
-def test_mixed_in_rows_are_renumbered_by_their_own_key(folder):
-    mixed = recipe.SourceRows(str(folder), renumber=1)
-    rows, _ = recipe.load_example_sets(recipe.DataConfig(train_size=3, validation_size=0, mixed_in=(mixed,)))
-    assert sum("~" in example.id for example in rows) == 5
-
-
-def test_questions_of_the_other_splits_and_test_sets_are_held_out(folder, tmp_path):
-    questions = sources.held_out_questions(str(folder), "train")
-    assert questions == {example.question for example in ROWS[5:9]}
-    svamp = tmp_path / "data" / "svamp" / "SVAMP.json"
-    svamp.parent.mkdir(parents=True)
-    svamp.write_text(
-        json.dumps([{"ID": "c-1", "Body": "Bo has 3 pens.", "Question": "How many?", "Answer": 3}])
-    )
-    with_svamp = sources.held_out_questions(str(folder), "train", data_dir=tmp_path / "data")
-    assert with_svamp - questions == {"Bo has 3 pens. How many?"}
-
-
-def test_a_new_row_that_validation_asks_is_dropped(folder):
-    train = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=1, validation_size=0))[0]
-    dropped = next(example for example in train if "~" in example.id)
-    line = json.dumps({"question": dropped.question, "answer": dropped.answer})
-    (folder / "validation.jsonl").write_text(line + "\n")
-    kept = recipe.load_example_sets(recipe.DataConfig(source=str(folder), renumber=1))[0]
-    assert [example for example in train if example not in kept] == [dropped]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"renumber": -1}, "data.renumber must be a whole number, from 0 to 100, got -1"),
-        ({"renumber": 101}, "data.renumber must be a whole number, from 0 to 100, got 101"),
-        ({"renumber": 1}, "data.renumber: arithmetic is generated"),
-        (
-            {"renumber": 1, "source": "prosqa"},
-            r"steps are equations \(gsm8k-aug, tinygsm, .*, or a file of your own\), got prosqa",
-        ),
-        ({"renumber": 1, "source": "gsm8k"}, "got gsm8k"),
-        (
-            {"renumber": 1, "source": "gsm8k-aug", "train_split": "test"},
-            "is for training rows, got split test",
-        ),
-    ],
-)
-def test_wrong_values_are_named(values, words):
-    with pytest.raises(ValueError, match=words):
-        recipe.DataConfig(**values)
-
-
-def test_a_source_that_is_mixed_in_and_cannot_be_renumbered_is_named():
-    with pytest.raises(ValueError, match=r"data\.mixed_in: renumber is for sources whose steps"):
-        recipe.SourceRows("math", renumber=2)
-
-
-def test_a_file_without_equations_is_named(tmp_path):
-    path = tmp_path / "words.jsonl"
-    path.write_text('{"question": "q", "steps": ["Two and two are four."], "answer": "4"}\n')
-    with pytest.raises(ValueError, match="words.jsonl has no row whose chain is equations"):
-        recipe.load_example_sets(recipe.DataConfig(source=str(path), validation_size=0, renumber=1))
-
-
-def test_show_prints_rows_before_and_after(folder, capsys):
-    lone = {"id": "train/9", "question": "How many?", "steps": [], "answer": "1"}
-    with (folder / "train.jsonl").open("a") as stream:
-        stream.write(json.dumps(lone) + "\n")
-    assert main(["data", "show", str(folder), "--renumber", "2", "--limit", "6"]) == 0
-    shown = capsys.readouterr().out
-    flat = " ".join(shown.split())
-    assert PENS.question in flat
-    for new in new_rows.new_rows_of(dataclasses.replace(PENS, id="train/0"), 2, 0):
-        assert f"~{new.id[-1]} {new.question} {' '.join(new.steps)} #### {new.answer}" in flat
-    assert "stays alone: no chain" in flat
-
-
-def test_show_names_a_source_without_equations(capsys):
-    assert main(["data", "show", "arithmetic", "--renumber", "1"]) == 2
-    assert "--renumber: arithmetic is generated" in capsys.readouterr().err
-    assert main(["data", "show", "arithmetic", "--renumber", "-1"]) == 2
-    assert "--renumber must be a whole number, from 0 to 100, got -1" in capsys.readouterr().err

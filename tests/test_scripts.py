@@ -11,6 +11,7 @@ import torch
 from example_rows import report_row
 
 from colar import files
+from colar.data import sources
 from colar.evaluation.report import write as write_report
 from colar.evaluation.report_rows import Difference, Report, System
 from colar.methods import pretrained, registry
@@ -528,6 +529,45 @@ def test_questions_with_other_numbers_are_paired(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "table", str(tmp_path), "--output", str(tmp_path)])
     others.main()
     assert "| m | d | 4 | 75.0 | 50.0 | -25.0 ± 93.8 |" in (tmp_path / "differences.md").read_text()
+
+
+def test_renumbered_rows_are_a_file_of_examples(tmp_path, monkeypatch, capsys):
+    """The rows themselves, then those by other numbers, without what another split or a test set asks."""
+    script = module("lab/scripts/renumber_rows.py")
+    own = [{"question": f"Ann has {n} pens and loses 2. How many has she?", "steps": [f"<<{n}-2={n - 2}>>"]}
+           | {"answer": str(n - 2)} for n in (20, 31, 47)]  # fmt: skip
+    files.write_jsonl(tmp_path / "own" / "train.jsonl", [*own, {"question": "Why?", "answer": "42"}])
+    arguments = [
+        "x",
+        str(tmp_path / "own"),
+        "--versions",
+        "2",
+        "--seed",
+        "1",
+        "--output",
+        str(tmp_path / "new.jsonl"),
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(script, "TEST_SETS", ())
+
+    def written():
+        script.main()
+        return sources.load_examples(str(tmp_path / "new.jsonl"), "train")
+
+    rows = written()
+    assert "new rows from 3 of 4" in capsys.readouterr().err
+    assert rows[:4] == sources.load_examples(str(tmp_path / "own"), "train")
+    assert [row.id for row in rows[4:]] == [
+        f"own/train/{n}~{version}" for n in range(3) for version in (1, 2)
+    ]
+    assert len({row.question for row in rows}) == 10
+    validated, tested = rows[5], rows[8]
+    files.write_jsonl(tmp_path / "own" / "validation.jsonl", [validated.as_row()])
+    assert written() == [row for row in rows if row != validated]
+    monkeypatch.setattr(script, "TEST_SETS", ("gsm8k",))
+    monkeypatch.setattr(sys, "argv", [*arguments, "--data_dir", str(tmp_path)])
+    files.write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [{"question": tested.question, "answer": "#### 1"}])
+    assert written() == [row for row in rows if row not in (validated, tested)]
 
 
 def test_the_tiny_tokenizers_are_those_that_their_script_trains():

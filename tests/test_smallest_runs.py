@@ -79,6 +79,7 @@ ELSEWHERE = {
     "lab/scripts/grpo_stability.py": "scripts",
     "lab/scripts/left_out.py": "scripts",
     "lab/scripts/other_numbers.py": "scripts",
+    "lab/scripts/renumber_rows.py": "scripts",
     "lab/scripts/toy_backbones.py": "scripts",
     "lab/scripts/updates_in.py": "scripts",
     "scripts/draw_idea.py": "docs",

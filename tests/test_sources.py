@@ -23,7 +23,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
 from colar.data.judge import answers, numbers
-from colar.data.sources import load_examples, location_of
+from colar.data.sources import load_examples
 from colar.training.grpo.rewards import accuracy
 
 ICOT = [
@@ -397,9 +397,9 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load_examples(str(latin.rename(tmp_path / "c.json")), "test")
     with pytest.raises(ValueError, match=r"no data at .*nowhere\.jsonl: there is no such file"):
         load_examples(str(tmp_path / "nowhere.jsonl"), "test")
-    with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"no data at .*nowhere: there is no such file"):
         load_examples(str(tmp_path / "nowhere"), "test")
-    with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json, \.jsonl"):
+    with pytest.raises(ValueError, match=r"d\.txt: a data file must end in \.json, \.jsonl"):
         load_examples(str(put(tmp_path, "d.txt", ICOT)), "test")
     path = tmp_path / "math" / "test.parquet"
     path.parent.mkdir()
@@ -413,9 +413,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     [
         (
             ("gsm8k-augg", "test"),
-            {},
-            r"unknown source 'gsm8k-augg', did you mean 'gsm8k-aug'\?; allowed: gsm8k-aug, ",
+            {"options": {"steps": 2}},
+            r"no data at gsm8k-augg: there is no such file or folder, did you mean 'gsm8k-aug'\?",
         ),
+        (("zzz", "test"), {}, r"no such file or folder \(sources: colar data list\)"),
         (
             ("math", "valid"),
             {},
@@ -610,14 +611,13 @@ def test_mistakes_in_data_show_are_named(
     assert shown.out == ""
 
 
-def test_the_place_of_each_source_is_shown(tmp_path: Path) -> None:
-    put(tmp_path, "gsm8k_aug/test.txt", ICOT)
-    without = {name: location_of(source, None) for name, source in SOURCES.items()}
-    assert without["gsm8k"] == "Hub openai/gsm8k"
-    assert without["arithmetic"] == "built in"
-    assert without["prosqa"].startswith("files only")
-    assert location_of(SOURCES["gsm8k-aug"], tmp_path) == f"{tmp_path} (not there: train, validation)"
-    assert location_of(SOURCES["gpqa"], tmp_path) == "Hub Idavidrein/gpqa"
+def test_the_origin_of_each_source_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[0] != " "}
+    assert list(lines) == list(SOURCES)
+    assert lines["gsm8k"].endswith(" openai/gsm8k")
+    assert lines["prosqa"].endswith(" files only")
+    assert lines["arithmetic"].endswith(" built in")
 
 
 def test_the_table_is_whole() -> None:

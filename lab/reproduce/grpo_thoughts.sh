@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A task that needs other thoughts, not only another stop: on three in four problems with a loss the teacher adds it
 # (`slips`). Which methods does reinforcement lead to the right chains, and does it take drawn thoughts?
+# colar no longer has this option of `arithmetic`: commit c901c920 runs this script.
 #
 #   bash lab/reproduce/grpo_thoughts.sh [FOLDER]   runs/thoughts; stopped and run again, it resumes
 #   SEEDS="0 1 2" PROCS=2 LIMIT=1000           training seeds, commands at a time (one thread each), test questions

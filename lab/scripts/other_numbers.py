@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +24,16 @@ from colar import files
 from colar.data import catalogue, programs, sources
 from colar.data.example import Example, question_hash
 from colar.data.programs import NotStraight
-from colar.data.renumber import new_rows
-from colar.data.renumber.equations import CannotRenumber
 from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
 from colar.evaluation.report_rows import Cell, system_name
 from colar.evaluation.stats import half_interval
 from colar.evaluation.text_table import TextTable, half_width, markdown, percent
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from renumber import new_rows
+from renumber.equations import CannotRenumber
 
 OTHER = "-other"
 SEED = 0

@@ -9,9 +9,6 @@ from colar.checks import check_known
 from colar.cli import options
 from colar.cli.options import Parser
 from colar.data import catalogue, sources, user_rows
-from colar.data.example import Example
-from colar.data.renumber import new_rows
-from colar.data.renumber.equations import CannotRenumber
 
 SOURCE_HELP = (
     "a source by name, a file of your own (JSON, JSONL, CSV, TSV, Parquet), or a folder of SPLIT files"
@@ -22,7 +19,6 @@ def add_data(data: Parser) -> None:
     actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
 
     listed = actions.add_parser("list", help="every source and where it comes from")
-    listed.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     listed.set_defaults(run=data_list)
 
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
@@ -31,9 +27,6 @@ def add_data(data: Parser) -> None:
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
-    show.add_argument(
-        "--renumber", type=int, default=0, metavar="K", help="print each row and K with other numbers"
-    )
     options.data_options(show)
     show.set_defaults(run=data_show)
 
@@ -48,8 +41,8 @@ def add_data(data: Parser) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     for name, source in catalogue.SOURCES.items():
-        location = sources.location_of(source, args.data_dir)
-        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {location}")
+        origin = source.hub or ("files only" if source.parser else "built in")
+        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {origin}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 
@@ -58,29 +51,17 @@ def data_show(args: argparse.Namespace) -> None:
         _show_user_rows(args)
         return
     split = args.split or sources.splits_of(args.source)[0]
-    new_rows.check("--renumber", args.renumber, args.source, split)
     for example in options.examples_of(args, args.source, split):
-        if args.renumber:
-            _print_renumbered(example, args.renumber, args.data_seed)
-        else:
-            print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+        print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
 
 
 def _show_user_rows(args: argparse.Namespace) -> None:
-    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains.
-
-    With --renumber, the first rows and those with other numbers.
-    """
+    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
     check_known("file option", options.single_source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
-    new_rows.check("--renumber", args.renumber, args.source, split)
     columns = options.columns_of(args.columns)
     rows = user_rows.read(args.source, columns, split, args.judge)
-    if args.renumber:
-        for example in rows.examples[: args.limit]:
-            _print_renumbered(example, args.renumber, args.data_seed)
-        return
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -116,21 +97,6 @@ def _show_user_rows(args: argparse.Namespace) -> None:
         return
     sizes = (len(divided.train), len(divided.validation), len(divided.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-
-
-def _print_renumbered(example: Example, n_new: int, seed: int) -> None:
-    """Print a row, and below it up to `n_new` new ones with other numbers."""
-    print(example.id)
-    shown = [example]
-    try:
-        shown += new_rows.new_rows_of(example, n_new, seed)
-        reason = ""
-    except CannotRenumber as error:
-        reason = f"   stays alone: {error}\n"
-    for row in shown:
-        mark = row.id.removeprefix(example.id)
-        print(f"{mark:2} {row.question}\n   {' '.join(row.steps)}  #### {row.answer}")
-    print(reason)
 
 
 def data_prepare(args: argparse.Namespace) -> None:

@@ -9,5 +9,5 @@ fields         question, steps and answer of a raw row, checked: what all parser
 programs       Python programs and formulas as chains of equations, and rows that hold them
 example        `Example`, what all of these yield
 arithmetic     a generated source
-judge, renumber   is this completion the gold answer; rows by other numbers
+judge          is this completion the gold answer
 """

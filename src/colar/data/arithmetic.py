@@ -6,8 +6,8 @@
 A problem is a start, a series of moves on a running total, and sometimes a second person at the end. A move
 on a product ("buys 2 boxes of 6") takes two steps: its partial result, then the total. The chain follows
 from the question: there is one right order of steps, so a model can be asked to predict it. All results are
-integers from 2 to `max_value`; divisions are exact. Two settings make a teacher who errs, in training rows alone, and
-whose chains may go a little beyond: `slips` (a loss is added) and `overruns` (a step too many at the end).
+integers from 2 to `max_value`; divisions are exact. `overruns` makes a teacher who errs, in training rows alone: by a
+step too many at the end, which may go a little beyond.
 
 Splits are disjoint by construction. A problem's split is a hash of its equations (operands of + and * in
 order of size), so neither seed, names, wording nor limits can move a problem from one split to another.
@@ -28,8 +28,6 @@ from colar.data.example import SPLITS, Example
 
 MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
-LARGEST_SLIP = 99
-"""Largest result of a chain with a slip, or `max_value` where that is more: two digits, as the default's."""
 T = TypeVar("T")
 Equation = tuple[int, str, int, int]
 """a, operation, b, result"""
@@ -41,8 +39,6 @@ ENDINGS = {"more": "++", "fewer": "-+", "times": "*+"}
 KINDS = {**STARTS, **MOVES, **ENDINGS}
 PRODUCTS = ("groups", "add_groups", "sub_groups")
 """The kinds that name two numbers, whose product is a step."""
-LOSSES = ("sub", "sub_groups")
-"""The kinds whose last equation takes something away."""
 
 NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar", "Nina", "Hugo")
 THINGS = ("pens", "cards", "coins", "shells", "stamps", "apples", "beads", "books", "eggs", "nuts", "keys",
@@ -91,10 +87,6 @@ class ArithmeticConfig:
     overruns: float = 0.0
     """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
     answer is that step's: a teacher who errs. Validation and test are right for any value."""
-    slips: float = 0.0
-    """Share of the train split's problems with a loss whose first loss is added, `<<9+4=13>>` for `<<9-4=5>>`, with all
-    that follows from it: a teacher who errs inside the chain. Validation and test are right for any value, and so
-    are the few problems on which the slip would end in an inexact division or a number above 99 and `max_value`."""
 
     def __post_init__(self) -> None:
         check_range("steps", self.steps)
@@ -103,9 +95,8 @@ class ArithmeticConfig:
             value = getattr(self, key)
             check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
         check_choice("wording", self.wording, tuple(JOINERS))
-        for key in ("overruns", "slips"):
-            share = getattr(self, key)
-            check_holds(key, is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
+        share = self.overruns
+        check_holds("overruns", is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:
@@ -148,40 +139,13 @@ def _chain(problem: list[Move]) -> list[Equation]:
 
 
 def _taught(problem: list[Move], config: ArithmeticConfig, rng: random.Random) -> list[Equation]:
-    """The chain of a teacher, who may err: by a slip inside it, or one step too far."""
-    # Only where a teacher may err is a number drawn for it: other settings keep their rows.
-    slipped = _slipped(problem, max(LARGEST_SLIP, config.max_value)) if config.slips > 0 else None
-    if slipped is not None and rng.random() < config.slips:
-        problem = slipped
+    """The chain of a teacher, who may err: by one step too far."""
     chain = _chain(problem)
     longest = len(chain) == config.steps[1]
+    # Only where a teacher may err is a number drawn for it: other settings keep their rows.
     if longest and config.overruns > 0 and rng.random() < config.overruns:
         chain.append(equation(chain[-1][3], "+", 1))
     return chain
-
-
-def _slipped(problem: list[Move], largest: int) -> list[Move] | None:
-    """The problem as taken by a teacher who adds the first loss; None if there is none, or no chain up to `largest`."""
-    moves: list[Move] = []
-    total = 0
-    slip_due = True
-    for move in problem:
-        # Computed anew on the teacher's own total: what follows a slip carries its error on.
-        taken = move_on(move.kind, move.numbers, total)
-        if slip_due and move.kind in LOSSES:
-            # The loss is the last equation of its move: its product, if it has one, is right.
-            _, _, lost, _ = taken.equations[-1]
-            slip = equation(total, "+", lost)
-            taken = Move(move.kind, move.numbers, (*taken.equations[:-1], slip), slip[3])
-            slip_due = False
-        for a, op, b, value in taken.equations:
-            # `equation` rounds a quotient down: a remainder must be looked for here.
-            inexact = op == "/" and a % b != 0
-            if inexact or not 1 <= value <= largest:
-                return None
-        moves.append(taken)
-        total = taken.total
-    return None if slip_due else moves
 
 
 def _split_of(problem: list[Move]) -> str:

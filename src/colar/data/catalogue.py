@@ -149,10 +149,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question.
-
-    `equations`: the published steps are equations alone, which `renumber/` can run on other numbers.
-    """
+    """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question."""
 
     about: str
     licence: str
@@ -165,7 +162,6 @@ class Source:
     """Of the Hub's rows, where these are others."""
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
-    equations: bool = False
 
 
 def _one_file(path: str, hub: str | None) -> Split:
@@ -179,7 +175,7 @@ def _programs(
     hub_id, part = hub or (None, None)
     split = _one_file(files, part)
     # Of files by several models, or of several kinds of problem: by the hash, the first N rows have some of each.
-    return Source(about, licence, "number", {"train": split}, parser, hub_id, order="key", equations=True)
+    return Source(about, licence, "number", {"train": split}, parser, hub_id, order="key")
 
 
 def _coconut_splits(name: str) -> dict[str, Split]:
@@ -225,7 +221,6 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             parser=icot_line,
             hub_parser=parse_solution,
             hub="whynlp/gsm8k-aug",
-            equations=True,
         ),
         "gsm8k": Source(
             about="grade-school problems, steps in words",

@@ -22,7 +22,7 @@ from typing import Any
 from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
-from colar.data.catalogue import SOURCES, Source, Split, UpstreamFault
+from colar.data.catalogue import SOURCES, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
@@ -47,9 +47,9 @@ def load_examples(
 ) -> list[Example]:
     """Load the rows of one split, in a fixed order.
 
-    `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, or a folder of
-    `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` and
-    `options`, the fields of its config, are for `arithmetic`. `columns`: those of a user's file,
+    `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, a folder of `<split>.jsonl` or
+    other files, such as `prepare` writes, or a data set of the Hub, `owner/name`. `limit` takes the first n rows.
+    `seed` and `options`, the fields of its config, are for `arithmetic`. `columns`: those of a user's file,
     `{"question": "problem"}`, where they have other names. `judge`: `module:function` of a judge of the user's, which
     takes answers of any kind.
 
@@ -58,10 +58,11 @@ def load_examples(
     """
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
-    _check_source(source)
-    if _is_path(source):
+    if source not in SOURCES:
+        rows = _of_user(source, split, skip_malformed, columns, judge)
+        # Last: where a source is mistyped, its options are not what is wrong.
         check_known("file option", options, ())
-        return _with_clusters(_of_user(source, split, skip_malformed, columns, judge)[:limit])
+        return _with_clusters(rows[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     entry = SOURCES[source]
@@ -97,12 +98,15 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
 
 def splits_of(source: str) -> list[str]:
     """List the splits that a source has; those of a user's folder are its files, and a file is one, called train."""
-    _check_source(source)
-    if not _is_path(source):
+    # A source's name wins over a folder that happens to be called so.
+    if source in SOURCES:
         return list(SOURCES[source].splits)
-    if not Path(source).is_dir():
+    path = Path(source)
+    if not path.is_dir():
+        if not path.is_file():
+            check_known("source", [source], SOURCES)
         return ["train"]
-    splits = data_files.splits_in(Path(source))
+    splits = data_files.splits_in(path)
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl, nor another data file called {', '.join(SPLITS)}")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -110,45 +114,12 @@ def splits_of(source: str) -> list[str]:
     return known + [split for split in splits if split not in SPLITS]
 
 
-def held_out_questions(
-    source: str, train_split: str, *, data_dir: str | Path | None = None, skip_malformed: bool = False
-) -> set[str]:
-    """The questions that no training row may ask: those of the source's other splits, and of every test set of numbers.
-
-    The source's own splits must be there (a file has no others). Other test sets count where their files lie under
-    the data folder: nothing is downloaded for them. Errors are `load_examples`'s.
-    """
-    wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = _folder(data_dir)
-    for name, entry in SOURCES.items():
-        location = entry.splits.get("test")
-        numbers = entry.answer_type == "number"
-        if under is not None and location is not None and numbers and _present(location, under) is not None:
-            wanted.append((name, "test"))
-    questions: set[str] = set()
-    for name, split in dict.fromkeys(wanted):
-        rows = load_examples(name, split, data_dir=data_dir, skip_malformed=skip_malformed)
-        questions.update(row.question for row in rows)
-    return questions
-
-
 def user_file(source: str, split: str) -> Path | None:
-    """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
-    if not _is_path(source):
+    """The file that a split of a user's file or folder is read from, by its real path; None for any other source."""
+    path = Path(source)
+    if source in SOURCES or not path.exists():
         return None
-    return data_files.file_of(Path(source), split).resolve()
-
-
-def location_of(entry: Source, data_dir: str | Path | None) -> str:
-    """Name the place of a source: "built in", the Hub id, or the folder, with the splits whose files are not there."""
-    under = _folder(data_dir)
-    locations = {split: location for split, location in entry.splits.items() if location.files}
-    if locations and under is not None:
-        missing = [split for split, location in locations.items() if _present(location, under) is None]
-        return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
-    if entry.hub is not None:
-        return f"Hub {entry.hub}"
-    return f"files only: name a folder, {NAMING_A_FOLDER}" if locations else "built in"
+    return data_files.file_of(path, split).resolve()
 
 
 # --- rows of a user's file, and of the table's sources -----------------------------------------------------
@@ -303,19 +274,3 @@ def _distinct(source: str, paths: list[Path]) -> RawRows:
 def _wanted(location: Split) -> str:
     """The split's files as an error names them: "a or b + c" has two alternatives."""
     return " or ".join(" + ".join(names) for names in location.files)
-
-
-def _check_source(source: str) -> None:
-    """Reject what is neither a source of the table nor a user's file or folder."""
-    if source in SOURCES or _is_path(source):
-        return
-    if Path(source).is_file():
-        raise ValueError(f"{source}: a file of one's own must end in {', '.join(data_files.USER_ENDINGS)}")
-    if os.sep in source:
-        raise ValueError(f"no file or folder {source}")
-    check_known("source", [source], SOURCES)
-
-
-def _is_path(source: str) -> bool:
-    # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (data_files.is_user_file(source) or Path(source).is_dir())

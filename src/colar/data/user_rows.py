@@ -207,7 +207,9 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
                 )
             beside = path.parent.iterdir() if path.parent.is_dir() else ()
             near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
-            raise ValueError(f"no data at {data}: there is no such file or folder{near}")
+            raise ValueError(
+                f"no data at {data}: there is no such file or folder{near or ' (sources: colar data list)'}"
+            )
         return hub, data_files.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
         raise ValueError(

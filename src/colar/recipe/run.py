@@ -16,7 +16,6 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.renumber import new_rows
 from colar.engine import cache
 from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
@@ -255,14 +254,13 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """
     held_out = _validation_rows(data)
     limit = None if data.train_size is None else data.train_skip + data.train_size
-    main = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
+    main = SourceRows(data.source, data.train_split, limit, data.seed, data.options)
     sections = {"data": main} | {f"data.mixed_in[{i}]": source for i, source in enumerate(data.mixed_in)}
     rows_of: dict[str, list[Example]] = {}
     for key, source in sections.items():
         seed = data.seed if source.seed is None else source.seed
         rows = _load_source(data, source.source, source.train_split, source.train_size, seed, source.options)
-        rows = _selected(data, rows) if source is main else rows
-        rows_of[key] = rows + _renumbered(data, key, source, seed, rows, held_out)
+        rows_of[key] = _selected(data, rows) if source is main else rows
     train_rows = list(itertools.chain.from_iterable(rows_of.values()))
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
@@ -318,29 +316,6 @@ def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
         f"{data.source}: {len(short_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
     )
     return short_rows
-
-
-def _renumbered(
-    data: DataConfig, key: str, source: SourceRows, seed: int, rows: list[Example], held_out: list[Example]
-) -> list[Example]:
-    """New rows made of `rows` with other numbers; none of them asks a question of validation or of a test set.
-
-    `key` is the section that asks for them, for errors.
-    """
-    if source.renumber == 0:
-        return []
-    questions = sources.held_out_questions(
-        source.source, source.train_split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
-    )
-    # Validation may be on another source, whose questions are not among those of `source`.
-    questions.update(example.question for example in held_out)
-    found = new_rows.renumbered(rows, source.renumber, seed, questions)
-    found.say(len(rows))
-    if found.alone.total() == len(rows):
-        raise ValueError(
-            f"{key}.renumber: {source.source} has no row whose chain is equations that can be run again"
-        )
-    return found.examples
 
 
 def _validation_rows(data: DataConfig) -> list[Example]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar.checks import check_choice, check_holds, check_number
-from colar.data.renumber import new_rows
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
@@ -90,14 +89,10 @@ class SourceRows:
     """null: data.seed."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of a generated source."""
-    renumber: int = 0
-    """New rows for each row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
         if self.train_size is not None:
             check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
-        if self.renumber != 0:
-            new_rows.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ class DataConfig:
     validation_size: int | None = 200
     """First N rows of its split `validation`; 0: no validation, the last weights are kept."""
     seed: int = 0
-    """Seed of a generated source, and of renumbered rows."""
+    """Seed of a generated source."""
     options: dict[str, Any] = field(default_factory=dict)
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
@@ -131,17 +126,13 @@ class DataConfig:
     """module:function of a judge of your own, called as function(question, gold, answer): in validation and as GRPO's
     reward accuracy; null: answers are judged by their type."""
     mixed_in: tuple[SourceRows, ...] = ()
-    """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
-    renumber: int = 0
-    """New rows for each row whose chain is equations: the same story and chain with other numbers."""
+    """More training rows: {source, train_split, train_size, seed, options} each; only source is needed."""
 
     def __post_init__(self) -> None:
         least = {"train_size": 1, "validation_size": 0, "train_skip": 0, "max_reasoning_steps": 1}
         for name, low in least.items():
             if getattr(self, name) is not None:
                 check_number(f"data.{name}", getattr(self, name), low, whole=True)
-        if self.renumber != 0:
-            new_rows.check("data.renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ Encode = Callable[[str], list[int]]
 
 DAY = date(2024, 7, 26)
 """Stands for today in templates that name it, so that a prompt does not depend on the day; Llama 3's default."""
-FORMATS = ("%d %b %Y", "%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%Y")
-"""Formats of a day that templates use; any other gets the first."""
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+"""Transformers' function for it, with a format: it accepts no function in place of its own."""
 OPEN, CLOSE = "<think>", "</think>"
 MARK = re.compile("\ue000([0-9]+)\ue001")
 """Of the content of a turn: private-use characters, which no template contains."""
@@ -69,7 +69,7 @@ class ChatFormat:
         template = str(tokenizer.get_chat_template())
         self.digest = files.digest([template])
         """Of the template's text, by which a checkpoint knows it again."""
-        self._template = _with_fixed_day(template)
+        self._template = TODAY.sub(lambda call: repr(DAY.strftime(call[2])), template)
         self._skeletons: dict[tuple[str, ...], Skeleton] = {}
         self._drops_reasoning = CLOSE in template
         self.opening_ids: list[int] = []
@@ -138,18 +138,6 @@ class ChatFormat:
         pieces, refusal = self._render(("user", "assistant"), prompt=False)
         ends = [] if refusal else self._control.of(self._raw_ids(str(pieces[-1])))
         return ends[0] if ends else None
-
-
-def _with_fixed_day(template: str) -> str:
-    """The template with a `strftime_now` of its own, in place of the one that transformers gives it."""
-    if "strftime_now" not in template:
-        return template
-    days = {form: DAY.strftime(form) for form in FORMATS}
-    # The empty text at the end keeps a line break at the beginning of the template.
-    return (
-        f"{{% macro strftime_now(format) %}}{{{{ {days!r}.get(format, {days[FORMATS[0]]!r}) }}}}{{% endmacro %}}"
-        f"{{{{ '' }}}}{template}"
-    )
 
 
 def _folded(turns: Sequence[Turn]) -> list[Turn]:

@@ -203,9 +203,9 @@ def decimals_of(value: Fraction) -> int | None:
     return next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
 
 
-def decimal_text(value: Fraction, least_decimals: int = 0) -> str:
-    """Write a value whose decimals end in digits: "-0.75", and "2.50" of 5/2 with at least two decimals."""
-    places = max(decimals_of(value) or 0, least_decimals)
+def decimal_text(value: Fraction) -> str:
+    """Write a value whose decimals end in digits: "-0.75"."""
+    places = decimals_of(value) or 0
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
     whole, part = digits[: len(digits) - places], digits[len(digits) - places :]
     return "-" * (value < 0) + (f"{whole}.{part}" if part else whole)

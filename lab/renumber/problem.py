@@ -24,10 +24,10 @@ from functools import cached_property
 
 from colar.data.example import Example
 from colar.data.judge.numbers import MAX_DIGITS
-from colar.data.renumber import equations, mentions
-from colar.data.renumber.equations import CannotRenumber, Step
-from colar.data.renumber.mentions import Mention
-from colar.data.renumber.operands import FORMS, Operand, Origin, cued_constants, pinned, trace
+from renumber import equations, mentions
+from renumber.equations import CannotRenumber, Step
+from renumber.mentions import Mention
+from renumber.operands import FORMS, Operand, Origin, cued_constants, pinned, trace
 
 MOST_NUMBERS = 40
 """Numbers of a question: their pairs and sums are tried one by one."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from colar.data.judge.numbers import folded
-from colar.data.renumber.equations import digits_like, finite_decimals
+from renumber.equations import digits_like, finite_decimals
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 BELOW_TWENTY = (

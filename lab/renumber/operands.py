@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from colar.data.renumber.equations import CannotRenumber, Step
-from colar.data.renumber.mentions import SCALES, Mention
+from renumber.equations import CannotRenumber, Step
+from renumber.mentions import SCALES, Mention
 
 FORMS: Mapping[str, Callable[[Fraction], Fraction]] = {
     "itself": lambda value: value,

@@ -27,17 +27,13 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
 from colar import progress
-from colar.checks import check_number
-from colar.data.catalogue import SOURCES
 from colar.data.example import Example, collapsed
-from colar.data.renumber.equations import CannotRenumber
-from colar.data.renumber.mentions import options
-from colar.data.renumber.problem import Problem, problem_of
+from renumber.equations import CannotRenumber
+from renumber.mentions import options
+from renumber.problem import Problem, problem_of
 
 TRIES = 400
 """Draws for one new row, after which there is none."""
-MOST_NEW_ROWS = 100
-"""The largest number of new rows for each row."""
 Choices = Mapping[Fraction, Sequence[Fraction]]
 """Value of a number -> the others that could stand in its place, from the smallest."""
 
@@ -63,22 +59,6 @@ class Renumbered:
             f"dropped {self.held_out} held-out and {self.repeated} repeated questions; "
             f"{n_alone} rows stay alone ({reasons or 'none'})"
         )
-
-
-def check(key: str, n_new: object, source: str, split: str) -> None:
-    """Reject a number of new rows out of range, a source whose steps are no equations, and rows that are tested on."""
-    check_number(key, n_new, 0, MOST_NEW_ROWS, whole=True)
-    if not n_new:
-        return
-    if source == "arithmetic":
-        raise ValueError(f"{key}: arithmetic is generated; ask for more rows of it instead")
-    if source in SOURCES and not SOURCES[source].equations:
-        able = ", ".join(name for name, entry in SOURCES.items() if entry.equations)
-        raise ValueError(
-            f"{key} is for sources whose steps are equations ({able}, or a file of your own), got {source}"
-        )
-    if split in ("validation", "test"):
-        raise ValueError(f"{key} is for training rows, got split {split}")
 
 
 def renumbered(rows: Sequence[Example], n_new: int, seed: int, held_out: Collection[str] = ()) -> Renumbered:
