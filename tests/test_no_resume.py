@@ -9,7 +9,7 @@ import pytest
 
 from colar import files, recipe
 from colar.recipe.schema import to_json
-from colar.training.run_folder import RunFolder, fault
+from colar.training.run_folder import RunFolder
 
 SMALL = """
 output: {folder}/run
@@ -41,7 +41,7 @@ def contents(folder):
 
 
 def resume_points(folder):
-    return [path.name for path in RunFolder(folder).resume_states() if fault(path) is None]
+    return [path.name for path in RunFolder(folder).resume_states() if (path / "whole").exists()]
 
 
 def test_a_run_that_is_not_replaced_after_all_is_left_as_it_was(path, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The page that a run leaves in its folder."""
 
-import sys
 
 import pytest
 from inspect_data import data_of
@@ -63,7 +62,7 @@ def test_a_page_that_fails_loses_no_run(tiny, tmp_path, monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise RuntimeError("no layers found")
 
-    monkeypatch.setattr(sys.modules["colar.recipe.run"], "inspect_system", fail)
+    monkeypatch.setattr("colar.look.inspect.inspect_system", fail)
     result = recipe.run(recipe.load(tiny, SETTINGS))
     assert (result.best / "colar.json").exists()
     said = capsys.readouterr().err
