@@ -33,9 +33,9 @@ BENCH = "--here --rounds 1 --threads 1 --output {out}"
 TINY = f"--backbone tiny --source {{rows}} {BENCH}"
 SMALLEST: dict[str, Sequence[str]] = {
     "lab/benchmarks/generate.py": [
-        f"{TINY} --cells b1/25 --systems cot-eager sequential5-shortlist colar5-graphs hf-cot-static published floor"
+        f"{TINY} --cells b1/25 --systems cot sequential5-shortlist colar5-graphs hf-cot-static published floor"
     ],
-    "lab/benchmarks/llama_cpp.py": [f"{TINY} --cells b1/100 --systems cot-eager"],
+    "lab/benchmarks/llama_cpp.py": [f"{TINY} --cells b1/100 --systems cot"],
     "lab/benchmarks/loss_parts.py": [""],
     "lab/benchmarks/memory.py": [
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"

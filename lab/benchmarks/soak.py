@@ -10,7 +10,7 @@ Their requests differ in factor, limits, question and seed. Of these
     10%    are cancelled in the middle of their stream
 
 and at random forwards raise, which ends all requests that have started, and forwards and allocations of the cache find
-no memory. Afterwards a quiet engine answers the same requests. The table goes to stdout, then one JSON line; the exit
+no memory, which ends a request that has started alone. Afterwards a quiet engine answers the same requests. The table goes to stdout, then one JSON line; the exit
 code is 1 where a request was lost, ended twice or was answered differently, or where memory grew.
 """
 
@@ -40,7 +40,7 @@ from rich.console import Console
 from colar import progress
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.completion import Completion, Event, completions_of
-from colar.engine.engine import Engine, QueueFull
+from colar.engine.engine import Engine, QueueFull, out_of_memory
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
@@ -246,6 +246,8 @@ class Soak:
             except ArithmeticError:
                 return "raised"
             except Exception as error:
+                if out_of_memory(error):
+                    return "no memory"
                 progress.say(f"request {planned.request.id} ({planned.fate}): {error!r}")
                 return type(error).__name__
             break
@@ -263,8 +265,8 @@ ALLOWED = {
     "malformed": {"refused"},
     "over a limit": {"refused"},
     # A request may end before its caller leaves.
-    "cancelled": {"left", "answered", "raised"},
-    "answered": {"answered", "raised"},
+    "cancelled": {"left", "answered", "raised", "no memory"},
+    "answered": {"answered", "raised", "no memory"},
 }
 """Fate -> outcomes."""
 
