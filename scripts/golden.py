@@ -47,7 +47,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "sequential",
         {
             "merge": "ordered",
-            "compression_factors": "1.0..4.0",
+            "compression_factors": (1, 1.5, 2.75, 4),
             "confidence_thresholds": (0, 0.5),
             "lookahead_weight": 0.2,
             "shortlist": True,

@@ -72,17 +72,17 @@ def naive_ce(lm, fed, labels):
     return -torch.stack([log_probs[first + i, label] for i, label in enumerate(labels)]).mean()
 
 
-STAGES = [0.0, 1.0, 2.0, LAST]
+STAGES = [0.0, 1.0, LAST]
 
 
 @pytest.mark.parametrize(("family", "checkpointing"), [("gemma3", False), ("gemma3", True), ("gpt2", True)])
 def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkpointing):
     """PITFALLS 1: rows of all stages in one batch, through a cache; and without one, under gradient checkpointing."""
-    lm, method = build("coconut", family, cot_epochs=1, epochs_per_stage=1, n_stages=2)
+    lm, method = build("coconut", family, epochs_per_stage=1, n_stages=2)
     lm.double()
     # Of one step, of none, and of three.
     rows = [row for epoch in STAGES for row in encode(lm, method, (EXAMPLES[0], *EXAMPLES[2:4]), epoch)]
-    assert {row.n_latents for row in rows} == {0, 2, 4}
+    assert {row.n_latents for row in rows} == {2, 4}
     assert max(len(row.question) for row in rows) > 2 * WINDOW
     if checkpointing:
         undropped(lm.train())
@@ -340,7 +340,7 @@ def test_alignment_moves_the_student_and_not_the_teacher():
     [
         # Three epochs a stage: 0-2, 3-5, 6-8, then no steps are left (PITFALLS 2: not one stage an epoch).
         ({}, [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4]),
-        ({"cot_epochs": 2, "epochs_per_stage": 1, "n_stages": 2}, [0, 0, 1, 2, 3, 3]),
+        ({"epochs_per_stage": 1, "n_stages": 2}, [1, 2, 3, 3]),
         ({"epochs_per_stage": 0.5, "n_stages": 3}, [1, 3, 4, 4]),
     ],
     ids=str,
@@ -385,7 +385,6 @@ def test_coconut_trades_steps_for_latents(epoch, n_latents, steps_left):
     [
         ({"removed_per_epoch": 2, "remove_all_at": 5}, {0: 0, 0.49: 0, 0.5: 1, 1: 2, 2: 4, 2.5: 5, 9: 5}),
         ({"removed_per_epoch": 8}, {0.25: 2, 1: 8, 4.75: 38, 4.875: 39, LAST: 39}),
-        ({"removed_per_epoch": 2, "cot_epochs": 3}, {0: 0, 3: 0, 3.5: 1, 4: 2}),
         ({"removed_per_epoch": 0.5, "remove_all_at": 3}, {1.99: 0, 2: 1, 4: 2, 6: 3, 7: 3}),
     ],
     ids=str,
@@ -405,8 +404,6 @@ def test_icot_removes_the_front_of_the_chain():
         row = method.encode(lm.template, CHAIN, Random(0), float(epoch))
         assert row.chain == chain[epoch:]
     assert method.encode(lm.template, CHAIN, Random(0), 5.0).chain == [], "all at once, however long"
-    before = registry.build("icot", {"cot_epochs": 2, "smoothing_lambda": 0.01})
-    assert all(before.encode(lm.template, CHAIN, Random(i), 1.0).chain == chain for i in range(20))
 
 
 def test_a_step_that_has_lost_all_its_tokens_is_gone():
@@ -560,7 +557,7 @@ def test_pauses_loss_is_the_answers_after_them(family):
             {"epochs_per_stage": 0},
             "method.epochs_per_stage must be a number, 1e-06 or more, got 0",
         ),
-        ("coconut", {"cot_epochs": math.nan}, "method.cot_epochs must be a number, got nan"),
+        ("coconut", {"epochs_per_stage": math.nan}, "method.epochs_per_stage must be a number, got nan"),
         (
             "coconut",
             {"n_latents": 6},
@@ -671,15 +668,15 @@ def watching(loss, seen):
 
 
 def test_a_curriculum_is_trained_stage_by_stage(tmp_path, capsys):
-    method = {"epochs_per_stage": 1, "n_stages": 2, "cot_epochs": 1}
+    method = {"epochs_per_stage": 1, "n_stages": 2}
     _, seen, result = trained(tmp_path / "a", "coconut", method=method, num_train_epochs=4)
-    assert [batch.n_latents.unique().tolist() for batch in seen] == [[n] for n in (0, 0, 2, 2, 4, 4, 4, 4)]
+    assert [batch.n_latents.unique().tolist() for batch in seen] == [[n] for n in (2, 2, 4, 4, 4, 4, 4, 4)]
     assert [bool(batch.chain_lengths.any()) for batch in seen[-2:]] == [False, False]
     assert len(result.history) >= 8
     assert "warning" not in capsys.readouterr().err
     trained(tmp_path / "b", "coconut", method=method, max_steps=1)
     said = capsys.readouterr().err
-    assert "warning: training ends in stage 0 of coconut's curriculum, which thinks as in stage 3" in said
+    assert "warning: training ends in stage 1 of coconut's curriculum, which thinks as in stage 3" in said
 
 
 def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_path):

@@ -67,7 +67,7 @@ MISTAKES = [
     (["train", "{recipe}", "--method.alhpa", "1"], 2, "unknown key 'method.alhpa', did you mean 'method.alpha'?"),
     (["train", "{recipe}", "--method.name", "collar"], 2, "unknown method 'collar', did you mean 'colar'?"),
     (["train", "{recipe}", "--method.compression_factors", "[0.5]"], 2, "each of method.compression_factors must be a number, 1 or more, got 0.5"),
-    (["train", "{recipe}", "--method.compression_factors", "5..1"], 2, "or a real range such as \"1.0..5.0\", got '5..1'"),
+    (["train", "{recipe}", "--method.compression_factors", "5..1"], 2, "or a range of whole numbers such as \"1..5\", got '5..1'"),
     (["train", "{recipe}", "--data.source", "gsm8kaug"], 2, "did you mean 'gsm8k-aug'?"),
     (["train", "{recipe}", "--model.backbone", "no/such/folder"], 2, "cannot load backbone 'no/such/folder'"),
     (["train", "{recipe}", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),

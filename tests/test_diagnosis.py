@@ -187,7 +187,6 @@ def tokens_of(example):
         ("distill", {}),
         # What a model thinks counts, not what the first stage of its curriculum taught.
         ("icot", {}),
-        ("coconut", {"cot_epochs": 6.0}),
         # As many thoughts of its own as the chain has tokens, by chance.
         ("distill", {"n_latents": tokens_of(EXAMPLES[0])}),
         ("tokenskip", {}),

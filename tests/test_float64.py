@@ -34,7 +34,7 @@ SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 CONFIGS: dict[str, dict[str, Any]] = {
     "gaussian": {"stop": "argmax"},
     "sampled labels": {"stop": "argmax", "chain_label": "sampled"},
-    "sequential": {"compression_factors": "1.0..5.0"},
+    "sequential": {"compression_factors": [1, 1.5, 2.75]},
 }
 
 

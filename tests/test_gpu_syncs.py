@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shortlist": ("sequential", {"shortlist": True}, {"compression_factor": 2}),
     "any c": (
         "sequential",
-        {"compression_factors": "1.0..5.0"},
+        {"compression_factors": [1, 1.5, 2, 5]},
         {"compression_factor": 1.5},
     ),
     "coconut": ("coconut", {}, {}),

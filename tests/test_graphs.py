@@ -91,7 +91,7 @@ THINKERS = {
     "colar": ("colar", {}, {"compression_factor": 2}),
     "majority": ("colar", {"stop": "majority"}, {"compression_factor": 3}),
     "sequential": ("sequential", {}, {"compression_factor": 3}),
-    "real": ("sequential", {"compression_factors": "1.0..5.0"}, {"compression_factor": 1.5}),
+    "real": ("sequential", {"compression_factors": [1, 1.5, 2, 5]}, {"compression_factor": 1.5}),
     "threshold": ("sequential", {"confidence_thresholds": [0, 0.6]}, {"compression_factor": 3, "confidence_threshold": 0.02}),
     "ordered": ("sequential", {"merge": "ordered"}, {"compression_factor": 2}),
     "coconut": ("coconut", {}, {}),

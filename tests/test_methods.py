@@ -588,8 +588,8 @@ def test_a_number_beyond_the_largest_float_is_no_size():
             {"compression_factors": 3},
             "method.compression_factors must be a list (a number each) or text, got 3",
         ),
-        ({"compression_factors": "5..1"}, "or a real range such as \"1.0..5.0\", got '5..1'"),
-        ({"compression_factors": "two"}, "or a real range such as \"1.0..5.0\", got 'two'"),
+        ({"compression_factors": "5..1"}, "or a range of whole numbers such as \"1..5\", got '5..1'"),
+        ({"compression_factors": "two"}, "or a range of whole numbers such as \"1..5\", got 'two'"),
         (
             {"compression_factors": "0..3"},
             "each of method.compression_factors must be a number, 1 or more, got 0",

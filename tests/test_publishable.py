@@ -14,10 +14,10 @@ from test_training import QUICK
 from transformers import (
     ByT5Tokenizer,
     CTRLTokenizer,
+    Emu3ForCausalLM,
+    Emu3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MllamaForCausalLM,
-    MllamaTextConfig,
     PreTrainedTokenizerBase,
 )
 
@@ -104,12 +104,12 @@ def own_class() -> LatentLM:
     return LatentLM.from_backbone(Backbone("own", Own(made.lm.config), made.tokenizer))
 
 
-def text_of_mllama() -> LatentLM:
+def text_of_emu3() -> LatentLM:
     """A model of the Hub of which transformers saves the config of its text alone."""
     made = backbone("llama")
-    sizes = SIZES | ids_of(made.tokenizer) | {"cross_attention_layers": []}
-    lm = MllamaForCausalLM(MllamaTextConfig(**sizes, pad_token_id=0))
-    return LatentLM.from_backbone(Backbone("mllama", lm, made.tokenizer))
+    sizes = SIZES | ids_of(made.tokenizer) | {"bos_token_id": 0}
+    lm = Emu3ForCausalLM(Emu3TextConfig(**sizes, pad_token_id=0))
+    return LatentLM.from_backbone(Backbone("emu3", lm, made.tokenizer))
 
 
 REFUSED = {
@@ -118,8 +118,8 @@ REFUSED = {
         "own cannot be saved with all weights: transformers loads no Own from the config that it saves",
     ),
     "a config that leads to no class": (
-        text_of_mllama,
-        "mllama cannot be saved with all weights: transformers loads no MllamaForCausalLM from the config that",
+        text_of_emu3,
+        "emu3 cannot be saved with all weights: transformers loads no Emu3ForCausalLM from the config that",
     ),
 }
 

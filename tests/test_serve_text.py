@@ -163,12 +163,6 @@ def test_what_a_method_offers_it_takes(name):
         assert method.check_params(registry.make_params(method, values)) is None
 
 
-def test_a_real_range_offers_five_values():
-    method = registry.build("sequential", {"compression_factors": "1.0..4.0"})
-    assert method.choices()["compression_factor"] == [1, 1.75, 2.5, 3.25, 4]
-    assert registry.efforts_of(method)["low"] == {"compression_factor": 3.25}
-
-
 @pytest.mark.parametrize(
     ("factors", "default"),
     [([1, 2, 5], {"compression_factor": 2, "confidence_threshold": 0.8}), ([1, 3], {}), ([1], {})],

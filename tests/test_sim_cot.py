@@ -26,8 +26,8 @@ from colar.training.run_folder import RunFolder
 from colar.training.sft import train
 
 LAST = math.inf
-CURRICULUM = {"cot_epochs": 1, "epochs_per_stage": 1, "n_stages": 2}
-STAGES = (0.0, 1.0, 2.0, LAST)
+CURRICULUM = {"epochs_per_stage": 1, "n_stages": 2}
+STAGES = (0.0, 1.0, LAST)
 TOY = list(generate(ArithmeticConfig(), "train", 16, seed=0))
 
 
@@ -52,9 +52,8 @@ def embed(lm, ids):
 @pytest.mark.parametrize(
     ("epoch", "texts"),
     [
-        (0.0, []),
-        (1.0, ["<<12*5=60>>"]),
-        (2.0, ["<<12*5=60>>", "<<60-8=52>>"]),
+        (0.0, ["<<12*5=60>>"]),
+        (1.0, ["<<12*5=60>>", "<<60-8=52>>"]),
         (LAST, ["<<12*5=60>>", "<<60-8=52>> <<52*1=52>>"]),
     ],
 )
@@ -69,7 +68,7 @@ def test_a_text_for_each_step_that_is_replaced(epoch, texts):
 
 def test_no_step_is_written_twice_and_none_is_lost():
     lm, method = build(n_stages=3, n_latents_per_step=1)
-    for epoch in (1.0, 2.0, 3.0, LAST):
+    for epoch in (0.0, 1.0, 2.0, LAST):
         for row, example in zip(encode(lm, method, epoch=epoch), EXAMPLES, strict=True):
             steps = lm.template.steps(example.steps)
             written = [token for text in row.latent_texts[: len(steps)] for token in text[:-1]]
@@ -106,7 +105,7 @@ def naive_terms(lm, method, row):
         states = decoder(inputs_embeds=torch.stack(read)[None]).last_hidden_state[0]
         says = lm.logits(states).log_softmax(-1)
         losses.append(torch.stack([-says[C - 1 + i, token] for i, token in enumerate(text)]).mean())
-    return ce, torch.stack(losses).mean() if losses else torch.tensor(0.0).double()
+    return ce, torch.stack(losses).mean()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_terms_and_gradients_are_those_of_full_forwards(family, n_latents_per_st
         torch.testing.assert_close(found["ce"][b], ce.float(), rtol=1e-5, atol=1e-5, check_dtype=False)
         wanted = 0.5 * decoder.float()
         torch.testing.assert_close(found["decoder"][b], wanted, rtol=1e-5, atol=1e-5, check_dtype=False)
-        assert (decoder > 0) == bool(rows[b].n_latents)
+        assert decoder > 0
     sum(ce + 0.5 * decoder for ce, decoder in expected).backward()
     for name, weight in lm.named_parameters():
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-3, atol=1e-4, msg=name)
@@ -156,15 +155,6 @@ def test_its_first_term_is_coconuts():
         cocos = Batch.collate(encode(lm, coconut, epoch=epoch))
         assert torch.equal(method.loss(lm, batch)["ce"], coconut.loss(lm, cocos)["ce"])
         assert method.stage(epoch) == coconut.stage(epoch)
-
-
-def test_a_batch_of_plain_cot_has_a_gradient_of_all_weights():
-    """Without one, processes that train together would wait for each other."""
-    lm, method = build()
-    terms = method.loss(lm, Batch.collate(encode(lm, method, epoch=0.0)))
-    assert not terms["decoder"].any()
-    sum(terms.values()).sum().backward()
-    assert all(weight.grad is not None and not weight.grad.any() for weight in lm.extra.parameters())
 
 
 # Padding, batch mates, order, seeds

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The sequential method at the tiny scale, beside CoT and CoLaR: the rows, updates, test sets and seeds of
-# table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
-# ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. CoT weights and CoT are taken from runs/arena
+# table1.sh. Three ways to train it: whole c from 1 to 5; others between them too; groups that the model's own confidence
+# ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. The committed "any c" drew real numbers of a range
+# (commit c901c920), of which lists stand here. CoT weights and CoT are taken from runs/arena
 # (ARENA) where table1.sh has trained them, CoLaR from the committed records of results/toy/arena. Everything
 # is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
 #
@@ -39,8 +40,9 @@ for seed in "${seeds[@]}"; do
   start=(--model.init_from "$(trained "$seed" cot-init)/best")
   if [[ $(trained "$seed" cot) == "$out"/* ]]; then train "$seed" cot cot "${start[@]}"; fi
   train "$seed" drawn sequential "${start[@]}"
-  train "$seed" any sequential "${start[@]}" --label "any c" --method.compression_factors 1.0..5.0
-  train "$seed" slow sequential "${start[@]}" --label "any c to 2" --method.compression_factors 1.0..2.0 \
+  train "$seed" any sequential "${start[@]}" --label "any c" \
+    --method.compression_factors "[1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5]"
+  train "$seed" slow sequential "${start[@]}" --label "any c to 2" --method.compression_factors "[1, 1.25, 1.5, 1.75, 2]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}]"
   train "$seed" gated sequential "${start[@]}" --label "gated" --method.confidence_thresholds "$ends"
   train "$seed" gated3 sequential "${start[@]}" --label "gated, c to 3" \

@@ -1,7 +1,7 @@
 """Coconut: the last hidden state is the next input (Hao et al. 2024, "Training Large Language Models to Reason in a
 Continuous Latent Space", sections 3 and 4).
 
-    stage 0    question ###   t1 t2 t3 | t4 t5 | t6     ###  answer EOS         three reasoning steps
+    CoT        question ###   t1 t2 t3 | t4 t5 | t6     ###  answer EOS         three reasoning steps
     stage 1    question ###   h1 h2    | t4 t5 | t6     ###  answer EOS         n_latents_per_step = 2
     stage 2    question ###   h1 h2 h3 h4      | t6     ###  answer EOS
     last       question ###   h1 h2 h3 h4 h5 h6         ###  answer EOS         no steps are left, of however many
@@ -18,7 +18,8 @@ latents and remaining steps together, so the last latent itself predicts the fir
 a marker of its own after the latents). Rows are averaged, each over its own tokens. The published code draws
 an earlier stage now and then (`uniform_prob`); it is 0 in its GSM8k runs and not here. As in that code, latents do
 not depend on how many steps a row has (`pad_latent_to_max`), and after the last counted stage comes one in which
-all remaining steps go. Training forgets the optimiser's moments at each stage, as the paper does.
+all remaining steps go. Training forgets the optimiser's moments at each stage, as the paper does. Its epochs of plain
+CoT are a run of the method `cot` before this one.
 
 `unroll` trains through latents that are made of hidden states (`distill` does, too): a sequence that grows while it is
 computed.
@@ -70,14 +71,11 @@ class CoconutConfig:
     """Stages in which a step more is replaced, 1 or more; one more follows, in which no steps are left."""
     epochs_per_stage: float = 3.0
     """Epochs in each of those stages, above 0; the last one lasts until training ends."""
-    cot_epochs: float = 0.0
-    """Epochs of plain CoT (stage 0) before; 0 where the weights come from CoT-SFT (the paper: 6)."""
 
     def __post_init__(self) -> None:
         checks.check_number("method.n_latents_per_step", self.n_latents_per_step, 1, whole=True)
         checks.check_number("method.n_stages", self.n_stages, 1, whole=True)
         checks.check_number("method.epochs_per_stage", self.epochs_per_stage, 1e-6)
-        checks.check_number("method.cot_epochs", self.cot_epochs, 0)
 
     @property
     def n_latents(self) -> int:
@@ -95,12 +93,9 @@ class Coconut(base.Method):
         return True
 
     def stage(self, epoch: float) -> int:
-        """0 while plain CoT is trained, then 1 .. n_stages, and n_stages + 1 to the end."""
-        since = epoch - self.config.cot_epochs
-        if since < -1e-9:
-            return 0
+        """1 .. n_stages, and n_stages + 1 to the end."""
         # A boundary that is not a binary fraction must not fall a stage short.
-        return 1 + int(min(since / self.config.epochs_per_stage, self.config.n_stages) + 1e-9)
+        return 1 + int(min(epoch / self.config.epochs_per_stage, self.config.n_stages) + 1e-9)
 
     def last_stage(self) -> int:
         return int(self.config.n_stages) + 1
@@ -213,8 +208,7 @@ def unroll(
         fed_BD = torch.where(thinks_B1, latent_BD, tail_BND[:, k])
         fed.append(fed_BD)
         hidden.append(sequence.feed(fed_BD[:, None], real_BN[:, k : k + 1])[:, 0])
-    fed_BKD = torch.stack(fed, dim=1) if fed else tail_BND[:, :0]
-    return sequence, torch.stack(hidden, dim=1), fed_BKD
+    return sequence, torch.stack(hidden, dim=1), torch.stack(fed, dim=1)
 
 
 def recomputes_activations(lm: LatentLM) -> bool:

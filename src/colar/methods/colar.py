@@ -81,8 +81,8 @@ class ColarConfig:
     """The paper's choices but for `chain_label` and `stop`; its ablations are values of these."""
 
     compression_factors: tuple[float, ...] | str = "1..5"
-    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), a real range such as
-    "1.0..5.0", or a list, in which a factor that stands twice is drawn twice as often."""
+    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), or a list, in which a
+    factor that stands twice is drawn twice as often."""
     merge: Merge = "sqrt"
     """A group is fed as its sum over "sqrt" of its size, or as its "mean" (ablation MP)."""
     head: Head = "gaussian"

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from colar.checks import check_holds, check_number, is_number
+from colar.checks import check_holds, check_number
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, Row
@@ -208,11 +208,9 @@ class Deck:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors that training draws from: some values, or all of a real range, to two decimals."""
+    """The factors that training draws from."""
 
     values: tuple[float, ...]
-    """The values, or the two ends of the range."""
-    real: bool = False
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -221,59 +219,37 @@ class Factors:
             check_number("each of method.compression_factors", c, 1)
 
     def draw(self, rng: Random, n: int) -> list[float]:
-        """n of them: of a list, each entry once before one comes again; one that stands twice, twice as often."""
-        if self.real:
-            return [self._rounded(rng.uniform(self.low, self.high)) for _ in range(n)]
+        """n of them: each entry once before one comes again; one that stands twice, twice as often."""
         deck = Deck(self.values)
         return [deck.draw(rng) for _ in range(n)]
 
     def offered(self) -> list[float]:
-        """The values, ascending and each once; of a range five, evenly spaced."""
-        if not self.real:
-            return sorted(set(self.values))
-        step = (self.high - self.low) / 4
-        return sorted({self._rounded(self.low + i * step) for i in range(5)})
-
-    def _rounded(self, c: float) -> float:
-        """Of a range: to two decimals, but never beyond its ends, which may have more."""
-        # The model reads c in its prompt: two decimals are few enough to be read.
-        return min(max(round(c, 2), self.low), self.high)
-
-    @property
-    def low(self) -> float:
-        return min(self.values)
+        """The values, ascending and each once."""
+        return sorted(set(self.values))
 
     @property
     def high(self) -> float:
         return max(self.values)
 
     def __contains__(self, c: object) -> bool:
-        if self.real:
-            return is_number(c) and self.low <= c <= self.high
         return c in self.values
 
     def __str__(self) -> str:
-        if self.real:
-            return f"{self.low:g} to {self.high:g}"
-        return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
+        return ", ".join(f"{value:g}" for value in self.offered())
 
     @classmethod
     def parse(cls, value: Sequence[float] | str) -> "Factors":
-        """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
+        """A list; or whole numbers, "1..5". ValueError for anything else."""
         if isinstance(value, list | tuple):
             return cls(tuple(value))
-        low, dots, high = str(value).partition("..")
-        real = "." in low or "." in high
+        low, _, high = str(value).partition("..")
         try:
-            first, last = (float(low), float(high)) if real else (int(low), int(high))
-            holds = bool(dots) and first <= last
+            values = tuple(range(int(low), int(high) + 1))
         except ValueError:
-            holds = False
-        allowed = 'a list, a range of whole numbers such as "1..5", or a real range such as "1.0..5.0"'
-        check_holds("method.compression_factors", holds, value, allowed)
-        if real:
-            return cls((first, last), real=True)
-        return cls(tuple(range(int(first), int(last) + 1)))
+            values = ()
+        allowed = 'a list, or a range of whole numbers such as "1..5"'
+        check_holds("method.compression_factors", bool(values), value, allowed)
+        return cls(values)
 
 
 class GroupMethod(base.Method):

@@ -45,15 +45,12 @@ class IcotConfig:
     """From this number of tokens on the whole chain is removed, however long; 1 or more."""
     smoothing_lambda: float | None = 4.0
     """lambda of the removal smoothing, above 0: a row loses a token more with probability exp(-lambda); null: never."""
-    cot_epochs: float = 0.0
-    """Epochs of plain CoT before anything is removed; 0 where the weights come from CoT-SFT."""
 
     def __post_init__(self) -> None:
         checks.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
         checks.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
         if self.smoothing_lambda is not None:
             checks.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
-        checks.check_number("method.cot_epochs", self.cot_epochs, 0)
 
 
 class Icot(Cot):
@@ -61,9 +58,8 @@ class Icot(Cot):
     Config: ClassVar[type] = IcotConfig
 
     def stage(self, epoch: float) -> int:
-        """Tokens to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
-        since = max(epoch - self.config.cot_epochs, 0.0)
-        due = min(self.config.removed_per_epoch * since, self.last_stage())
+        """Tokens to be removed, floor(removed_per_epoch * epoch), up to the last stage."""
+        due = min(self.config.removed_per_epoch * epoch, self.last_stage())
         # A product that should be whole, and is a rounding error below, must not fall a stage short.
         return int(due + 1e-9)
 
@@ -72,8 +68,6 @@ class Icot(Cot):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
-        if epoch < self.config.cot_epochs - 1e-9:
-            return row
         stage = self.stage(epoch)
         if stage == self.last_stage():
             return replace(row, steps=[])

@@ -40,7 +40,7 @@ def save(
 def check_loadable(lm: LatentLM) -> None:
     """Reject all weights of a class that transformers makes no model of, from the config that it saves.
 
-    The text part of Mllama or Emu3 is such a class. The backbone of an adapter is not saved.
+    The text part of Emu3 is such a class. The backbone of an adapter is not saved.
     """
     kinds = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(lm.causal_lm.config), ())
     kind = type(lm.causal_lm)

@@ -85,15 +85,10 @@ class SimCot(Coconut):
         return batch.positions() + batch.n_latents + batch.text_sizes.sum(1)
 
     def _decoder_loss(self, lm: LatentLM, batch: Batch, fed_BKD: Tensor) -> Tensor:
-        """Mean over a row's texts, (B,); 0 where it has no latents."""
+        """Mean over a row's texts, (B,)."""
         C = self.config.n_latents_per_step
         # Some rows of a batch are as wide as the batch, and may have fewer latents.
         G = fed_BKD.shape[1] // C
-        decoder = lm.extra["step_decoder"]
-        if G == 0:
-            # Plain CoT. Processes that train together need a gradient of all weights in each batch.
-            nothing: Tensor = 0 * decoder(fed_BKD.new_zeros(1, ragged.PAD_TO, lm.width)).sum()
-            return nothing.expand(len(batch.seeds))
         sizes_BG = batch.text_sizes[:, :G]
         ids_BGN, real_BGN = grouping.tokens_of_groups(batch.text_ids, sizes_BG)
         # Behind a row's last text come no latents.
@@ -104,7 +99,7 @@ class SimCot(Coconut):
         # All texts have as many latents, which stand before them, and only behind a text is padding.
         N = ids_PN.shape[1]
         padded_PN = nn.functional.pad(ids_PN, (0, ragged.round_up(C + N) - C - N))
-        hidden_PTD = decoder(torch.cat([latents_PCD, lm.embed(padded_PN)], dim=1))
+        hidden_PTD = lm.extra["step_decoder"](torch.cat([latents_PCD, lm.embed(padded_PN)], dim=1))
         # The last latent predicts the text's first token.
         hidden_PND = hidden_PTD[:, C - 1 : C - 1 + N]
         loss_P = losses.token_loss(lm, hidden_PND, ids_PN, real_PN)

@@ -213,7 +213,7 @@ def load(
     for path in sorted(folder.iterdir()):
         if path.name != TOKENIZER:
             _check_readable(path)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = _load_tokenizer(folder)
     saved = files.read_json(folder / "template.json")
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
@@ -293,7 +293,7 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint. ValueError where its file is damaged."""
     try:
         return AutoTokenizer.from_pretrained(folder)

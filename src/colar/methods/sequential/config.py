@@ -46,8 +46,8 @@ class SequentialConfig:
     """Values for making, feeding and learning groups."""
 
     compression_factors: tuple[float, ...] | str = "1..5"
-    """Factors drawn from in training: a range of whole numbers such as "1..5", a real range such as "1.0..5.0", or a
-    list, in which a factor that stands twice is drawn twice as often."""
+    """Factors drawn from in training: a range of whole numbers such as "1..5", or a list, in which a factor that stands
+    twice is drawn twice as often."""
     grouping: Grouping = "tokens"
     """Unit of c: "tokens"; or, for chains of equations and tokenizers with a token for each digit, "equations": "="
     is a group of its own, signs start one, the digits of a result are one unit and those of operands stay apart."""
