@@ -82,13 +82,14 @@ def test_a_run_without_controls_shows_no_table_of_them():
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = inspect_tables.cost_tables(whole["systems"])
+    (table,), _ = inspect_tables.tables_of(whole["systems"])
     assert table.head == ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
 
 
 def test_the_terminal_has_accuracy_and_cost_first():
-    found = [*inspect_tables.cost_tables(WHOLE["systems"]), *inspect_tables.cause_tables(WHOLE["systems"])]
+    cost, causes = inspect_tables.tables_of(WHOLE["systems"])
+    found = [*cost, *causes]
     assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
     assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
     assert len(found) == 4

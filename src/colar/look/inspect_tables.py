@@ -33,16 +33,11 @@ THOUGHTS = {
 """Name of what a system thought."""
 
 
-def cost_tables(systems: Sequence[Numbers]) -> list[TextTable]:
-    return _with_rows([cost_table(systems), control_table(systems)])
-
-
-def cause_tables(systems: Sequence[Numbers]) -> list[TextTable]:
-    return _with_rows([cause_table(systems), diagnosis_table(systems)])
-
-
-def _with_rows(tables: Sequence[TextTable]) -> list[TextTable]:
-    return [table for table in tables if table.rows]
+def tables_of(systems: Sequence[Numbers]) -> tuple[list[TextTable], list[TextTable]]:
+    """Those of cost, and those of causes."""
+    cost = [cost_table(systems), control_table(systems)]
+    causes = [cause_table(systems), diagnosis_table(systems)]
+    return [table for table in cost if table.rows], [table for table in causes if table.rows]
 
 
 def names_of(systems: Sequence[Numbers]) -> list[str]:
@@ -84,8 +79,8 @@ def cost_table(systems: Sequence[Numbers]) -> TextTable:
     rows = []
     for name, cost in with_names(systems, "cost"):
         own = cost["outcomes"]["own"]
-        length, passes = (number(own[key]["mean"]) for key in ("length", "forward_passes"))
-        milliseconds = number(1000 * own["seconds"]["mean"])
+        length, passes = number(own["length"]), number(own["forward_passes"])
+        milliseconds = number(1000 * own["seconds"])
         rows.append([name, str(own["n"]), with_interval(own["accuracy"], 0.0), length, passes, milliseconds])
     head = ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     notes = ["In brackets: 95% interval over questions. Means of a question: thoughts, forward passes, time."]

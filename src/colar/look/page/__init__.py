@@ -34,13 +34,14 @@ def render(
     models = dict.fromkeys(system["model"] for system in systems)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+    cost_tables, cause_tables = inspect_tables.tables_of(systems)
     data = {"questions": questions, "systems": inspect_tables.names_of(systems), "answers": answers}
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
         title=f"Inspection of {inspection.get('title') or ', '.join(models)}",
-        cost_tables=inspect_tables.cost_tables(systems),
-        cause_tables=inspect_tables.cause_tables(systems),
+        cost_tables=cost_tables,
+        cause_tables=cause_tables,
         causes=inspect_tables.CAUSES,
         origin=json.dumps(
             {key: inspection.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
