@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saved_report
 from rich.console import Console
 
 from colar import files
 from colar.evaluation import picture, report, stats, tables
 from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.report_rows import Report
 from colar.evaluation.text_table import print_tables
 
 DESIGN_KEYS = (
@@ -55,7 +55,7 @@ def fold(records: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
 
 def render(made: dict[str, Any], title: str = "t", pictures: Sequence[str] = ()) -> str:
     """report.md of what report.json holds: read back on the way."""
-    return tables.render_markdown(Report.from_json(made), title, pictures)
+    return tables.render_markdown(saved_report.of_json(made), title, pictures)
 
 
 def pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
@@ -453,7 +453,7 @@ def test_write_and_recompute(tmp_path: Path) -> None:
     assert set(stored["provenance"]) >= {"command", "versions", "commit"}
     again = report.fold(loaded([write_lines(tmp_path / "r.jsonl", *records)]), stored["provenance"])
     assert json.loads(json.dumps(again.to_json())) == stored
-    assert Report.from_json(stored) == again
+    assert saved_report.of_json(stored) == again
 
 
 def test_a_picture_that_fails_leaves_the_report(tmp_path: Path) -> None:
@@ -554,12 +554,12 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    print_tables(tables.report_tables(Report.from_json(made)), Console(file=out, width=200))
+    print_tables(tables.report_tables(saved_report.of_json(made)), Console(file=out, width=200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    print_tables(tables.report_tables(Report.from_json(made)), Console(file=narrow, width=80))
+    print_tables(tables.report_tables(saved_report.of_json(made)), Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
     shown = f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}"
     (line,) = [line for line in narrow.getvalue().splitlines() if shown in line][:1]

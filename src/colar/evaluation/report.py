@@ -206,7 +206,7 @@ def pool(cells: Cells) -> dict[Cell, Columns]:
     """The records of all training runs of a system in one cell; {} where every system was trained once."""
     runs_of: defaultdict[Cell, list[Columns]] = defaultdict(list)
     for cell, members in cells.items():
-        runs_of[_all_runs(cell)].append(members)
+        runs_of[Cell(cell.system._replace(train_seed=None), cell.dataset)].append(members)
     # Equal numbers mean that no two cells were runs of one system.
     if len(runs_of) == len(cells):
         return {}
@@ -217,7 +217,7 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
     """A row for each pooled cell, and their averages. `rows` are those of the single runs, averages included."""
     runs_of: defaultdict[Cell, list[ReportRow]] = defaultdict(list)
     for row in rows:
-        runs_of[_all_runs(row.cell)].append(row)
+        runs_of[Cell(row.system._replace(train_seed=None), row.dataset)].append(row)
     of_all_runs = [summarise(cell, members) for cell, members in pooled.items()]
     of_all_runs += averages(of_all_runs, pooled)
     # `rows` include averages, so a pooled average finds the averages of its runs.
@@ -236,10 +236,6 @@ def accuracy_by_seed(members: Columns) -> list[float]:
     right = np.bincount(place, weights=members["correct"])
     accuracies: list[float] = (right / np.bincount(place)).tolist()
     return accuracies
-
-
-def _all_runs(cell: Cell) -> Cell:
-    return Cell(cell.system.all_runs(), cell.dataset)
 
 
 def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequence[float]) -> ReportRow:
