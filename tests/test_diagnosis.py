@@ -15,7 +15,7 @@ from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis, thought
 from colar.look.diagnosis import classify, missing
-from colar.look.inspect_tables import CAUSES
+from colar.look.page import CAUSES
 from colar.look.reference_chain import (
     Token,
     can_be_compared,

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from colar import files
 from colar.evaluation import picture, report, stats, tables
-from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.text_table import print_tables
+from colar.evaluation.records import RecordFiles, checked, settings_of
+from colar.evaluation.tables import print_tables
 
 DESIGN_KEYS = (
     "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seeds", "n", "accuracy",
@@ -598,7 +598,7 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
     ):
         files.write_json(tmp_path / name / "evaluation.json", {**common, **own})
     (tmp_path / "d").mkdir()
-    assert report.settings_of(tmp_path / name / "records.jsonl" for name in "abcd") == {
+    assert settings_of(tmp_path / name / "records.jsonl" for name in "abcd") == {
         **common,
         "models": {"x": "1", "y": "2"},
         "dtype": ["float32", "bfloat16"],
@@ -614,11 +614,11 @@ def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
         paths, ({"rows": [20, "00"]}, {"rows": [20, "00"], "d": [9, "02"]}, {"rows": [20, "01"]}), strict=True
     ):
         files.write_json(path.parent / "evaluation.json", {"questions": questions})
-    assert report.settings_of(paths[:2]) == {}
+    assert settings_of(paths[:2]) == {}
     with pytest.raises(
         ValueError, match=r"a/records.jsonl and .*c/records.jsonl have other questions .*, rows"
     ):
-        report.settings_of(paths)
+        settings_of(paths)
 
 
 def test_a_label_is_one_cell_of_its_table() -> None:
@@ -639,12 +639,12 @@ def test_other_checkpoints_under_one_name_are_an_error(tmp_path: Path) -> None:
     """Their records would be one system's."""
     one, two, other = ({"models": models} for models in ({"m": "1"}, {"n": "2", "m": "1"}, {"n": "3"}))
     paths = settings_files(tmp_path, one, two, {}, other, one)
-    assert report.settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
+    assert settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
     for order in (paths, paths[::-1]):
         with pytest.raises(
             ValueError, match=r"records.jsonl have other .* name, n; rename one: NAME=CHECKPOINT"
         ):
-            report.settings_of(order)
+            settings_of(order)
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_a_report_says_which_answers_were_judged_by_kind(
     judges: tuple[str | None, ...], told: Any, tmp_path: Path
 ) -> None:
     each = [None if j is None else {"split": "test", **({"judge": j} if j else {})} for j in judges]
-    assert report.settings_of(settings_files(tmp_path, *each)).get("judge") == told
+    assert settings_of(settings_files(tmp_path, *each)).get("judge") == told
 
 
 @pytest.mark.parametrize(("draws", "mean"), [((2, 3), None), ((2, 2), 1.0), ((3, 2, 3), None)])

@@ -42,8 +42,16 @@ from colar.evaluation.report_rows import (
     systems_of,
 )
 from colar.evaluation.stats import half_interval
-from colar.evaluation.tables import accuracy_of, points
-from colar.evaluation.text_table import BLANK, TextTable, half_width, markdown, number, percent
+from colar.evaluation.tables import (
+    BLANK,
+    TextTable,
+    accuracy_of,
+    half_width,
+    markdown,
+    number,
+    percent,
+    points,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "lab"), str(ROOT / "lab" / "scripts")]

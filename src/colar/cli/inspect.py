@@ -23,9 +23,9 @@ from colar.cli.checkpoints import (
 )
 from colar.cli.options import Parser
 from colar.engine.request import Decoding
-from colar.evaluation.text_table import print_tables
+from colar.evaluation.tables import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
-from colar.look.inspect_tables import tables_of
+from colar.look.page import tables_of
 from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")

@@ -94,7 +94,7 @@ def _decoded_answer(
 ) -> dict[str, Any]:
     """An answer as the page has it, but for the `reference_length`.
 
-    `cause` is one of `inspect_tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
+    `cause` is one of `page.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, and whether it says
     them. `missing` are groups without a thought.
     """
@@ -162,7 +162,7 @@ def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
 def classify(
     groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds], parsed: bool, correct: bool
 ) -> str:
-    """Put an answer down to the first thing that went wrong, as `inspect_tables.CAUSES` has it."""
+    """Put an answer down to the first thing that went wrong, as `page.CAUSES` has it."""
     if correct:
         return "right"
     if not parsed:
