@@ -258,7 +258,7 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
     assert runs["runs_interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
     text = render(made)
     assert "CoT, run" not in text  # a line for all runs
-    assert "| CoT | 50.0 ± 46.2 | 4.0 | ± 62.1 |" in text
+    assert "| CoT | 50.0 ± 42.2 | 4.0 | ± 62.1 |" in text
     assert "t interval of the last accuracy over training seeds" in text
     assert "Means over 1 or 3 training runs" in text
 
