@@ -26,9 +26,9 @@ def outcome(right: list[bool], length: float, seconds: float) -> dict[str, Any]:
     return {
         "n": len(right),
         "accuracy": {"mean": share, "interval": [max(0, share - 0.1), min(1, share + 0.1)]},
-        "length": mean(length, 0.4),
-        "forward_passes": mean(length + 4, 0.4),
-        "seconds": mean(seconds, seconds / 10),
+        "length": length,
+        "forward_passes": length + 4,
+        "seconds": seconds,
         "right": right,
     }
 
@@ -51,8 +51,8 @@ def thought(index: int, c: float, mark: str | None, text: str, neighbours: int =
         "low_confidence": False,
         "mark": mark,
         "reference": [] if mark in (None, "extra") else [
-            {"text": "<<", "kind": "bracket", "said": True},
-            {"text": str(index), "kind": "operand", "said": mark == "right"},
+            {"text": "<<", "said": True},
+            {"text": str(index), "said": mark == "right"},
         ],
     }  # fmt: skip
 
@@ -63,7 +63,7 @@ def chain(question: int, c: float, length: int, right: bool, neighbours: int = 1
     for k in range(length):
         mark = "right" if right or k == 0 else "wrong" if k == 1 else "after"
         thoughts.append(thought(k, c, mark, "<<", neighbours))
-    missing = [] if right else [[{"text": ">>", "kind": "bracket", "said": False}]]
+    missing = [] if right else [[{"text": ">>", "said": False}]]
     return {
         "id": f"sums/{question}",
         "answer": str(question) if right else "13",

@@ -480,24 +480,23 @@ def test_controls_fill_rows_of_their_own_beside_the_plain_ones(checkpoints, tmp_
     out = tmp_path / "out"
     names = [f"tiny={checkpoints / name}" for name in ("cot", "coconut", "colar")]
     plain = ["evaluate", *names, "--limit", "4", "--compression_factor", "2", "--output", str(out), *SHORT]
-    controlled = [*plain, "--control", "own", "shuffled"]
+    controlled = [*plain, "--control", "zeroed", "shuffled"]
     assert main(plain) == 0
     assert main(controlled) == 0
     assert "without controls, as they think in no latents: tiny\n" in capsys.readouterr().err
     records = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
     assert {key[:2] for key in records} == {
-        ("cot", ""), *((method, label) for method in ("coconut", "colar") for label in ("", "control-own", "control-shuffled")),
+        ("cot", ""), *((method, label) for method in ("coconut", "colar") for label in ("", "control-zeroed", "control-shuffled")),
     }  # fmt: skip
     assert len(records) == 4 * 7
     for (method, label, name), record in records.items():
-        if label == "control-own":
-            own = records[method, "", name]
-            assert (record["completion"], record["length"]) == (own["completion"], own["length"])
+        if label == "control-zeroed":
+            assert record["length"] == records[method, "", name]["length"]
     compared = {
         (r["method"], r["label"], r["baseline"]["method"])
         for r in files.read_json(out / "report.json")["comparisons"]
     }
-    assert {("coconut", "control-shuffled", "coconut"), ("colar", "control-own", "colar")} <= compared
+    assert {("coconut", "control-shuffled", "coconut"), ("colar", "control-zeroed", "colar")} <= compared
 
     lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
     (out / "records.jsonl").write_text("".join(lines[:-2]))

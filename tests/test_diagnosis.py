@@ -15,12 +15,11 @@ from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis, thought
 from colar.look.diagnosis import classify, missing
-from colar.look.inspect_tables import CAUSES
+from colar.look.page import CAUSES
 from colar.look.reference_chain import (
     Token,
     can_be_compared,
     groups_thought,
-    kind_of,
     reference_groups,
     reference_passes,
     reference_rows,
@@ -88,7 +87,7 @@ def test_a_token_after_the_equals_sign_is_a_result():
     assert results == "714"
 
 
-PLAN, RESULT = Token(1, "operand"), Token(2, "result")
+PLAN, RESULT = Token(1, False), Token(2, True)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +116,9 @@ def test_a_group_with_an_operand_missing_is_a_wrong_plan():
 
 def test_a_token_that_was_chosen_once_is_said_once():
     """Where the reference has 11, a thought of 12 is wrong: it has one 1."""
-    eleven = [Token(5, "sign"), Token(1, "result"), Token(1, "result")]
+    eleven = [Token(5, False), Token(1, True), Token(1, True)]
     assert thought.covered([5, 1, 1], [5, 1, 2]) == [True, True, False]
-    assert missing(eleven, [5, 1, 2]) == [Token(1, "result")]
+    assert missing(eleven, [5, 1, 2]) == [Token(1, True)]
     assert missing(eleven, [1, 5, 1]) == []
     assert classify([eleven], [[5, 1, 2]], True, False) == "wrong result"
     # Nearest tokens are a set: the sum of two equal embeddings is near one token.
@@ -246,28 +245,6 @@ SEPARATOR = 5
 def chosen(token_ids):
     """What a method says of a thought that it chose as these tokens, in a group of four places."""
     return {"group_ids": torch.tensor([*token_ids, *[-1] * (4 - len(token_ids))])}
-
-
-@pytest.mark.parametrize(
-    ("step", "kinds"),
-    [
-        (
-            ["<<", "2", "0", "-", "4", "=", "1", "6", ">>"],
-            "bracket operand operand sign operand sign result result bracket",
-        ),
-        (
-            [" <<", "3.", "5", "*", "(", "2", ")", "="],
-            "bracket operand operand sign sign operand sign sign",
-        ),
-        (["=-", "7", " apples", ">>"], "sign result result bracket"),
-        (["Every", " lempus", " 12"], "text text operand"),
-        (["a", "=", "b", "=", "8"], "text sign text sign result"),
-        (["a", " ", "b", "\n"], "text text text text"),
-    ],
-)
-def test_kinds_of_tokens_by_hand(step, kinds):
-    last = max((i for i, text in enumerate(step) if "=" in text), default=len(step))
-    assert [kind_of(text, i > last) for i, text in enumerate(step)] == kinds.split()
 
 
 FACTORS = (1, 1.5, 2, 2.75, 3)

@@ -72,7 +72,7 @@ def test_costs_can_be_counted_from_the_answers(inspected):
         assert own["right"] == [answer["right"] for answer in answers]
         for name in ("length", "forward_passes", "seconds"):
             mean = sum(answer[name] for answer in answers) / 22
-            assert own[name]["mean"] == pytest.approx(mean, rel=1e-3)
+            assert own[name] == pytest.approx(mean, rel=1e-3)
         low, high = own["accuracy"]["interval"]
         assert low <= own["accuracy"]["mean"] <= high
         assert set(system["cost"]["outcomes"]) == {"own", "shuffled", "zeroed", "none"}

@@ -8,7 +8,6 @@ import re
 import pytest
 from inspect_data import HOSTILE, data_of, inspected
 
-from colar.look import inspect_tables
 from colar.look import page as inspect_page
 
 WHOLE, QUESTIONS, CHAINS = inspected()
@@ -45,19 +44,19 @@ def test_the_data_are_those_that_were_given_and_cannot_end_the_script():
 def test_names_are_as_short_as_they_can_be():
     row = {"model": "a", "params": {"compression_factor": 2}}
     other = {"model": "a", "params": {"compression_factor": 1.5, "confidence_threshold": 0.8}}
-    assert inspect_tables.names_of([row, other]) == [
+    assert inspect_page.names_of([row, other]) == [
         "c = 2",
         "c = 1.5 (confidence_threshold=0.8)",
     ]
     other = {"model": "cot", "params": {}}
-    assert inspect_tables.names_of([row, other]) == ["a, c = 2", "cot"]
+    assert inspect_page.names_of([row, other]) == ["a, c = 2", "cot"]
 
 
 def test_few_questions_are_said():
     system = copy.deepcopy(WHOLE["systems"][1])
-    assert len(inspect_tables.cost_table([system]).notes) == 1
+    assert len(inspect_page.cost_table([system]).notes) == 1
     system["cost"]["outcomes"]["own"]["n"] = 29
-    assert inspect_tables.cost_table([system]).notes[1].startswith("Fewer than 30 questions")
+    assert inspect_page.cost_table([system]).notes[1].startswith("Fewer than 30 questions")
 
 
 def test_what_a_system_does_not_have_is_left_out():
@@ -72,7 +71,7 @@ def test_what_a_system_does_not_have_is_left_out():
 def test_shares_of_causes_by_hand():
     system = {"model": "m", "params": {"compression_factor": 2}}
     system["answers"] = [{"cause": cause} for cause in ("right", "right", "misread", "wrong plan")]
-    found = inspect_tables.cause_table([system])
+    found = inspect_page.cause_table([system])
     assert found.head == ["system", "right", "misread", "wrong plan"]
     assert found.rows == [["c = 2", "50.0", "25.0", "25.0"]]
 
@@ -82,13 +81,14 @@ def test_a_run_without_controls_shows_no_table_of_them():
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = inspect_tables.cost_tables(whole["systems"])
+    (table,), _ = inspect_page.tables_of(whole["systems"])
     assert table.head == ["system", "questions", "accuracy %", "#L", "passes", "ms"]
     assert table.rows[1] == ["c = 2", "40", "65.0 [55.0, 75.0]", "10.0", "14.0", "100.0"]
 
 
 def test_the_terminal_has_accuracy_and_cost_first():
-    found = [*inspect_tables.cost_tables(WHOLE["systems"]), *inspect_tables.cause_tables(WHOLE["systems"])]
+    cost, causes = inspect_page.tables_of(WHOLE["systems"])
+    found = [*cost, *causes]
     assert [table.title for table in found[:2]] == ["Accuracy and cost", "Accuracy % with other thoughts"]
     assert found[1].rows[1] == ["c = 2", "65.0", "0.0", "0.0", "0.0", "65.0 [55.0, 75.0]"]
     assert len(found) == 4

@@ -302,7 +302,7 @@ def test_wrong_input_is_one_line(checkpoint, questions, tmp_path, monkeypatch, c
     [
         (["--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no Ray cluster answers there"),
         (["--ray", "local", "--ray_actors", "0"], "--ray_actors must be a number, 1 or more, got 0"),
-        (["--ray", "local", "--control", "own"], "--ray goes neither with --control nor with torchrun"),
+        (["--ray", "local", "--control", "zeroed"], "--ray goes neither with --control nor with torchrun"),
     ],
 )
 def test_wrong_words_of_an_evaluation_are_one_line(checkpoint, tmp_path, capsys, options, message):

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saved_report
 from rich.console import Console
 
 from colar import files
 from colar.evaluation import picture, report, stats, tables
-from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.report_rows import Report
-from colar.evaluation.text_table import print_tables
+from colar.evaluation.records import RecordFiles, checked, settings_of
+from colar.evaluation.tables import print_tables
 
 DESIGN_KEYS = (
     "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seeds", "n", "accuracy",
@@ -55,7 +55,7 @@ def fold(records: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
 
 def render(made: dict[str, Any], title: str = "t", pictures: Sequence[str] = ()) -> str:
     """report.md of what report.json holds: read back on the way."""
-    return tables.render_markdown(Report.from_json(made), title, pictures)
+    return tables.render_markdown(saved_report.of_json(made), title, pictures)
 
 
 def pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
     assert runs["runs_interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
     text = render(made)
     assert "CoT, run" not in text  # a line for all runs
-    assert "| CoT | 50.0 ± 46.2 | 4.0 | ± 62.1 |" in text
+    assert "| CoT | 50.0 ± 42.2 | 4.0 | ± 62.1 |" in text
     assert "t interval of the last accuracy over training seeds" in text
     assert "Means over 1 or 3 training runs" in text
 
@@ -453,7 +453,7 @@ def test_write_and_recompute(tmp_path: Path) -> None:
     assert set(stored["provenance"]) >= {"command", "versions", "commit"}
     again = report.fold(loaded([write_lines(tmp_path / "r.jsonl", *records)]), stored["provenance"])
     assert json.loads(json.dumps(again.to_json())) == stored
-    assert Report.from_json(stored) == again
+    assert saved_report.of_json(stored) == again
 
 
 def test_a_picture_that_fails_leaves_the_report(tmp_path: Path) -> None:
@@ -554,12 +554,12 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    print_tables(tables.report_tables(Report.from_json(made)), Console(file=out, width=200))
+    print_tables(tables.report_tables(saved_report.of_json(made)), Console(file=out, width=200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    print_tables(tables.report_tables(Report.from_json(made)), Console(file=narrow, width=80))
+    print_tables(tables.report_tables(saved_report.of_json(made)), Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
     shown = f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}"
     (line,) = [line for line in narrow.getvalue().splitlines() if shown in line][:1]
@@ -598,7 +598,7 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
     ):
         files.write_json(tmp_path / name / "evaluation.json", {**common, **own})
     (tmp_path / "d").mkdir()
-    assert report.settings_of(tmp_path / name / "records.jsonl" for name in "abcd") == {
+    assert settings_of(tmp_path / name / "records.jsonl" for name in "abcd") == {
         **common,
         "models": {"x": "1", "y": "2"},
         "dtype": ["float32", "bfloat16"],
@@ -614,11 +614,11 @@ def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
         paths, ({"rows": [20, "00"]}, {"rows": [20, "00"], "d": [9, "02"]}, {"rows": [20, "01"]}), strict=True
     ):
         files.write_json(path.parent / "evaluation.json", {"questions": questions})
-    assert report.settings_of(paths[:2]) == {}
+    assert settings_of(paths[:2]) == {}
     with pytest.raises(
         ValueError, match=r"a/records.jsonl and .*c/records.jsonl have other questions .*, rows"
     ):
-        report.settings_of(paths)
+        settings_of(paths)
 
 
 def test_a_label_is_one_cell_of_its_table() -> None:
@@ -639,12 +639,12 @@ def test_other_checkpoints_under_one_name_are_an_error(tmp_path: Path) -> None:
     """Their records would be one system's."""
     one, two, other = ({"models": models} for models in ({"m": "1"}, {"n": "2", "m": "1"}, {"n": "3"}))
     paths = settings_files(tmp_path, one, two, {}, other, one)
-    assert report.settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
+    assert settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
     for order in (paths, paths[::-1]):
         with pytest.raises(
             ValueError, match=r"records.jsonl have other .* name, n; rename one: NAME=CHECKPOINT"
         ):
-            report.settings_of(order)
+            settings_of(order)
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_a_report_says_which_answers_were_judged_by_kind(
     judges: tuple[str | None, ...], told: Any, tmp_path: Path
 ) -> None:
     each = [None if j is None else {"split": "test", **({"judge": j} if j else {})} for j in judges]
-    assert report.settings_of(settings_files(tmp_path, *each)).get("judge") == told
+    assert settings_of(settings_files(tmp_path, *each)).get("judge") == told
 
 
 @pytest.mark.parametrize(("draws", "mean"), [((2, 3), None), ((2, 2), 1.0), ((3, 2, 3), None)])

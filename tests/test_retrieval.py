@@ -82,6 +82,30 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
 # Accuracy
 
 
+@pytest.mark.parametrize(
+    ("step", "kinds"),
+    [
+        (
+            ["<<", "2", "0", "-", "4", "=", "1", "6", ">>"],
+            "bracket operand operand sign operand sign result result bracket",
+        ),
+        (
+            [" <<", "3.", "5", "*", "(", "2", ")", "="],
+            "bracket operand operand sign sign operand sign sign",
+        ),
+        (["=-", "7", " apples", ">>"], "sign result result bracket"),
+        (["Every", " lempus", " 12"], "text text operand"),
+        (["a", "=", "b", "=", "8"], "text sign text sign result"),
+        (["a", " ", "b", "\n"], "text text text text"),
+    ],
+)
+def test_kinds_of_tokens_by_hand(step, kinds):
+    last = max((i for i, text in enumerate(step) if "=" in text), default=len(step))
+    assert [
+        ranks.kind_of(text, i > last and text.strip("<> ") != "") for i, text in enumerate(step)
+    ] == kinds.split()
+
+
 def test_ranks_by_hand():
     """Four tokens: two axes, their opposite, and one between them."""
     vocabulary = thought.EmbeddingIndex(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]]))
@@ -99,7 +123,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
     lm, method = build(family)
     for each in passes_of(lm, method):
         vocabulary = thought.vocabulary_of(lm)
-        found = ranks.reference_ranks(each, vocabulary)
+        found = ranks.reference_ranks(lm, each, vocabulary)
         assert [r["position"] for r in found] == list(range(len(each.latents_KD)))
         for k, neighbours in enumerate(vocabulary.nearest(each.latents_KD, 5)):
             near = [n.token_id for n in neighbours]
@@ -107,7 +131,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
                 assert (near.index(token_id) if token_id in near else None) == (rank if rank < 5 else None)
     # At c = 1 a thought is its token.
     for each in passes_of(lm, method, c=1):
-        assert all(r["ranks"] == [0] for r in ranks.reference_ranks(each, thought.vocabulary_of(lm)))
+        assert all(r["ranks"] == [0] for r in ranks.reference_ranks(lm, each, thought.vocabulary_of(lm)))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -118,7 +142,7 @@ def test_every_written_thought_and_own_ones_as_far_as_the_chain_goes_are_ranked(
     completions = Engine(lm, method, 4).generate(requests)
     written, own = [], []
     for each, completion in zip(passes_of(lm, method), completions, strict=True):
-        written += ranks.written_ranks(each, vocabulary)
+        written += ranks.written_ranks(lm, each, vocabulary)
         own += ranks.own_ranks(lm, each, completion, vocabulary)
     assert len(written) == sum(len(each.latents_KD) for each in passes_of(lm, method))
     assert 0 < len(own) <= sum(completion.length for completion in completions)
@@ -134,6 +158,6 @@ def test_a_question_that_is_asked_twice_is_one():
         request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
         (completion,) = Engine(lm, method, 1).generate([request])
         vocabulary = thought.vocabulary_of(lm)
-        ranked = ranks.written_ranks(each, vocabulary) + ranks.reference_ranks(each, vocabulary)
+        ranked = ranks.written_ranks(lm, each, vocabulary) + ranks.reference_ranks(lm, each, vocabulary)
         found |= {rank["question"] for rank in ranked + ranks.own_ranks(lm, each, completion, vocabulary)}
     assert found == {CHAINS[0].id}

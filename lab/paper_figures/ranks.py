@@ -8,7 +8,7 @@ Shape suffixes: K latents, V vocabulary, D width, G tokens of a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from colar.look.reference_chain import ReferencePass, Token, groups_thought
 from colar.look.thought import EmbeddingIndex
 from colar.model.latent_lm import LatentLM
 
+Kind = Literal["bracket", "sign", "operand", "result", "text"]
+"""Of a token of an equation `<<20-4=16>>`: bracket, sign, number before the last "=", behind it, or other text."""
 Ranks = dict[str, Any]
 """One thought and its group, `kinds` and `ranks` of each token:
 
@@ -27,6 +29,17 @@ Ranks = dict[str, Any]
     kinds
     ranks        how many tokens of the vocabulary are nearer than it
 """
+
+
+def kind_of(text: str, is_result: bool) -> Kind:
+    stripped = text.strip()
+    if is_result:
+        return "result"
+    if stripped and stripped.strip("<>") == "":
+        return "bracket"
+    if stripped and stripped.strip("+-*/%()=") == "":
+        return "sign"
+    return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
 
 
 @torch.no_grad()
@@ -54,15 +67,15 @@ def rank_tokens(
 # The three chains
 
 
-def written_ranks(each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
+def written_ranks(lm: LatentLM, each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
     """Thoughts that the method writes after a right prefix."""
     # At the last position the method should stop: its embedding there stands for no group.
-    return _ranks(each.example.first_id, each.thought.embeds[:-1], each.groups, vocabulary)
+    return _ranks(lm, each.example.first_id, each.thought.embeds[:-1], each.groups, vocabulary)
 
 
-def reference_ranks(each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
+def reference_ranks(lm: LatentLM, each: ReferencePass, vocabulary: EmbeddingIndex) -> list[Ranks]:
     """The reference's latents."""
-    return _ranks(each.example.first_id, each.latents_KD, each.groups, vocabulary)
+    return _ranks(lm, each.example.first_id, each.latents_KD, each.groups, vocabulary)
 
 
 def own_ranks(
@@ -77,10 +90,11 @@ def own_ranks(
     groups = groups_thought(lm, each.groups, completion)
     # The longer of the two chains has thoughts, or groups, that the other lacks.
     n = min(len(groups), completion.length)
-    return _ranks(each.example.first_id, completion.latents[:n], groups[:n], vocabulary)
+    return _ranks(lm, each.example.first_id, completion.latents[:n], groups[:n], vocabulary)
 
 
 def _ranks(
+    lm: LatentLM,
     question: str,
     embeds_KD: Tensor,
     groups: Sequence[Sequence[Token]],
@@ -97,7 +111,7 @@ def _ranks(
                     "question": question,
                     "position": k,
                     "token_ids": token_ids[k],
-                    "kinds": [token.kind for token in group],
+                    "kinds": [kind_of(lm.template.token(token.token_id), token.is_result) for token in group],
                     "ranks": ranked[k],
                 }
             )

@@ -49,9 +49,9 @@ for seed in "${seeds[@]}"; do
   ask "$seed" "methods$seed" "cot no_cot icot coconut coconut-scratch sim_cot distill distill-scratch tokenskip pause ruplar colar" \
     "${drawn[@]}" --compression_factor 1 2 3 4 5 --ratio 0.5 0.7
   ask "$seed" "ablations$seed" "colar-dl colar-oc colar-mp colar-nll" "${drawn[@]}" --compression_factor 2 5
-  ask "$seed" "controls$seed" "coconut sim_cot distill pause ruplar colar" --control zeroed shuffled random --max_latents 64 \
+  ask "$seed" "controls$seed" "coconut sim_cot distill pause ruplar colar" --control zeroed shuffled --max_latents 64 \
     --compression_factor 2 5
-  ask "$seed" "controls-scratch$seed" "coconut-scratch distill-scratch" --control zeroed shuffled random --max_latents 64
+  ask "$seed" "controls-scratch$seed" "coconut-scratch distill-scratch" --control zeroed shuffled --max_latents 64
   for n in 5 6 11; do # as many thoughts as CoLaR has at c = 5, Coconut and Distill, CoLaR at c = 2
     ask "$seed" "cut$n-seed$seed" cot --max_latents "$n" --label "control-cut-$n"
   done

@@ -17,11 +17,11 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
-from colar.evaluation.report_rows import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab"))
 
+import saved_report  # noqa: E402
 from paper_figures import factors, left_out, norms, reinforcement, retrieval, scaling  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -43,14 +43,10 @@ DRAWN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def report_of(path: Path) -> Report:
-    return Report.from_json(files.read_json(path))
-
-
 def committed() -> dict[str, Any]:
     """Data of the figures whose records are in results/."""
-    curves = report_of(RESULTS / "toy" / "factors" / "report.json")
-    pretrained = report_of(RESULTS / "smollm2" / "factors" / "report.json")
+    curves = saved_report.read(RESULTS / "toy" / "factors" / "report.json")
+    pretrained = saved_report.read(RESULTS / "smollm2" / "factors" / "report.json")
     return {
         "factors": factors.data_of(curves),
         "left_out": {
@@ -122,8 +118,8 @@ def scaled(folder: Path) -> dict[str, Any]:
     report = folder / "report.json"
     if not report.exists():
         return {}
-    sizes = scaling.data_of(report_of(report), files.read_json(folder / "parameters.json"))
-    mathematics = report_of(RESULTS / "smollm2" / "mathematics" / "report.json")
+    sizes = scaling.data_of(saved_report.read(report), files.read_json(folder / "parameters.json"))
+    mathematics = saved_report.read(RESULTS / "smollm2" / "mathematics" / "report.json")
     of = {"cot": ("cot", ""), "colar": ("smollm2-135m", "sequential")}
     beside = scaling.beside(mathematics, of, trained=(None, 1, 2), parameters=SMOLLM2_PARAMETERS)
     panels = [

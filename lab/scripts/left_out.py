@@ -19,7 +19,7 @@ from typing import Any
 from colar import files
 from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import cell_from_json
-from colar.evaluation.text_table import TextTable, markdown, percent
+from colar.evaluation.tables import TextTable, markdown, percent
 
 Record = dict[str, Any]
 

@@ -28,7 +28,7 @@ from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
 from colar.evaluation.report_rows import Cell, system_name
 from colar.evaluation.stats import half_interval
-from colar.evaluation.text_table import TextTable, half_width, markdown, percent
+from colar.evaluation.tables import TextTable, half_width, markdown, percent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -57,8 +57,8 @@ def main() -> None:
             passes = reference_passes(lm, method, examples, params)
             for each, completion in zip(passes, completions, strict=True):
                 found["own"] += ranks.own_ranks(lm, each, completion, vocabulary)
-                found["written"] += ranks.written_ranks(each, vocabulary)
-                found["reference"] += ranks.reference_ranks(each, vocabulary)
+                found["written"] += ranks.written_ranks(lm, each, vocabulary)
+                found["reference"] += ranks.reference_ranks(lm, each, vocabulary)
             chains = {chain: {"thoughts": thoughts} for chain, thoughts in found.items()}
             systems.append({"model": name, "params": {"compression_factor": c}, "retrieval": chains})
     asked = {"data": args.data, "split": "test", "limit": args.limit}

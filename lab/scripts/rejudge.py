@@ -16,19 +16,23 @@ import argparse
 import gzip
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import progress
 from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import verdict_by_type
 from colar.evaluation import report
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, c_text
+from colar.evaluation.report_rows import AVERAGE, ReportRow, System, c_text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import saved_report
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -73,7 +77,7 @@ def refold(
     `stamp` says when and how, and goes into the report's provenance.
     """
     path = folder / "records.jsonl.gz"
-    saved = Report.from_json(files.read_json(folder / "report.json"))
+    saved = saved_report.read(folder / "report.json")
     records = [record for _, record in checked(RecordFiles([path]))]
     made = rejudge(records, golds)
     if made == records:

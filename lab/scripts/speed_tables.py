@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.text_table import BLANK, TextTable
+from colar.evaluation.tables import BLANK, TextTable
 
 Cells = Mapping[str, Mapping[str, Any]]
 

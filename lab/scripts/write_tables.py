@@ -42,12 +42,21 @@ from colar.evaluation.report_rows import (
     systems_of,
 )
 from colar.evaluation.stats import half_interval
-from colar.evaluation.tables import accuracy_of, points
-from colar.evaluation.text_table import BLANK, TextTable, half_width, markdown, number, percent
+from colar.evaluation.tables import (
+    BLANK,
+    TextTable,
+    accuracy_of,
+    half_width,
+    markdown,
+    number,
+    percent,
+    points,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "lab" / "scripts"))
+sys.path[:0] = [str(ROOT / "lab"), str(ROOT / "lab" / "scripts")]
 # Beside this script, which is no package.
+import saved_report  # noqa: E402
 import speed_tables  # noqa: E402
 
 MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -256,7 +265,7 @@ def headline() -> TextTable:
     """What has been found, in short? Greedy averages of the main systems of some experiments, and the speed."""
     body = []
     for folder, (title, heading, names) in ACCURACIES.items():
-        found = by_name(Report.from_json(files.read_json(ROOT / "results" / folder / "report.json")))
+        found = by_name(saved_report.read(ROOT / "results" / folder / "report.json"))
         experiment = f"[{title}](results/{folder.partition('/')[0]}/README.md#{heading})"
         for system, name in names.items():
             row = found[system]["greedy", AVERAGE]
@@ -294,7 +303,7 @@ def filled(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         folder, kind, _ = match.groups()
         if kind in TABLES:
-            report = Report.from_json(files.read_json(ROOT / folder / "report.json"))
+            report = saved_report.read(ROOT / folder / "report.json")
             grid = without_blank_columns(TABLES[kind](report))
             # The page has a heading of its own: the table alone is put in.
             body = markdown(grid).partition("\n\n")[2]

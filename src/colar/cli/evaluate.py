@@ -31,8 +31,8 @@ from colar.cli.options import Parser
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
 from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import RecordFiles, claim_evaluation, find_records
-from colar.evaluation.text_table import print_tables
+from colar.evaluation.records import RecordFiles, claim_evaluation, find_records, settings_of
+from colar.evaluation.tables import print_tables
 from colar.model import checkpoint
 
 
@@ -203,7 +203,7 @@ def run_report(args: argparse.Namespace) -> None:
 
 def _write_report(records: list[Path], output: Path, **how: Any) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
-    provenance = collect_provenance() | report.settings_of(records)
+    provenance = collect_provenance() | settings_of(records)
     written = report.write(output, RecordFiles(records), provenance=provenance, **how)
     print_tables(tables.report_tables(written), Console())
     paths = [output / "report.md", output / "report.json", *report.picture_paths(output, written).values()]

@@ -1,6 +1,7 @@
 """`colar inspect`."""
 
 import argparse
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from colar.cli.checkpoints import (
 )
 from colar.cli.options import Parser
 from colar.engine.request import Decoding
-from colar.evaluation.text_table import print_tables
+from colar.evaluation.tables import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
-from colar.look.inspect_tables import cause_tables, cost_tables
+from colar.look.page import tables_of
 from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")
@@ -88,7 +89,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
     files.write_json(written[0], inspection.to_json())
-    print_tables([*cost_tables(systems), *cause_tables(systems)], Console())
+    print_tables(itertools.chain(*tables_of(systems)), Console())
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")

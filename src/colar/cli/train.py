@@ -143,7 +143,7 @@ def _show(outcome: Any) -> None:
     """Print the table and its sentence on stderr: stdout has the path alone."""
     from rich.console import Console
 
-    from colar.evaluation.text_table import print_tables
+    from colar.evaluation.tables import print_tables
 
     if progress.is_main():
         print_tables([outcome.speeds_table], Console(stderr=True))

@@ -5,7 +5,7 @@ controls       the same models with their thoughts replaced
 records        a line of records.jsonl, and what may be added to an output folder
 report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals
 compare        paired differences
-tables         a report for people;  text_table is one table
+tables         a report for people, and one table for Markdown and the terminal
 picture        accuracy against length, and the style of all pictures
 answer_files   questions and answers of `colar generate`
 

@@ -1,18 +1,13 @@
 """Controls, which show whether latents matter: the same model and questions, with thoughts replaced or halved.
 
-    own         its own thoughts, fed again: the answers are the method's, token for token
     zeroed      zeros
     shuffled    the thoughts that it had of another question, as many as those were
-    random      Gaussian directions, each as long as the thought it replaces
     halved      the first half of its own thoughts, rounded up; then it has to answer
 
-`own`, `zeroed` and `random` feed as many thoughts as it had, `shuffled` as many as the other question. A model that
-answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
+`zeroed` feeds as many thoughts as it had, `shuffled` as many as the other question. A model that answers as well with
+them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
 passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved` they are right, and what the
 second half works out is missing. `Decoding.max_latents` cuts all questions at the same length instead.
-
-    (control,) = controls.build(lm, method, ["shuffled"], requests)
-    Engine(lm, control).generate(requests)
 
 `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
 
@@ -33,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar import checks, progress
+from colar import progress
 from colar.data.example import Example
 from colar.engine.completion import Completion
 from colar.engine.engine import Engine
@@ -44,7 +39,6 @@ from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import RequestView, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
 from colar.template.template import Template
 
 
@@ -125,32 +119,11 @@ class GivenThoughts(Method):
         return self.method.loss(lm, batch)
 
 
-def build(
-    lm: LatentLM,
-    method: Method,
-    kinds: Sequence[str],
-    requests: Sequence[Request],
-    max_batch: int = 32,
-) -> list[GivenThoughts]:
-    """Let `method` think about the requests once, and replace its thoughts: a control for each of `kinds`.
-
-    All thoughts are kept at once: R x K x D numbers. ValueError for an unknown kind, no requests, or a single question
-    to be shuffled.
-    """
-    for kind in kinds:
-        checks.check_choice("control", kind, tuple(KINDS))
-    if not requests:
-        raise ValueError("a control is built from requests, got none")
-    with_latents = [replace(request, keep_latents=True) for request in requests]
-    own = thoughts_of(lm, Engine(lm, method, max_batch).generate(with_latents))
-    return [GivenThoughts(method, requests, KINDS[kind](own, requests)) for kind in kinds]
-
-
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable:
     """The thoughts of completions that kept them, in one table."""
     counts = [completion.length for completion in completions]
     # Padded with zeros to the most thoughts of any request.
-    # In float32, which holds bfloat16 exactly too: fed again, `own` must answer token for token as before.
+    # In float32, which holds bfloat16 exactly too: fed again, they give the same answers token for token.
     embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
     for r, completion in enumerate(completions):
         if completion.latents is not None:
@@ -159,10 +132,6 @@ def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable
 
 
 # The kinds of control: each makes other thoughts of a model's own
-
-
-def unchanged(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
-    return own
 
 
 def zeroed(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
@@ -192,32 +161,14 @@ def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
     return ThoughtTable(own.embeds_RKD[index_R], own.counts_R[index_R])
 
 
-def randomised(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
-    """Draw directions by (request seed, sample, position): batches and their order change nothing."""
-    device = own.counts_R.device
-    _, K, D = own.embeds_RKD.shape
-    seed_R = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
-    sample_R = torch.tensor([request.sample for request in requests], dtype=torch.int64, device=device)
-    drawn_RKD = torch.zeros_like(own.embeds_RKD)
-    for k in range(K):
-        # A stream of their own: in a method's they would be the very noise of the thoughts that they replace.
-        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, sample_R, k, noise.CONTROL), D)
-    unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
-    # Padding has length 0, and stays zero.
-    norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
-    return ThoughtTable(unit_RKD * norm_RK1, own.counts_R)
-
-
 def halved(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
     # Rounded up: who had one thought keeps it.
     return ThoughtTable(own.embeds_RKD, (own.counts_R + 1) // 2)
 
 
 KINDS: dict[str, Callable[[ThoughtTable, Sequence[Request]], ThoughtTable]] = {
-    "own": unchanged,
     "zeroed": zeroed,
     "shuffled": shuffled,
-    "random": randomised,
     "halved": halved,
 }
 
@@ -258,8 +209,11 @@ def evaluate_controls(
         # The model thinks once, for all the controls that are missing.
         model = point.model
         requests = [make_request(point, example, settings) for example in examples]
-        methods = build(model.lm, model.method, missing, requests, max_batch=settings.batch_size)
-        for kind, control in zip(missing, methods, strict=True):
+        with_latents = [replace(request, keep_latents=True) for request in requests]
+        engine = Engine(model.lm, model.method, settings.batch_size)
+        own = thoughts_of(model.lm, engine.generate(with_latents))
+        for kind in missing:
+            control = GivenThoughts(model.method, requests, KINDS[kind](own, requests))
             controlled = labelled(point, kind)
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))

@@ -111,11 +111,6 @@ class Question:
     example: Example
     request: Request
 
-    @property
-    def key(self) -> RecordKey:
-        """The identity of its record."""
-        return self.point.record_key(self.example)
-
 
 def make_grid(
     model: EvaluatedModel,
@@ -152,8 +147,12 @@ def evaluate(
     call it together and divide the questions.
     """
     done = {record_key(record) for record in read_records(records)}
-    questions = questions_of(grid, datasets, settings)
-    unanswered = [question for question in questions if question.key not in done]
+    # All of them in one list: grid points share batches.
+    unanswered = []
+    for point in grid:
+        for example in datasets[point.dataset]:
+            if point.record_key(example) not in done:
+                unanswered.append(Question(point, example, make_request(point, example, settings)))
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split_and_gather(unanswered, _check_fit)
     if unanswered:
@@ -188,17 +187,6 @@ def _write_answers(
                         write(record)
                     bar.update()
             bar.set_postfix_str(model.name, refresh=False)
-
-
-def questions_of(
-    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], settings: AnswerSettings
-) -> list[Question]:
-    """All questions of the grid: the order of the records."""
-    questions = []
-    for point in grid:
-        for example in datasets[point.dataset]:
-            questions.append(Question(point, example, make_request(point, example, settings)))
-    return questions
 
 
 def _check_fit(questions: Sequence[Question]) -> Iterator[None]:

@@ -60,14 +60,12 @@ def _command() -> str:
     Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
     """
     program = Path(sys.argv[0])
-    arguments = sys.argv[1:]
+    script = program.resolve()
     # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
-    as_module = program.resolve() == Path(__file__).parents[1] / "cli" / "__main__.py"
-    if program.stem == "colar" or as_module:
-        return shlex.join(["colar", *arguments])
-    if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
-        script = program.resolve().relative_to(Path.cwd())
-        return shlex.join(["python", str(script), *arguments])
+    if program.stem == "colar" or script == Path(__file__).parents[1] / "cli" / "__main__.py":
+        return shlex.join(["colar", *sys.argv[1:]])
+    if program.suffix == ".py" and script.is_relative_to(Path.cwd()):
+        return shlex.join(["python", str(script.relative_to(Path.cwd())), *sys.argv[1:]])
     return program.name
 
 

@@ -65,6 +65,10 @@ _REQUIRED = (
 )  # fmt: skip
 
 
+BY_KIND = "by kind"
+"""Of records that the judge of their answer's type has judged, among others."""
+
+
 class RecordKey(NamedTuple):
     """The identity of a record: no two records of a report share it."""
 
@@ -242,6 +246,47 @@ def claim_evaluation(
         models = {**earlier_models, **models}
         questions = earlier_questions | questions
     files.write_json(path, {**settings, "questions": questions, "models": models})
+
+
+def settings_of(records: Iterable[Path]) -> dict[str, Any]:
+    """The settings that records files were made with, from the `evaluation.json` beside each that has one.
+
+    They are part of a report's provenance: the value that all share, or a list with each different value once; of
+    `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
+
+    ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
+    questions, as many, which would be compared. Of more or fewer the digests say nothing; report.md does.
+    """
+    models: dict[str, tuple[str, Path]] = {}
+    by_key: dict[str, list[Any]] = {}
+    asked: dict[tuple[str, int], tuple[str, Path]] = {}
+    for path in records:
+        beside = path.parent / "evaluation.json"
+        settings = files.read_json(beside) if beside.exists() else {}
+        # An evaluation without a judge of the user's own has no such key.
+        if settings:
+            settings.setdefault("judge", BY_KIND)
+        for name, digest in settings.pop("models", {}).items():
+            known, where = models.setdefault(name, (digest, path))
+            if known != digest:
+                raise ValueError(
+                    f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
+                )
+        for name, (n, digest) in settings.pop("questions", {}).items():
+            other, where = asked.setdefault((name, n), (digest, path))
+            if other != digest:
+                raise ValueError(
+                    f"{where} and {path} have other questions under one name, {name}: rename one file"
+                )
+        for key, value in settings.items():
+            # Values may be lists or mappings, which a set cannot hold.
+            if value not in by_key.setdefault(key, []):
+                by_key[key].append(value)
+    if by_key.get("judge") == [BY_KIND]:
+        del by_key["judge"]
+    shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
+    digests = {name: digest for name, (digest, _) in models.items()}
+    return {**shared, "models": digests} if models else shared
 
 
 def question_digest(examples: Sequence[Example]) -> str:

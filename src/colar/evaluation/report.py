@@ -38,7 +38,6 @@ from colar.evaluation.tables import render_markdown
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"
-BY_KIND = "by kind"
 
 
 def fold(
@@ -112,47 +111,6 @@ def picture_paths(folder: Path, report: Report) -> dict[str, Path]:
     return {decoding: folder / f"{name}.png" for decoding, name in zip(decodings, names, strict=True)}
 
 
-def settings_of(records: Iterable[Path]) -> dict[str, Any]:
-    """The settings that records files were made with, from the `evaluation.json` beside each that has one.
-
-    They are part of a report's provenance: the value that all share, or a list with each different value once; of
-    `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
-
-    ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
-    questions, as many, which would be compared. Of more or fewer the digests say nothing; report.md does.
-    """
-    models: dict[str, tuple[str, Path]] = {}
-    by_key: dict[str, list[Any]] = {}
-    asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    for path in records:
-        beside = path.parent / "evaluation.json"
-        settings = files.read_json(beside) if beside.exists() else {}
-        # An evaluation without a judge of the user's own has no such key.
-        if settings:
-            settings.setdefault("judge", BY_KIND)
-        for name, digest in settings.pop("models", {}).items():
-            known, where = models.setdefault(name, (digest, path))
-            if known != digest:
-                raise ValueError(
-                    f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
-                )
-        for name, (n, digest) in settings.pop("questions", {}).items():
-            other, where = asked.setdefault((name, n), (digest, path))
-            if other != digest:
-                raise ValueError(
-                    f"{where} and {path} have other questions under one name, {name}: rename one file"
-                )
-        for key, value in settings.items():
-            # Values may be lists or mappings, which a set cannot hold.
-            if value not in by_key.setdefault(key, []):
-                by_key[key].append(value)
-    if by_key.get("judge") == [BY_KIND]:
-        del by_key["judge"]
-    shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    digests = {name: digest for name, (digest, _) in models.items()}
-    return {**shared, "models": digests} if models else shared
-
-
 # Rows: one cell's records as numbers, a system's average over datasets, all runs of a system together
 
 
@@ -206,7 +164,7 @@ def pool(cells: Cells) -> dict[Cell, Columns]:
     """The records of all training runs of a system in one cell; {} where every system was trained once."""
     runs_of: defaultdict[Cell, list[Columns]] = defaultdict(list)
     for cell, members in cells.items():
-        runs_of[_all_runs(cell)].append(members)
+        runs_of[Cell(cell.system._replace(train_seed=None), cell.dataset)].append(members)
     # Equal numbers mean that no two cells were runs of one system.
     if len(runs_of) == len(cells):
         return {}
@@ -217,7 +175,7 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
     """A row for each pooled cell, and their averages. `rows` are those of the single runs, averages included."""
     runs_of: defaultdict[Cell, list[ReportRow]] = defaultdict(list)
     for row in rows:
-        runs_of[_all_runs(row.cell)].append(row)
+        runs_of[Cell(row.system._replace(train_seed=None), row.dataset)].append(row)
     of_all_runs = [summarise(cell, members) for cell, members in pooled.items()]
     of_all_runs += averages(of_all_runs, pooled)
     # `rows` include averages, so a pooled average finds the averages of its runs.
@@ -236,10 +194,6 @@ def accuracy_by_seed(members: Columns) -> list[float]:
     right = np.bincount(place, weights=members["correct"])
     accuracies: list[float] = (right / np.bincount(place)).tolist()
     return accuracies
-
-
-def _all_runs(cell: Cell) -> Cell:
-    return Cell(cell.system.all_runs(), cell.dataset)
 
 
 def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequence[float]) -> ReportRow:

@@ -1,6 +1,6 @@
 """The typed content of report.json, and what tables and pictures call a system.
 
-Code works with the classes below; `to_json` and `from_json` are the one border between them and files. In JSON the
+Code works with the classes below; `to_json` is the one border between them and files. In JSON the
 fields of `System` stand flat in each row, the dataset after the label. A field that a row does not have (`datasets` of
 a single dataset) is left out.
 """
@@ -8,7 +8,7 @@ a single dataset) is left out.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 AVERAGE = "average"
 """The dataset of a macro-average row."""
@@ -74,10 +74,6 @@ class System(NamedTuple):
     """greedy or sampled."""
     train_seed: int | None
     """None where it is unknown, and where all training runs of the system are taken together."""
-
-    def all_runs(self) -> "System":
-        """The system that stands for all of its training runs."""
-        return self._replace(train_seed=None)
 
     def plain(self) -> "System":
         """The system without what was changed in it: its label, and values other than the speed."""
@@ -204,13 +200,6 @@ class _Row:
                 plain[each.name] = value
         return plain
 
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        system, dataset = cell_from_json(plain)
-        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
-        numbers = {name: value for name, value in plain.items() if name in names and name != "dataset"}
-        return cls(system=system, dataset=dataset, **numbers)  # type: ignore[call-arg]
-
 
 @dataclass(frozen=True)
 class ReportRow(_Row):
@@ -282,12 +271,6 @@ class Difference(_Row):
         own = ("model", "method", "label", "params")
         return super().to_json() | {"baseline": {key: baseline[key] for key in own}}
 
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        # What the baseline does not name it shares with the row.
-        baseline = cell_from_json({**plain, **plain["baseline"]}).system
-        return super().from_json({**plain, "baseline": baseline})
-
 
 @dataclass(frozen=True)
 class Report:
@@ -319,16 +302,6 @@ class Report:
         for name in (*ROWS, *DIFFERENCES):
             plain[name] = [row.to_json() for row in getattr(self, name)]
         return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "Report":
-        """The report in a parsed report.json."""
-        sections: dict[str, Any] = {}
-        for name in ROWS:
-            sections[name] = [ReportRow.from_json(row) for row in plain[name]]
-        for name in DIFFERENCES:
-            sections[name] = [Difference.from_json(row) for row in plain[name]]
-        return cls(plain["provenance"], plain["baseline"], **sections)
 
 
 ROWS = ("rows", "pooled")

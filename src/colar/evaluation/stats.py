@@ -62,8 +62,7 @@ def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) 
     """Mean of `values` with the standard error clustered by `clusters`: a label for each value.
 
     Labels are anything hashable, or for speed an array of whole numbers from 0. Every value weighs the same, so a
-    question sampled twice as often weighs twice as much. Raises ValueError when the lengths differ or there is no
-    value.
+    question sampled twice as often weighs twice as much. Raises ValueError where there is none.
     """
     (numbers,) = _numbered(clusters)
     centre, residuals = _residuals(values, numbers)
@@ -83,8 +82,6 @@ def paired_difference(
     this is the paired-difference error sd(ddof=1)(a - b) / sqrt(n). `samples` counts both sides. Raises ValueError
     when no cluster is shared.
     """
-    _same_length(a, a_clusters)
-    _same_length(b, b_clusters)
     a_numbers, b_numbers = _numbered(a_clusters, b_clusters)
     shared = in_both(a_numbers, b_numbers)
     if not shared.any():
@@ -112,7 +109,6 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
     The standard error is None where one of `errors` is. Raises ValueError when there is none.
     """
-    _same_length(means, errors)
     if not means:
         raise ValueError("an average needs at least one mean")
     n = len(means)
@@ -178,7 +174,6 @@ def _numbered(*sides: Sequence[Hashable] | Array) -> list[Array]:
 
 def _residuals(values: Sequence[float] | Array, numbers: Array) -> tuple[float, Array]:
     """The mean, and each cluster's sum of deviations from it divided by the number of values, by cluster number."""
-    _same_length(values, numbers)
     n = len(values)
     if not n:
         raise ValueError("a mean needs at least one value")
@@ -204,8 +199,3 @@ def _clustered_se(residuals: Array) -> float | None:
     # Not numpy's squares: one in a thousand differs in its last bit, and so would reports from older ones.
     squares = [residual**2 for residual in residuals.tolist()]
     return math.sqrt(n / (n - 1) * math.fsum(squares))
-
-
-def _same_length(a: Sequence[object] | Array, b: Sequence[object] | Array) -> None:
-    if len(a) != len(b):
-        raise ValueError(f"lengths differ: {len(a)} and {len(b)}")

@@ -94,9 +94,9 @@ def _decoded_answer(
 ) -> dict[str, Any]:
     """An answer as the page has it, but for the `reference_length`.
 
-    `cause` is one of `inspect_tables.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
-    `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it
-    says them. `missing` are groups without a thought.
+    `cause` is one of `page.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
+    `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, and whether it says
+    them. `missing` are groups without a thought.
     """
     decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
     judged = verdict(completion.text, example)
@@ -146,7 +146,7 @@ def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
 def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedIds) -> list[dict[str, Any]]:
     tokens = []
     for token, said in zip(group, covered([token.token_id for token in group], decoded_as), strict=True):
-        tokens.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
+        tokens.append({"text": lm.template.token(token.token_id), "said": said})
     return tokens
 
 
@@ -162,7 +162,7 @@ def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
 def classify(
     groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds], parsed: bool, correct: bool
 ) -> str:
-    """Put an answer down to the first thing that went wrong, as `inspect_tables.CAUSES` has it."""
+    """Put an answer down to the first thing that went wrong, as `page.CAUSES` has it."""
     if correct:
         return "right"
     if not parsed:

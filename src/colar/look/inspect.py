@@ -15,6 +15,7 @@ its tokens. The thoughts themselves are for the page alone: they are longer than
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from colar import files, progress
@@ -160,7 +161,7 @@ def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -
         "right": right,
     }
     for name in ("length", "forward_passes", "seconds"):
-        outcome[name] = _mean(stats.mean([getattr(each, name) for each in completions], clusters))
+        outcome[name] = fmean(getattr(each, name) for each in completions)
     return outcome
 
 

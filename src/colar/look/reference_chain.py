@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,33 +25,13 @@ from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
-Kind = Literal["bracket", "sign", "operand", "result", "text"]
-"""Of a token of an equation `<<20-4=16>>`: bracket, sign, number before the last "=", behind it, or other text."""
-
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a reference chain, and what kind of token it is."""
+    """A token of a reference chain; in an equation `<<20-4=16>>` the result stands behind the last "="."""
 
     token_id: int
-    kind: Kind
-
-    @property
-    def is_result(self) -> bool:
-        return self.kind == "result"
-
-
-def kind_of(text: str, after_equals: bool) -> Kind:
-    """The kind of a token by its text; `after_equals`: it stands behind its step's last "="."""
-    stripped = text.strip()
-    # Before the test for a result: the brackets that close an equation stand behind its "=" too.
-    if stripped and stripped.strip("<>") == "":
-        return "bracket"
-    if after_equals:
-        return "result"
-    if stripped and stripped.strip("+-*/%()=") == "":
-        return "sign"
-    return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
+    is_result: bool
 
 
 def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
@@ -91,10 +71,12 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
     tokens: list[Token] = []
     for step in row.steps:
         texts = [lm.template.token(token_id) for token_id in step]
-        # The last "=" of a step: what follows it is the result, brackets left out. Without one there is no result.
+        # Without a "=" there is no result.
         equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
         for i, token_id in enumerate(step):
-            tokens.append(Token(token_id, kind_of(texts[i], after_equals=i > equals)))
+            # The brackets that close an equation stand behind its "=" too.
+            is_bracket = texts[i].strip() and not texts[i].strip().strip("<>")
+            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
     return tokens
 
 

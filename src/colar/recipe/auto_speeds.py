@@ -18,7 +18,7 @@ from typing import Any
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.evaluation import evaluate, report, text_table
+from colar.evaluation import evaluate, report, tables
 from colar.evaluation.records import RecordFiles
 from colar.evaluation.report_rows import Difference, ParamValues, Report, ReportRow, System
 from colar.evaluation.stats import half_interval
@@ -57,12 +57,12 @@ class Outcome:
     default: Mapping[str, Any]
     """The per-request values that `best` is asked with where a request names none."""
     sentence: str
-    speeds_table: text_table.TextTable
+    speeds_table: tables.TextTable
 
     @property
     def table(self) -> str:
         """The table as Markdown."""
-        return text_table.markdown(self.speeds_table)
+        return tables.markdown(self.speeds_table)
 
     @property
     def picture(self) -> Path:
@@ -288,7 +288,7 @@ def system_key(system: System) -> str:
 
 def speeds_table(
     report: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
-) -> text_table.TextTable:
+) -> tables.TextTable:
     """The rows of all speeds, CoT's first; `seconds` of questions computed one at a time, by `system_key`."""
     cot, no_chain, latent_rows, differences = _rows_of(report)
     rows = []
@@ -311,12 +311,12 @@ def speeds_table(
         f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
     )
     notes = [f"{cot.n} questions held out, greedy. {columns}", no_chain_note, PAIRED]
-    return text_table.TextTable(f"Speeds of {latent_rows[0].system.method}", head, rows, notes)
+    return tables.TextTable(f"Speeds of {latent_rows[0].system.method}", head, rows, notes)
 
 
 def _points(share: float, se: float | None) -> str:
     """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
-    return text_table.percent(share, half_interval(se or 0.0), _decimals(se))
+    return tables.percent(share, half_interval(se or 0.0), _decimals(se))
 
 
 def _decimals(se: float | None) -> int:
@@ -331,5 +331,5 @@ def _name(row: ReportRow) -> str:
 
 def _milliseconds(seconds: float | None) -> str:
     if seconds is None:
-        return text_table.BLANK
+        return tables.BLANK
     return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
