@@ -1,7 +1,7 @@
 """A Ray cluster of several machines on this one, whose workers do without their ten seconds of imports.
 
     test ------> `python ray_workers.py serve SOCKET`, which imports colar once for all tests of a folder
-                   -> a fork for each job on each machine, which imports Ray, and colar where its own differs   -> a fork for each worker
+                   -> a fork for each machine, which imports Ray, and colar where its own differs   -> a fork for each worker
     raylet ----> `python ray_workers.py default_worker.py ...` in place of Ray's setup_worker.py, which asks for one
 
 The workers are processes as ever: each has an id under which it is killed, and ends with its raylet. A machine that is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -42,8 +43,10 @@ IMPORTS = (
     "requests",
 )
 RAY_IMPORTS = ("ray.data", "ray.serve")
-READ = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONPATH")
-"""What is read of a worker's environment when Ray and colar are imported, and never again."""
+READ = ("RAY_RAYLET_PID", "PYTHONPATH")
+"""What is read of a worker's environment when Ray and colar are imported, and never again; beside the job."""
+NO_JOB = "ffffffff"
+"""Ray's id of no job: a worker that a machine starts ahead has it, and becomes one of the job whose task it gets first."""
 DEATHS = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -110,8 +113,11 @@ def serve(address: str) -> None:
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
+        # Workers look for garbage only among what is their own: to look at all that is imported would copy it.
+        gc.disable()
         for name in IMPORTS:
             importlib.import_module(name)
+        gc.freeze()
         # Those who have ended leave nothing behind.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         server.settimeout(1)
@@ -164,9 +170,10 @@ def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in again]:
         del sys.modules[name]
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environment | {"RAY_JOB_ID": NO_JOB})
     for name in RAY_IMPORTS:
         importlib.import_module(name)
+    gc.freeze()
     while True:
         request, files, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not request:
@@ -180,6 +187,7 @@ def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
 
 def work(asked: dict[str, Any], streams: list[int]) -> None:
     """Run Ray's file with its arguments, as a process of its own."""
+    gc.enable()
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for place, stream in enumerate(streams, start=1):
@@ -200,14 +208,14 @@ def work(asked: dict[str, Any], streams: list[int]) -> None:
 
 
 def slow_application(*arguments: Any) -> Any:
-    """The server's application in a replica, with a pause of 10 ms before each step: a request takes seconds anywhere."""
+    """The server's application in a replica, with a pause of 30 ms before each step: a request takes seconds anywhere."""
     from colar.cli import serve
     from colar.engine.engine import Engine
 
     step = Engine.step
 
     def after_a_pause(engine: Engine) -> Any:
-        time.sleep(0.01)
+        time.sleep(0.03)
         return step(engine)
 
     Engine.step = after_a_pause  # type: ignore[method-assign]
