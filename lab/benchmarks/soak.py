@@ -10,8 +10,9 @@ Their requests differ in factor, limits, question and seed. Of these
     10%    are cancelled in the middle of their stream
 
 and at random forwards raise, which ends all requests that have started, and forwards and allocations of the cache find
-no memory, which ends a request that has started alone. Afterwards a quiet engine answers the same requests. The table goes to stdout, then one JSON line; the exit
-code is 1 where a request was lost, ended twice or was answered differently, or where memory grew.
+no memory, which ends a request that has started alone. Afterwards a quiet engine answers the same requests. The table
+goes to stdout, then one JSON line; the exit code is 1 where a request was lost, ended twice or was answered
+differently, or where memory grew.
 """
 
 from __future__ import annotations
