@@ -11,8 +11,8 @@ Their requests differ in factor, limits, question and seed. Of these
 
 and at random forwards raise, which ends all requests that have started, and forwards and allocations of the cache find
 no memory, which ends a request that has started alone. Afterwards a quiet engine answers the same requests. The table
-goes to stdout, then one JSON line; the exit code is 1 where a request was lost, ended twice or was answered differently,
-or where memory grew.
+goes to stdout, then one JSON line; the exit code is 1 where a request was lost, ended twice or was answered
+differently, or where memory grew.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Soak:
                         return
                     outcome = await self._ask(served, planned)
                     self.outcomes[planned.fate, outcome] += 1
-                    bar.update()
+                    bar.advance()
 
             for start in range(0, len(plans), every):
                 queue = iter(plans[start : start + every])

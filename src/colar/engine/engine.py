@@ -119,9 +119,10 @@ class Engine:
         self._release_if_idle()
 
     def _drop_started(self) -> None:
-        """Remove all requests that have started, and the cache: what they have left in it may be NaN."""
+        """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
+        for tensor in self.cache.tensors():
+            tensor.zero_()
         self.prefill = Prefill()
-        self.cache.release()
         self.running = self._no_rows()
 
     def _release_if_idle(self) -> None:
@@ -253,9 +254,10 @@ class Engine:
         if no_memory:
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
+            self.cache.release()
+            devices.empty_cache(self.lm.device)
         started = [*map(self.running.restarted, range(len(self.running))), *self.prefill.entries]
         self._drop_started()
-        devices.empty_cache(self.lm.device)
         if no_memory and len(started) > 1:
             self.scheduler.most_rows = len(started) // 2
             self.scheduler.put_back(started)
