@@ -317,7 +317,7 @@ class Thought:
 
 def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
     lm, _ = build("cot")
-    lm.template.closing_id = SEPARATOR
+    lm.template.separator_id = SEPARATOR
     a, b, c = PLAN, RESULT, Token(3, "operand")
     training = [[a, b], [c]]
     assert groups_thought(lm, training, Thought()) == training

@@ -223,7 +223,7 @@ def naive_soft(lm, logits, n):
 def test_a_thought_is_the_likeliest_tokens_mixed(family):
     lm, method = build(family)
     logits = torch.randn(3, lm.vocabulary_size, generator=torch.Generator().manual_seed(0)) * 3
-    logits[1, lm.template.closing_id] = 20.0
+    logits[1, lm.template.separator_id] = 20.0
     thought = method.think(lm, think_state(lm, logits))
     assert thought.done.tolist() == [False, True, False]
     assert thought.token_ids.tolist() == [-1, -1, -1]
@@ -231,7 +231,7 @@ def test_a_thought_is_the_likeliest_tokens_mixed(family):
         torch.testing.assert_close(
             thought.embeds[b], naive_soft(lm, logits[b], LIKELIEST), rtol=1e-4, atol=1e-5
         )
-    stop = logits.softmax(-1)[:, lm.template.closing_id]
+    stop = logits.softmax(-1)[:, lm.template.separator_id]
     torch.testing.assert_close(thought.info["stop_probability"], stop)
 
 
@@ -257,9 +257,9 @@ def test_one_token_is_its_embedding(lm):
 def test_the_stop_is_drawn_by_the_rows_own_noise():
     """At a probability of a half: about half of 400 seeds stop, each as it does alone, and greedy rows as argmax has it."""
     lm, method = build()
-    other = 7 if lm.template.closing_id != 7 else 8
+    other = 7 if lm.template.separator_id != 7 else 8
     logits = torch.full((400, lm.vocabulary_size), -30.0)
-    logits[:, [other, lm.template.closing_id]] = torch.tensor([0.0, 0.01])
+    logits[:, [other, lm.template.separator_id]] = torch.tensor([0.0, 0.01])
     sampled = Decoding(1.0, 1.0, 1.0)
     done = method.think(lm, think_state(lm, logits, sampled)).done
     assert 150 < int(done.sum()) < 250

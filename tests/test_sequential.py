@@ -115,7 +115,7 @@ def test_labels_of_a_short_last_group_end_with_the_separator() -> None:
     """Five tokens at c = 2: (1 2) (3 4) (5 #); at c = 5: (1 2 3 4 5), whose end the next position says."""
     chain, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]), torch.tensor([5, 5])
     starts, sizes = torch.tensor([[0, 2, 4], [0, 0, 0]]), torch.tensor([[2, 2, 2], [5, 5, 5]])
-    ids, real = tokens_from(chain, lengths, starts, sizes, closing_id=9)
+    ids, real = tokens_from(chain, lengths, starts, sizes, separator_id=9)
     assert [ids[0, k][real[0, k]].tolist() for k in range(3)] == [[1, 2], [3, 4], [5, 9]]
     assert ids[1, 0][real[1, 0]].tolist() == [1, 2, 3, 4, 5]
 
@@ -241,7 +241,7 @@ def test_outputs_to_read_have_the_tokens_that_were_chosen(c: float) -> None:
             i
             for info in output.completion.thought_info()
             for i in info["group_ids"].tolist()
-            if i >= 0 and i != lm.template.closing_id
+            if i >= 0 and i != lm.template.separator_id
         ]
         assert "".join(record["thoughts"]) == lm.template.tokenizer.decode(chosen, skip_special_tokens=True)
     assert sum(len(record["thoughts"]) for record in records) > 2

@@ -182,7 +182,7 @@ def updating(name: str, how: str, n: int, args: argparse.Namespace) -> Iterator[
     lora = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
     lm, method = load_model(args.backbone, "bfloat16", name, best_device(), lora)
     # Rows end with a token that there is.
-    lm.template.eos_id = lm.template.closing_id
+    lm.template.eos_id = lm.template.separator_id
     examples = [example for example in load_chains(args.source, args.data_dir)[: 2 * n] if example.steps]
     rows = [method.encode(lm.template, each, Random(0), 0.0) for each in examples[:n]]
     tensors = {key: column.to(lm.device) for key, column in Batch.collate(rows).tensors().items()}

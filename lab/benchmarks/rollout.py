@@ -191,7 +191,7 @@ def published(lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollout
         )
 
     # Answer: `generate` reads everything again. Without an EOS token it does all of the work that is given.
-    separator = lm.embed(torch.full((len(job.ids), 1), lm.template.closing_id, device=lm.device))
+    separator = lm.embed(torch.full((len(job.ids), 1), lm.template.separator_id, device=lm.device))
     fed = torch.cat([question, *latents, separator], dim=1)
     mask = torch.nn.functional.pad(mask, (0, 1), value=1)
     lm.causal_lm.generation_config.eos_token_id = None

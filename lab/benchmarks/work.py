@@ -112,12 +112,12 @@ class Unending(base.Method):
     def _whole_group(self, lm: LatentLM, state: ThinkState) -> Thought:
         """A thought of the sequential head, while no token is the separator: that would end its group early."""
         template = lm.template
-        closing_id = template.closing_id
-        template.closing_id = NO_TOKEN
+        separator_id = template.separator_id
+        template.separator_id = NO_TOKEN
         try:
             thought: Thought = self.method.think(lm, state)
         finally:
-            template.closing_id = closing_id
+            template.separator_id = separator_id
         return thought
 
     def encode(self, *args: Any) -> Any:
@@ -326,7 +326,7 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
     thinking = time.perf_counter() - started
 
     # The answer: `generate` reads questions, latents and separators once more, without the cache.
-    separator = lm.embed(torch.full((len(job.ids), 1), lm.template.closing_id, device=lm.device))
+    separator = lm.embed(torch.full((len(job.ids), 1), lm.template.separator_id, device=lm.device))
     times = Times()
     lm.causal_lm.generation_config.eos_token_id = None
     lm.causal_lm.generate(

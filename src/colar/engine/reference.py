@@ -58,7 +58,7 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
         yield Event(request, "thought", int(thought.token_ids), embed=embed_D, info=info)
 
     # Answering: the separator is fed, whether the method or the limit ended the thinking, then each chosen token.
-    token_id = lm.template.closing_id
+    token_id = lm.template.separator_id
     reason = "length"
     for _ in range(request.decoding.max_completion_length):
         fed_1TD = torch.cat([fed_1TD, embed(lm, [token_id])], dim=1)

@@ -269,7 +269,7 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
         # While a row thinks, each of its steps has fed one thought. Rows at their limit think too: that tells whether
         # they are cut. A row that answers next feeds the separator, which is filled on the device: nothing is sent.
         ends_B = thoughts.done | (rows.step_N[rows_B] >= rows.max_latents_N[rows_B])
-        separator_1D = lm.embed(rows_B.new_full((1,), lm.template.closing_id)).to(hidden_ND.dtype)
+        separator_1D = lm.embed(rows_B.new_full((1,), lm.template.separator_id)).to(hidden_ND.dtype)
         fed_BD = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
         chosen.embeds_ND[rows_B] = fed_BD
         readback_3N[1:, rows_B] = torch.stack([thoughts.done.long(), thoughts.token_ids])

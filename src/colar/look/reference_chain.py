@@ -128,7 +128,7 @@ def groups_thought(
             break
         # The separator in a group stands where the reference has a token, or behind its last one.
         thought_of.append(tokens[start : start + len(ids)])
-        start += sum(token_id != lm.template.closing_id for token_id in ids)
+        start += sum(token_id != lm.template.separator_id for token_id in ids)
     if start < len(tokens):
         thought_of.append(tokens[start:])
     return thought_of

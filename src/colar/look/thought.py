@@ -120,7 +120,7 @@ class ThoughtReader:
 
     def wanted(self, token_id: int, info: Mapping[str, Tensor]) -> int:
         """The number of nearest tokens by which `read` reads a thought: tokens that were chosen are their own text."""
-        ids, _ = chosen_tokens(token_id, info, self.template.closing_id)
+        ids, _ = chosen_tokens(token_id, info, self.template.separator_id)
         return self.most if self.neighbours or not ids else 0
 
     def read(self, token_id: int, info: Mapping[str, Tensor], near: Sequence[Neighbour]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class ThoughtReader:
         `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens. A
         chosen token that is none of them has no cosine.
         """
-        ids, logprobs = chosen_tokens(token_id, info, self.template.closing_id)
+        ids, logprobs = chosen_tokens(token_id, info, self.template.separator_id)
         ordered = bool(ids)
         if ordered:
             text = self._text.add(ids)
@@ -162,7 +162,7 @@ class ThoughtReader:
 
 
 def chosen_tokens(
-    token_id: int, info: Mapping[str, Tensor], closing_id: int
+    token_id: int, info: Mapping[str, Tensor], separator_id: int
 ) -> tuple[list[int], list[float | None]]:
     """The tokens that a thought was chosen as, and their log-probs where they are known; none for other latents."""
     if token_id >= 0:
@@ -173,7 +173,7 @@ def chosen_tokens(
         return [], []
     pairs = zip(chosen, info["group_logps"].tolist(), strict=False)
     # The token that closes the reasoning may end a group, and is no part of it.
-    own = [(token_id, logprob) for token_id, logprob in pairs if token_id != closing_id]
+    own = [(token_id, logprob) for token_id, logprob in pairs if token_id != separator_id]
     return [token_id for token_id, _ in own], [logprob for _, logprob in own]
 
 

@@ -221,12 +221,12 @@ class Colar(GroupMethod, ScaledMethod):
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
-        closing_id = lm.template.closing_id
+        separator_id = lm.template.separator_id
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             (continue_L,) = lm.reduce_logits(
                 lambda logits_LV, temperature_L: (
-                    losses.continue_logps(logits_LV, temperature_L, closing_id),
+                    losses.continue_logps(logits_LV, temperature_L, separator_id),
                 ),
                 thoughts.hidden,
                 thoughts.temperature,
@@ -266,16 +266,16 @@ class Colar(GroupMethod, ScaledMethod):
 
         info = {}
         if state.wants_info:
-            closing_id = lm.template.closing_id
+            separator_id = lm.template.separator_id
             # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
             spread = {"sigma": log_std_BD.exp()} if self.has_density else {}
             info = {
                 "mu": mean_BD,
                 **spread,
-                "stop_probability": probability(closing_id, logits_BV),
+                "stop_probability": probability(separator_id, logits_BV),
                 # At each row's own temperature, 1 where it is 0.
                 "stop_logp": token_logps(
-                    logits_BV, state.temperature, torch.full_like(state.step, closing_id)
+                    logits_BV, state.temperature, torch.full_like(state.step, separator_id)
                 ),
                 # Mean over the dimensions; 0 where the latent was not drawn.
                 "latent_logp": gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1),
@@ -294,18 +294,18 @@ class Colar(GroupMethod, ScaledMethod):
 
         No token is chosen: whether it would be the separator takes the separator's probability alone.
         """
-        closing_id = lm.template.closing_id
+        separator_id = lm.template.separator_id
         greedy_B = state.temperature == 0
         modes = state.conditions.modes
         stops_B = torch.zeros_like(greedy_B)
         if modes.greedy:
             if self.config.stop == "majority":
-                stops_B = probability(closing_id, logits_BV) > 0.5
+                stops_B = probability(separator_id, logits_BV) > 0.5
             else:
-                stops_B = logits_BV.argmax(-1) == closing_id
+                stops_B = logits_BV.argmax(-1) == separator_id
         if not modes.drawn:
             return stops_B
-        drawn_B = is_drawn(closing_id, logits_BV, state.temperature, state.top_p, state.uniform(), modes)
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), modes)
         return torch.where(greedy_B, stops_B, drawn_B)
 
 

@@ -53,7 +53,7 @@ class Cot(base.Method):
         info = {}
         if state.wants_info:
             info["logp"] = token_logps(state.logits(), state.temperature, ids_B)
-        return Thought(lm.embed(ids_B), ids_B == lm.template.closing_id, ids_B, info)
+        return Thought(lm.embed(ids_B), ids_B == lm.template.separator_id, ids_B, info)
 
     # Reinforcement: a thought is a token like any other.
 

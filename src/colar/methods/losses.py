@@ -53,11 +53,11 @@ def log_probs(logits_XV: Tensor, temperature_X: Tensor | None) -> Tensor:
     return logits_XV.log_softmax(-1)
 
 
-def continue_logps(logits_LV: Tensor, temperature_L: Tensor, closing_id: int) -> Tensor:
+def continue_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> Tensor:
     """log(1 - p[###]) of each thought, (L,): that another one comes."""
     scaled_LV = logits_LV / temperature_L[:, None]
     # As the mass of all other tokens, without the 1 - p: exact where stopping is nearly certain, too.
-    closing = devices.constant((closing_id,), logits_LV.device)
+    closing = devices.constant((separator_id,), logits_LV.device)
     others_LV = scaled_LV.index_fill(1, closing, -math.inf)
     return others_LV.logsumexp(-1) - scaled_LV.logsumexp(-1)
 

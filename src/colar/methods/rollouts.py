@@ -207,7 +207,7 @@ def logps_and_entropy(logits_MV: Tensor, ids_M: Tensor, temperature_M: Tensor) -
 def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
     B = rollouts.question_ids.shape[0]
-    closing_B1 = _closing_id(lm, rollouts.question_ids.device).expand(B, 1)
+    closing_B1 = _separator_id(lm, rollouts.question_ids.device).expand(B, 1)
     question_BQD = lm.embed(rollouts.question_ids)
     # Nothing is chosen after the last token: it is not fed.
     fed_tokens_B = (rollouts.token_lengths - 1).clamp(min=0)
@@ -235,7 +235,7 @@ def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
 def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
     """(B, N) ids: the separator where the row could stop, then the answer's tokens."""
     B, K = rollouts.thought_ids.shape
-    closing_BK = _closing_id(lm, rollouts.token_ids.device).expand(B, K + 1)
+    closing_BK = _separator_id(lm, rollouts.token_ids.device).expand(B, K + 1)
     return ragged.pack(
         (closing_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
     )
@@ -247,5 +247,5 @@ def _mean_or_nan(values_BN: Tensor, where_BN: Tensor) -> Tensor:
     return ragged.row_mean(values_BN, where_BN).masked_fill(~where_BN.any(-1), torch.nan)
 
 
-def _closing_id(lm: LatentLM, device: torch.device) -> Tensor:
-    return devices.constant((lm.template.closing_id,), device)
+def _separator_id(lm: LatentLM, device: torch.device) -> Tensor:
+    return devices.constant((lm.template.separator_id,), device)

@@ -155,9 +155,9 @@ class Ruplar(base.Method):
         )
         info = {}
         if state.wants_info:
-            info["stop_probability"] = probability(lm.template.closing_id, logits_BV)
+            info["stop_probability"] = probability(lm.template.separator_id, logits_BV)
         soft_BD = soft_token(lm, logits_BV, LIKELIEST)
-        return Thought(soft_BD, chosen_B == lm.template.closing_id, torch.full_like(chosen_B, -1), info)
+        return Thought(soft_BD, chosen_B == lm.template.separator_id, torch.full_like(chosen_B, -1), info)
 
 
 def soft_token(lm: LatentLM, logits_BV: Tensor, n: int) -> Tensor:

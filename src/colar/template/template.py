@@ -107,8 +107,6 @@ class Template:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
-        self.closing_id = self.separator_id
-        """Closes the reasoning: the separator that opens it, once more."""
         self.eos_id: int = tokenizer.eos_token_id
 
         self._control = ControlTokens(tokenizer, self.separator_id)
@@ -172,7 +170,7 @@ class Template:
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
-        return [self.closing_id, *self._cached_text_ids(answer.strip()), self.eos_id]
+        return [self.separator_id, *self._cached_text_ids(answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
@@ -333,7 +331,7 @@ class Template:
         """
         self.n_known = n_known
         bos = [] if self.bos_id is None else [self.bos_id]
-        self.require_known([*bos, self.separator_id, self.closing_id, self.eos_id])
+        self.require_known([*bos, self.separator_id, self.eos_id])
 
     def require_known(self, ids: list[int]) -> None:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""

@@ -90,7 +90,7 @@ class Groups:
         )
 
 
-def choose_first(state: ThinkState, closing_id: int) -> Tensor:
+def choose_first(state: ThinkState, separator_id: int) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops."""
     logits_BV, conditions = state.logits(), state.conditions
     # No draw: its noise would cost more than the choice.
@@ -102,27 +102,27 @@ def choose_first(state: ThinkState, closing_id: int) -> Tensor:
         return first_B
 
     def token_if_no_stop(at: Any) -> Tensor:
-        others_XV = without(logits_BV[at], closing_id)
+        others_XV = without(logits_BV[at], separator_id)
         uniform_X = state.uniform(noise.TOKEN, 1)[at]
         return sample_tokens(
             others_XV, state.latent_temperature[at], state.top_p[at], uniform_X, conditions.latent_modes
         )
 
-    again_B = (state.temperature != state.latent_temperature) & (first_B != closing_id)
+    again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
     return devices.where_rows(again_B, token_if_no_stop, first_B)
 
 
 def first_logps(
-    logits_BV: Tensor, closing_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
+    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
 ) -> Tensor:
     """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
     logps_B = token_logps(logits_BV, temperature_B, first_B)
-    again_B = (temperature_B != latent_temperature_B) & (first_B != closing_id)
+    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
 
     def in_two_choices(at: Any) -> Tensor:
         scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
-        continue_X = continue_logps(logits_BV[at].float(), scale_X, closing_id)
-        token_X = token_logps(without(logits_BV[at], closing_id), latent_temperature_B[at], first_B[at])
+        continue_X = continue_logps(logits_BV[at].float(), scale_X, separator_id)
+        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
         return continue_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
 
     return devices.where_rows(again_B, in_two_choices, logps_B)
@@ -157,7 +157,7 @@ def choose_groups(
     if unites_digits_B is None:
         unites_digits_B = torch.zeros_like(first_B, dtype=torch.bool)
     open_groups = OpenGroups(first_B, rules.units, rules.equations, unites_digits_B)
-    going_X = (token_X != lm.template.closing_id) & open_groups.open(rows_X)
+    going_X = (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
@@ -170,7 +170,7 @@ def choose_groups(
         joins_X = _joins(groups, draw, going_X, rules, open_groups, wants_logps)
         groups.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
         open_groups.add(rows_X, token_X)
-        going_X = joins_X & (token_X != lm.template.closing_id) & open_groups.open(rows_X)
+        going_X = joins_X & (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     return groups
 
 

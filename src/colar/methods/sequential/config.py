@@ -109,7 +109,7 @@ def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[in
             "method.shortlist is counted in the training chains, but no row has a chain: "
             "give method.shortlist_ids, or leave it out"
         )
-    ids.add(template.closing_id)
+    ids.add(template.separator_id)
     progress.say(f"shortlist: {len(ids):,} tokens, of {len(template.tokenizer):,}")
     return tuple(sorted(ids))
 

@@ -83,7 +83,7 @@ class GroupDecoder(nn.Module):
 
 
 def tokens_from(
-    chain_ids: Tensor, chain_lengths: Tensor, starts_BK: Tensor, sizes_BK: Tensor, closing_id: int
+    chain_ids: Tensor, chain_lengths: Tensor, starts_BK: Tensor, sizes_BK: Tensor, separator_id: int
 ) -> tuple[Tensor, Tensor]:
     """The labels of each group, (B, K, G), and which of them are real: the tokens from its start on, up to its size.
 
@@ -91,7 +91,7 @@ def tokens_from(
     """
     # One column more than the longest chain: there stands the separator of the longest row.
     end_B1 = chain_lengths[:, None]
-    closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, closing_id)
+    closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, separator_id)
     # Behind a row's last group the starts are the chain's length: no ### is a label there.
     left_BK = torch.where(starts_BK < end_B1, end_B1 + 1 - starts_BK, 0)
     return grouping.tokens_of_groups(closed_BT, torch.minimum(sizes_BK, left_BK), starts_BK)
@@ -111,9 +111,9 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
     return ragged.take_masked(torch.stack(places, dim=1), real_MG)
 
 
-def without(logits_PV: Tensor, closing_id: int) -> Tensor:
+def without(logits_PV: Tensor, separator_id: int) -> Tensor:
     """The logits given that the separator is not chosen."""
-    closing = devices.constant((closing_id,), logits_PV.device)
+    closing = devices.constant((separator_id,), logits_PV.device)
     return logits_PV.index_fill(1, closing, -torch.inf)
 
 
@@ -157,13 +157,13 @@ def thought_logps(
     )
 
     # That a thought comes at all was decided before its first token was drawn.
-    closing_id = lm.template.closing_id
+    separator_id = lm.template.separator_id
 
     def reduce(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
     ) -> tuple[Tensor, ...]:
-        (token_logps_X,) = chosen_logps(without(logits_XV, closing_id), first_X, scale_X)
-        return token_logps_X, continue_logps(logits_XV, temperature_X, closing_id)
+        (token_logps_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
+        return token_logps_X, continue_logps(logits_XV, temperature_X, separator_id)
 
     token_logps_L, continue_L = lm.reduce_logits(
         reduce, actions.hidden, first_L, scale_L, actions.temperature

@@ -182,7 +182,7 @@ class Sequential(GroupMethod):
         if ahead:
             all_BK = torch.maximum(own_BK, self._lookahead_counts(batch, groups))
         ids_BKG, real_BKG = decoder.tokens_from(
-            batch.chain_ids, batch.chain_lengths, groups.starts_BK, all_BK, lm.template.closing_id
+            batch.chain_ids, batch.chain_lengths, groups.starts_BK, all_BK, lm.template.separator_id
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
         weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
@@ -271,13 +271,13 @@ class Sequential(GroupMethod):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
-        closing_id = lm.template.closing_id
-        first_B = choice.choose_first(state, closing_id)
+        separator_id = lm.template.separator_id
+        first_B = choice.choose_first(state, separator_id)
         rules = self._rules(lm, state)
         groups = choice.choose_groups(lm, state.hidden, first_B, rules, state.wants_info)
         return Thought(
             embeds=_latents_of_groups(lm, groups.ids, rules.equations).to(state.hidden.dtype),
-            done=first_B == closing_id,
+            done=first_B == separator_id,
             token_ids=torch.full_like(state.step, -1),
             info=self._info(lm, state, groups, rules.equations) if state.wants_info else {},
         )
@@ -304,13 +304,13 @@ class Sequential(GroupMethod):
         self, lm: LatentLM, state: ThinkState, groups: Groups, equations: Equations | None
     ) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
-        logits_BV, closing_id = state.logits(), lm.template.closing_id
+        logits_BV, separator_id = state.logits(), lm.template.separator_id
         first_B, temperature_B = groups.ids[:, 0], state.temperature
         if state.conditions.one_temperature:
             first_logp_B = token_logps(logits_BV, temperature_B, first_B)
         else:
             first_logp_B = choice.first_logps(
-                logits_BV, closing_id, temperature_B, state.latent_temperature, first_B
+                logits_BV, separator_id, temperature_B, state.latent_temperature, first_B
             )
         # Tokens that were not drawn are no choice, unless the request is greedy altogether.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
@@ -325,7 +325,7 @@ class Sequential(GroupMethod):
             "group_low_confidence": groups.low_confidence,
             "endings": groups.endings,
             "logp": first_logp_B + rest_B,
-            "stop_probability": probability(closing_id, logits_BV),
+            "stop_probability": probability(separator_id, logits_BV),
         }
 
     def _units(self, state: ThinkState) -> Tensor:
@@ -346,5 +346,5 @@ def _merged(lm: LatentLM, batch: Batch, groups: ChainGroups) -> MergedChains:
 def _latents_of_groups(lm: LatentLM, ids: Tensor, equations: Equations | None) -> Tensor:
     """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
     # The separator that ends a group is no part of it.
-    real = (ids != NOTHING) & (ids != lm.template.closing_id)
+    real = (ids != NOTHING) & (ids != lm.template.separator_id)
     return merging.merge_groups(lm, ids, real, equations)
