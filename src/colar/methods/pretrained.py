@@ -69,6 +69,9 @@ def save_pretrained(
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
+    for key in ("metrics", "recipe"):
+        # The card shows them.
+        check_holds(f"run.{key}", isinstance(run.get(key, {}), dict), run.get(key), "keys and values")
     return save(lm, method, folder, run, card_of(lm, method, run))
 
 
