@@ -212,8 +212,7 @@ def test_a_cache_can_be_used_again_after_an_error(colar):
             starve(kept, Runs({at}, OOM[0]))
             with pytest.raises(torch.OutOfMemoryError):
                 kept.reserve(CacheSize(4, 64), rows=2)
-            kept.release()
-            assert kept.positions == 0
+            assert (kept.positions, kept.size) == (0, EMPTY)
             for size in (CacheSize(2, 48), CacheSize(3, 64), CacheSize(2, 48)):
                 kept.reserve(size)
                 assert kept.positions == size.positions

@@ -137,13 +137,17 @@ class SlotCache(Cache):  # type: ignore[misc]
     def reserve(self, size: CacheSize, rows: int = 0) -> None:
         """Change the size; the first `rows` slots are preserved.
 
-        While a layer is changed, its old keys or values are there beside the new ones. After an error, for example
-        where memory runs out, the cache has to be released.
+        While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
+        memory runs out, leaves an empty cache.
         """
         if not rows and size != self.size:
             self.release()
-        for layer in self._allocated_layers():
-            layer.resize(size, rows)
+        try:
+            for layer in self._allocated_layers():
+                layer.resize(size, rows)
+        except BaseException:
+            self.release()
+            raise
         self.size = size
 
     def release(self) -> None:

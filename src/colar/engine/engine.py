@@ -120,8 +120,7 @@ class Engine:
 
     def _drop_started(self) -> None:
         """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
-        for tensor in self.cache.tensors():
-            tensor.zero_()
+        self.cache.wipe(list(range(self.cache.size.slots)))
         self.prefill = Prefill()
         self.running = self._no_rows()
 
