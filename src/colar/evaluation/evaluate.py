@@ -1,7 +1,7 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
 Records are appended as requests finish, so a killed evaluation resumes where it was. The report is a fold over them
-(`report.py`), whatever their order. The judge is `data/judge/answers.py`, the same as
+(`report.py`) in any order. The judge is `data/judge/answers.py`, the same as
 for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
 same question, and several processes that share the questions give the records that one gives.
 """

@@ -280,7 +280,7 @@ def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
 
 
 def _data(report: Report) -> str:
-    """What was asked: data sets with their numbers of questions, decoding and training seeds."""
+    """Data sets with their numbers of questions, decoding and training seeds, as one line."""
     # Rows of single runs: only they have a training seed.
     rows = [row for row in report.rows if row.dataset != AVERAGE]
     facts = []

@@ -38,7 +38,7 @@ CAUSES = {
     "wrong": "the answer is wrong, and there is no chain to compare with",
 }
 THOUGHTS = ("own", "shuffled", "zeroed", "none")
-"""What a system thought, in the order of the table's columns."""
+"""Kinds of thoughts that a system was given, in the order of the table's columns."""
 
 
 def render(
