@@ -295,7 +295,7 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Examp
             # Earlier versions did not save all of them.
             {names.get(key, key): saved_clock.get(key, value) for key, value in begun_with.items()},
             {names.get(key, key): value for key, value in begun_with.items()},
-            "some rows would be seen twice and others never: give the model and the rows that it was begun with, "
+            "some of the rows would be seen twice and others never: give the model and rows that it was begun with, "
             "and the same per_device_train_batch_size x gradient_accumulation_steps x processes, or another folder",
         )
     return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
