@@ -1,6 +1,5 @@
 """The page that a run leaves in its folder."""
 
-
 import pytest
 from inspect_data import data_of
 
