@@ -101,7 +101,7 @@ class Python(Surface):
         value = odd(random)
         # Python itself says what is no path, or no text to write.
         while field in ("path_or_id", "folder", "card", "backbone") and (
-            not isinstance(value, str) or "\0" in value
+            not isinstance(value, str) or "\0" in value or "\ud800" in value
         ):
             value = odd(random)
         return [name, field, value, random.randrange(3)]
