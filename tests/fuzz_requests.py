@@ -100,7 +100,9 @@ class Python(Surface):
         field = random.choice(self.FIELDS[name])
         value = odd(random)
         # Python itself says what is no path, or no text to write.
-        while field in ("path_or_id", "folder", "backbone") and (not isinstance(value, str) or "\0" in value):
+        while field in ("path_or_id", "folder", "backbone") and (
+            not isinstance(value, str) or "\0" in value or "\ud800" in value
+        ):
             value = odd(random)
         return [name, field, value, random.randrange(3)]
 

@@ -91,12 +91,9 @@ def test_a_variant_by_hand():
     completions[3] = completion("no idea", 6, 0.6)
     found = inspection.outcome_of(examples, completions)
     assert found["right"] == [True, True, True, False]
-    assert (found["n"], found["accuracy"]["mean"], found["length"]["mean"]) == (4, 0.75, 3.0)
-    # sd of 1, 2, 3, 6 is sqrt(14 / 3).
-    half = 1.959964 * math.sqrt(14 / 3 / 4)
-    assert found["length"]["interval"] == pytest.approx((3 - half, 3 + half))
-    assert found["seconds"]["mean"] == pytest.approx(0.3)
-    assert found["forward_passes"]["mean"] == 5.0
+    assert (found["n"], found["accuracy"]["mean"], found["length"]) == (4, 0.75, 3.0)
+    assert found["seconds"] == pytest.approx(0.3)
+    assert found["forward_passes"] == 5.0
     # sd of 1, 1, 1, 0 is 1/2.
     half = 1.959964 / 4
     assert found["accuracy"]["interval"] == pytest.approx((0.75 - half, 0.75 + half))
