@@ -29,9 +29,9 @@ from colar.cli import build_parser, main, underscored
 from colar.cli import serve as command
 from colar.serve import app, ray_serve
 
-SHORT = ["--max_latents", "300", "--max_completion_length", "12", "--decoding", "sampled"]
-LONG = {"thinking_token_budget": 250, "seed": 1, "stream": True}
-"""Thinks for eight seconds in a replica: a busy machine opens all streams, and sees them, before the first one ends."""
+SHORT = ["--max_latents", "120", "--max_completion_length", "12", "--decoding", "sampled"]
+LONG = {"thinking_token_budget": 120, "seed": 6, "stream": True}
+"""Thinks to its limit, for four seconds in a replica: a busy machine opens all streams, and sees them, before one ends."""
 
 
 @pytest.fixture(scope="module")
