@@ -134,6 +134,16 @@ def test_a_prompt_does_not_depend_on_the_day(head, wanted):
     assert template.chat.digest != plain.chat.digest
 
 
+@pytest.mark.parametrize(
+    "call", ["{% set f = '%Y' %}{{ strftime_now(f) }}", "{{ strftime_now(format='%Y') }}"]
+)
+def test_a_day_whose_format_is_not_written_out_is_refused(call):
+    tokenizer = chat_tokenizer("qwen2.5")
+    tokenizer.chat_template = call + TEMPLATES["qwen2.5"]
+    with pytest.raises(ValueError, match="writes today's date in a format"):
+        Template(CHAT, tokenizer)
+
+
 # Texts
 
 

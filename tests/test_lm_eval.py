@@ -340,13 +340,14 @@ def test_the_words_themselves_stay_as_they_are(words):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(None, 32), ("auto", 32), ("auto:4", 32), ("16", 16), (4, 4)]
+    ("given", "expected"),
+    [((None, None), 32), (("auto", None), 32), (("auto:4", 8), 8), (("16", None), 16), ((4, 64), 4)],
 )
 def test_rows_of_a_batch(given, expected):
-    assert lm_eval.rows(given) == expected
+    assert lm_eval.rows(*given) == expected
 
 
-@pytest.mark.parametrize("wrong", [0, "-3"])
+@pytest.mark.parametrize("wrong", [0, "-3", "many"])
 def test_rows_that_are_none(wrong):
-    with pytest.raises(ValueError, match="batch_size must be a number, 1 or more, got"):
-        lm_eval.rows(wrong)
+    with pytest.raises(ValueError, match="batch_size must be auto or a whole number, 1 or more"):
+        lm_eval.rows(wrong, None)

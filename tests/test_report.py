@@ -317,6 +317,9 @@ def test_runs_are_told_of_every_data_set_whichever_was_asked_once(once: str) -> 
             records += [{**row, "id": f"{dataset}/{row['id']}"} for row in system("CoT", answers, **more)]
     made = fold(records)
     assert "Means over 1 or 3 training runs" in render(made)
+    [row] = [line for line in render(made).splitlines() if line.startswith("| CoT | 50.0")]
+    # Accuracy and #L of both and of their average; the average has no interval over runs: one data set has none.
+    assert row.split("|")[-2].strip() == "–"
 
 
 def test_runs_are_paired_together_and_one_run_each_pools_nothing() -> None:

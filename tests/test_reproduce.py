@@ -48,12 +48,11 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 
 SCRIPTS = (
-    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh",
-    "smollm2_sequential.sh",
+    "table1.sh", "table2.sh", "table2_sequential.sh", "c_curves.sh", "sequential.sh", "smollm2_sequential.sh",
 )  # fmt: skip
 
 
-RESUMED = ("table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh")
+RESUMED = ("table1.sh", "table2.sh", "table2_sequential.sh")
 """Those that run nothing twice: given again, they report alone."""
 
 

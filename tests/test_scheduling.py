@@ -438,6 +438,26 @@ def test_many_callers_at_once(colar):
     assert events[-1].kind == "finished"
 
 
+def test_callers_of_two_loops_at_once_are_refused(colar):
+    """The events of the first one would come to the second one's loop."""
+
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 2))
+        events = engine.stream(colar.requests[0])
+        await anext(events)
+
+        async def other():
+            return await engine.generate(colar.requests[1])
+
+        with pytest.raises(RuntimeError, match="callers of one event loop at a time"):
+            await asyncio.to_thread(asyncio.run, other())
+        rest = [event async for event in events]
+        await engine.close()
+        return rest
+
+    assert serve(main())[-1].kind == "finished"
+
+
 def test_callers_who_leave_or_ask_for_the_impossible(colar):
     async def main():
         engine = AsyncEngine(Engine(colar.lm, colar.method, 2))

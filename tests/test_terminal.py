@@ -213,6 +213,17 @@ def test_a_log_file_gets_a_line_every_half_minute_with_the_time_left(monkeypatch
     ]
 
 
+def test_a_log_files_line_of_an_unknown_total_has_no_time_left(monkeypatch, capsys):
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    bar = progress.bar("generate")
+    for seconds in (31, 2):
+        now[0] += seconds
+        bar.update(5)
+    bar.close()
+    assert capsys.readouterr().err.splitlines() == ["generate: 5", "generate: 10"]
+
+
 def test_processes_beside_the_main_one_show_no_bar(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     with progress.bar("train", 2) as bar:

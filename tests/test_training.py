@@ -442,7 +442,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(
 
 
 def test_the_marker_of_earlier_versions_counts(tmp_path: Path, run_of_three_steps: Any) -> None:
-    """Their states are whole where they have digests.json; their recipes have keys that are gone."""
+    """Their states are whole where they have digests.json."""
     made, whole = run_of_three_steps
     folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
     state = folder.checkpoints / "checkpoint-3"

@@ -212,7 +212,7 @@ class Soak:
                         return
                     outcome = await self._ask(served, planned)
                     self.outcomes[planned.fate, outcome] += 1
-                    bar.advance()
+                    bar.update()
 
             for start in range(0, len(plans), every):
                 queue = iter(plans[start : start + every])

@@ -80,9 +80,9 @@ def digits_like(value: Fraction, like: str, keep_decimals: bool = False) -> str:
     shown = len(like.partition(".")[2])
     # A zero at the end shows that decimals are padded.
     padded = keep_decimals or (shown > 0 and like.endswith("0"))
-    finite_decimals(value)  # `decimal_text` is for these alone
+    places = max(finite_decimals(value), shown if padded else 0)
     whole, _, part = numbers.decimal_text(value).partition(".")
-    part = part.ljust(shown if padded else 0, "0")
+    part = part.ljust(places, "0")
     if "," in like:
         whole = f"{int(whole):,}"
     if like.startswith(".") and whole == "0":

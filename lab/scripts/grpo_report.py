@@ -2,7 +2,7 @@
 
     python lab/scripts/grpo_report.py runs/table2 --seeds 0 1 2 --output results/toy/grpo
 
-Reads what lab/reproduce/table2.sh, table2_sequential.sh or grpo_thoughts.sh leaves in its folder: the records of each
+Reads what lab/reproduce/table2.sh or table2_sequential.sh leaves in its folder: the records of each
 system's test (`test/<name>-<seed>`) and the history of each run that was reinforced. Writes differences.json and
 differences.md (paired differences on the same questions) and curves.png (reward, accuracy on validation rows, length,
 groups without spread; a line a training seed). `--committed` adds systems that another folder has tested, from its

@@ -3,8 +3,8 @@
     python lab/scripts/renumber_rows.py gsm8k-aug --versions 4 --seed 9 --output runs/renumbered/gsm8k-aug-4-9.jsonl
 
 The new rows, up to `--versions` for each row (lab/renumber), follow the source's own and have `~1`, `~2`, ... behind
-its id. None asks a question of the source's other splits or of a published test set of numbers. gsm8k-aug's 9,915 rows
-without its whole train.txt take five minutes.
+its id. None asks a question of the source's other splits or of the test sets gsm8k-aug, gsm8k, gsm-hard, svamp and
+multiarith, which must all be there. gsm8k-aug's 9,915 rows without its whole train.txt take five minutes.
 """
 
 from __future__ import annotations

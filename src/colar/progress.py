@@ -65,9 +65,9 @@ def bar(
     options: dict[str, Any] = {"mininterval": 0.1, "dynamic_ncols": True, "leave": None, "file": sys.stderr}
     if not sys.stderr.isatty():
         # A log file would keep every redraw. What takes less than half a minute leaves no line.
-        line = "{desc}: {n_fmt}/{total_fmt}{postfix}, {remaining} left"
-        options = {"mininterval": PLAIN_EVERY_S, "delay": PLAIN_EVERY_S, "bar_format": line, "position": 0}
-        options["file"] = _Lines()
+        of_total = "/{total_fmt}{postfix}, {remaining} left" if total else "{postfix}"
+        options = {"mininterval": PLAIN_EVERY_S, "delay": PLAIN_EVERY_S, "position": 0}
+        options |= {"bar_format": "{desc}: {n_fmt}" + of_total, "file": _Lines()}
     # By the clock and not by the count: steps take milliseconds or minutes.
     return tqdm(items, description, total, initial=done, miniters=1, disable=not is_main(), **options)
 

@@ -97,14 +97,12 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
 
 
 def splits_of(source: str) -> list[str]:
-    """List the splits that a source has; those of a user's folder are its files, and a file is one, called train."""
+    """List the splits of a source; a folder's are its files, and a file or Hub id is one, called train."""
     # A source's name wins over a folder that happens to be called so.
     if source in SOURCES:
         return list(SOURCES[source].splits)
     path = Path(source)
     if not path.is_dir():
-        if not path.is_file():
-            check_known("source", [source], SOURCES)
         return ["train"]
     splits = data_files.splits_in(path)
     if not splits:

@@ -61,7 +61,10 @@ class AsyncEngine:
         """
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._subscribers and loop is not self._loop:
+            raise RuntimeError("an AsyncEngine answers callers of one event loop at a time")
+        self._loop = loop
         subscriber: Subscriber = asyncio.Queue()
         # Set by the worker: this task may be cancelled before it would learn its number.
         number = -1

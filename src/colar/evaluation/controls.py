@@ -212,8 +212,10 @@ def evaluate_controls(
         with_latents = [replace(request, keep_latents=True) for request in requests]
         engine = Engine(model.lm, model.method, settings.batch_size)
         own = thoughts_of(model.lm, engine.generate(with_latents))
+        # All of them before the first answer: one question's thoughts cannot be shuffled.
+        thoughts = {kind: KINDS[kind](own, requests) for kind in missing}
         for kind in missing:
-            control = GivenThoughts(model.method, requests, KINDS[kind](own, requests))
+            control = GivenThoughts(model.method, requests, thoughts[kind])
             controlled = labelled(point, kind)
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))

@@ -161,8 +161,9 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
         if missing := [key for key in _REQUIRED if not isinstance(record, dict) or key not in record]:
             raise ValueError(f"{place(number)}: the record lacks {', '.join(missing)}")
         # The text "false" would count as true.
-        if not isinstance(record["correct"], bool):
-            raise ValueError(f"{place(number)}: correct must be true or false, got {record['correct']!r}")
+        for key in ("correct", "truncated"):
+            if not isinstance(record[key], bool):
+                raise ValueError(f"{place(number)}: {key} must be true or false, got {record[key]!r}")
         if record["dataset"] == AVERAGE:
             raise ValueError(
                 f"{place(number)}: {AVERAGE!r} is no dataset's name: the mean over datasets has it"

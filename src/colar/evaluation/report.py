@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colar import files
+from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.provenance import collect_provenance
@@ -83,16 +83,12 @@ def write(
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png; they leave out
     controls.
     """
-    # Loaded here: not all that evaluates draws.
-    from colar.evaluation import picture
-
     folder = Path(folder)
     if provenance is None:
         provenance = collect_provenance()
     report = fold(records, provenance, baseline, pairs)
     paths = picture_paths(folder, report)
     text = render_markdown(report, TITLE if title is None else title, [path.name for path in paths.values()])
-    # First the numbers: they are kept if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
     files.write_text(folder / "report.md", text)
     # Greedy and sampled answers of one system would lie over each other in one picture.
@@ -100,7 +96,13 @@ def write(
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         # Where every system is a control there is nothing else to show.
         rows = [row for row in rows if not row.system.is_control] or rows
-        picture.save(picture.accuracy_vs_length(rows), path)
+        # One of an earlier report would be taken for one of this report.
+        path.unlink(missing_ok=True)
+        with progress.warn_on_error(f"the picture {path.name}"):
+            # Imported here: matplotlib may be what fails.
+            from colar.evaluation import picture
+
+            picture.save(picture.accuracy_vs_length(rows), path)
     return report
 
 

@@ -31,7 +31,7 @@ except ImportError as error:
         "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
     ) from error
 
-from colar.checks import check_known, check_number
+from colar.checks import check_known
 from colar.data import sources
 from colar.data.judge.answers import verdict_by_type
 from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
@@ -59,8 +59,8 @@ class ColarLM(LM):  # type: ignore[misc]
 
     `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none;
     by default the checkpoint's own.
-    `batch_size` rows run at a time ("auto": 32). `weights` int8 or int4 quantises linear layers. All other arguments
-    are the method's per-request values (`compression_factor`, ...). ValueError names what is wrong.
+    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4 quantises linear layers.
+    All other arguments are the method's per-request values (`compression_factor`, ...). ValueError names what is wrong.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class ColarLM(LM):  # type: ignore[misc]
         backbone: str | None = None,
         device: str | None = None,
         batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
         max_latents: int | None = None,
         max_gen_toks: int | None = None,
         seed: int = 0,
@@ -83,7 +84,7 @@ class ColarLM(LM):  # type: ignore[misc]
         )
         self.params = registry.make_params(self.method, params)
         self.decoding = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
-        self.batch_size = rows(batch_size)
+        self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
 
     def set_cache_hook(self, cache_hook: Any) -> None:
@@ -142,14 +143,14 @@ def device_for(device: str | None) -> str:
     return "cpu" if device is None or device.startswith("cuda") else device
 
 
-def rows(batch_size: int | str | None) -> int:
-    """Rows that run at a time."""
+def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
+    """Rows that run at a time, from lm-eval's two options."""
     # lm-eval also has "auto:N" (measure the size anew N times): nothing is measured here.
     if batch_size is None or str(batch_size).startswith("auto"):
-        return BATCH_SIZE
-    number = int(batch_size)
-    check_number("batch_size", number, 1)
-    return number
+        return max_batch_size or BATCH_SIZE
+    if not str(batch_size).isdecimal() or int(batch_size) < 1:
+        raise ValueError(f"batch_size must be auto or a whole number, 1 or more, got {batch_size!r}")
+    return int(batch_size)
 
 
 def document_id(instance: Instance) -> str:

@@ -85,10 +85,11 @@ class RowReader:
     template: Template
 
     @classmethod
-    def of(cls, model: str, prompt_format: str = "auto") -> "RowReader":
+    def of(cls, model: str, prompt_format: str = "auto", separator: str | None = None) -> "RowReader":
         """The reader of a backbone, without its weights; `prompt_format` is plain, chat or auto.
 
-        auto is chat where the tokenizer has a chat template. ValueError where the backbone is not there.
+        auto is chat where the tokenizer has a chat template. `separator` is that of the template's config. ValueError
+        where the backbone is not there.
         """
         if model in backbones.BUILT_IN:
             backbone = backbones.load(model)
@@ -102,7 +103,7 @@ class RowReader:
                 f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
             )
         chosen: Format = "chat" if has_chat and prompt_format != "plain" else "plain"
-        return cls(model, config, Template(TemplateConfig(format=chosen), tokenizer))
+        return cls(model, config, Template(TemplateConfig(format=chosen, separator=separator), tokenizer))
 
     def tokens(self, example: Example) -> tuple[int, int, int]:
         """Tokens of a row's question, chain and answer."""

@@ -142,7 +142,8 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     if before == values and folder.recipe.exists():
         return
     # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-    reader = auto_recipe.RowReader.of(call.model, call.template)
+    separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
+    reader = auto_recipe.RowReader.of(call.model, call.template, separator)
     split = _split(call)
     too_long = reader.too_long(split.train)
     rows = {"train": without_too_long(split.train, too_long, "training rows", auto_recipe.LONGER)}

@@ -149,7 +149,9 @@ def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
     """Drop answers, and their times, that were not `asked` so: a stage was trained again, a limit or judge changed."""
     path = records.with_suffix(".json")
     before = files.read_json(path) if path.exists() else {}
-    before.pop("alone", None)
+    # Times of single questions, and a setting of earlier versions, which no answer depends on.
+    for key in ("alone", "compile"):
+        before.pop(key, None)
     if before != asked:
         records.unlink(missing_ok=True)
         files.write_json(path, asked)

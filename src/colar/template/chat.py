@@ -70,6 +70,11 @@ class ChatFormat:
         self.digest = files.digest([template])
         """Of the template's text, by which a checkpoint knows it again."""
         self._template = TODAY.sub(lambda call: repr(DAY.strftime(call[2])), template)
+        if "strftime_now(" in self._template:
+            raise ValueError(
+                "the tokenizer's chat template writes today's date in a format that is no text of its own: use "
+                "template.format: plain, or another chat template"
+            )
         self._skeletons: dict[tuple[str, ...], Skeleton] = {}
         self._drops_reasoning = CLOSE in template
         self.opening_ids: list[int] = []

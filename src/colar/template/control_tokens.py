@@ -116,7 +116,7 @@ class ControlTokens:
             return [self._unknown_id]
         raise ValueError(
             f"this tokenizer can write {token!r} as a control token only, but texts may contain it: "
-            "set template.separator to a longer text where it is the separator, or use another tokenizer"
+            "set template.separator to another token where it is the separator, or use another tokenizer"
         )
 
     def _ids_of(self, piece: str) -> list[int] | None:

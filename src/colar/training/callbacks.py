@@ -18,7 +18,7 @@ None holds a state that a resumed run could miss, but for the clock, whose secon
     update   ...   evaluation: accuracy 0.2 -> publish   ...   0.6 -> publish   ...   0.6 with a higher loss, 0.1
 
 Of equal accuracies the lower held-out loss wins, and then the earlier checkpoint. A curriculum is judged in its last
-stage only, where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT.
+stage only, where the model thinks as it will at test time: before that, the best of iCoT would be plain CoT.
 With `load_best_model_at_end` false the last weights are published at the end, and nothing before it.
 """
 

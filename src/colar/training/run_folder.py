@@ -32,10 +32,15 @@ WHOLE = "whole"
 """The last file of a resume state that is written, and the first that is removed."""
 MARKERS = (WHOLE, "digests.json")
 """Names of that file; the second one is that of earlier versions."""
+ANY = object()
 KEPT = 2
 """Newest resume states that are kept."""
-GONE = ("save_total_limit",)
-"""Keys of `training` that recipes of earlier versions have."""
+GONE: dict[str, dict[str, Any]] = {
+    "training": {"save_total_limit": ANY},
+    "data": {"renumber": 0},
+    "method": {"cot_epochs": 0, "body": "gelu", "body_width": ANY},
+}
+"""Keys that recipes of earlier versions have, with the value at which they did what is done now."""
 PREFIX = "checkpoint-"
 START = "weights of the start"
 """Key of recipe.json beside those of the recipe: a digest, where it starts from a checkpoint."""
@@ -129,8 +134,10 @@ class RunFolder:
     def _begun_recipe(self) -> dict[str, Any]:
         """The recipe that the run here began with, by the keys of this version."""
         recipe: dict[str, Any] = files.read_json(self.recipe)
-        for key in GONE:
-            recipe.get("training", {}).pop(key, None)
+        for name, gone in GONE.items():
+            _drop(recipe.get(name, {}), gone)
+        for rows in recipe.get("data", {}).get("mixed_in", []):
+            _drop(rows, GONE["data"])
         return recipe
 
     def clear(self) -> None:
@@ -238,6 +245,13 @@ def input_digest(path: str | Path, suffix: str = "") -> str | None:
     inside = [file for file in path.glob(f"*{suffix}") if not file.name.startswith(".")]
     paths = [file for file in (path, *inside) if file.is_file()]
     return files.digest(files.sha256(file) for file in sorted(paths)) if paths else None
+
+
+def _drop(values: dict[str, Any], gone: dict[str, Any]) -> None:
+    """Drop the keys that are gone; one with another value stays, and makes it another recipe."""
+    for key, value in gone.items():
+        if key in values and value in (ANY, values[key]):
+            del values[key]
 
 
 def _with_start(recipe: dict[str, Any]) -> dict[str, Any]:

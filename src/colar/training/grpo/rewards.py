@@ -49,7 +49,10 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
     columns = columns_of(outputs)
     rewards_FR = []
     for name, func in reward_funcs.items():
-        values_R = torch.tensor(list(func(texts, **columns)), dtype=torch.float64)
+        values = list(func(texts, **columns))
+        if None in values:
+            raise ValueError(f"reward {name} returned None: it must return a number for each completion")
+        values_R = torch.tensor(values, dtype=torch.float64)
         if len(values_R) != len(outputs):
             raise ValueError(f"reward {name} returned {len(values_R)} values for {len(outputs)} completions")
         if not bool(values_R.isfinite().all()):
