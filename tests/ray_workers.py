@@ -63,6 +63,8 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
 
     Clusters of several processes at a time share what is imported, if they are given one folder.
     """
+    from unittest import mock
+
     from ray.cluster_utils import Cluster
 
     address = str(folder / "socket")
@@ -72,18 +74,19 @@ def cluster(folder: Path, cpus: int, **others: Any) -> Iterator[Any]:
     with open(f"{address}.users", "ab") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         subprocess.run([sys.executable, __file__, "serve", address], check=True)
-        running = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": cpus,
-                "include_dashboard": False,
-                "setup_worker_path": __file__,
-                "no_monitor": True,
-                "include_log_monitor": False,
-                "_system_config": DEATHS,
-                **others,
-            },
-        )
+        # Each start waits for the dashboard's server, and Ray does without where it cannot start.
+        with mock.patch("ray._private.services.start_api_server", return_value=(None, None)):
+            running = Cluster(
+                initialize_head=True,
+                head_node_args={
+                    "num_cpus": cpus,
+                    "setup_worker_path": __file__,
+                    "no_monitor": True,
+                    "include_log_monitor": False,
+                    "_system_config": DEATHS,
+                    **others,
+                },
+            )
         try:
             yield running
         finally:
