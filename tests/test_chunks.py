@@ -29,7 +29,7 @@ from colar.methods import pretrained, registry
 from colar.methods import tokenskip as importance
 from colar.methods.base import Batch, Method
 from colar.methods.losses import chosen_logps, position_losses
-from colar.model import chunks
+from colar.model.head import positions_of
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -354,9 +354,9 @@ def test_no_positions_are_one_empty_chunk() -> None:
 
 
 def test_a_chunk_is_counted_in_bytes() -> None:
-    assert chunks.positions_of(2**28, 128_256) == 523  # 523 x 128,256 x 4 bytes: just below 2^28
-    assert chunks.positions_of(2**28, 350) == 191_739
-    assert chunks.positions_of(100, 350) == 1
+    assert positions_of(2**28, 128_256) == 523  # 523 x 128,256 x 4 bytes: just below 2^28
+    assert positions_of(2**28, 350) == 191_739
+    assert positions_of(100, 350) == 1
 
 
 # Batches in parts

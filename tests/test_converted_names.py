@@ -143,7 +143,7 @@ def test_weights_of_a_conversion_come_back(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt_neox", "mixtral"])
 def test_weights_that_were_gathered_come_back(tmp_path: Path, family: str) -> None:
-    """As `sharded.gathered` gives them: copies by the model's names, a tied weight under both of its own."""
+    """As `weights.gathered` gives them: copies by the model's names, a tied weight under both of its own."""
     lm = LatentLM.from_backbone(backbones.load(save_backbone(family, tmp_path / "base")))
     wanted = state(lm)
     move(lm)

@@ -1,7 +1,7 @@
 """The part of an update that makes logits, alone: today's way in chunks, the way before, and torch's own.
 
     before    the logits of all positions at once, operation for operation as the package made them before
-              `model/chunks.py`: 3 float32 numbers for each label and token of the vocabulary, 5 in GRPO's scores
+              `model/head.py`: 3 float32 numbers for each label and token of the vocabulary, 5 in GRPO's scores
     ours      in chunks
     torch     torch.nn.functional.linear_cross_entropy with chunks
 
@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from colar.methods import losses
 from colar.methods.rollouts import logps_and_entropy
-from colar.model import chunks
-from colar.model.chunks import ValuesOf
+from colar.model.head import CHUNK_BYTES_ON_CPU, ValuesOf, in_chunks, positions_of
 
 V, D = 128_256, 256
 Values = tuple[Tensor, ...]
@@ -93,12 +92,12 @@ def score_ours(head: nn.Linear, hidden_ND: Tensor, ids_N: Tensor, scale_N: Tenso
 
 
 def _in_chunks(reduce: ValuesOf, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
-    size = chunks.positions_of(chunks.CHUNK_BYTES_ON_CPU, V)
+    size = positions_of(CHUNK_BYTES_ON_CPU, V)
 
     def values_of(hidden_CD: Tensor, *own: Tensor) -> Values:
         return reduce(head(hidden_CD).float(), *own)
 
-    return chunks.in_chunks(values_of, hidden_ND, columns, size)
+    return in_chunks(values_of, hidden_ND, columns, size)
 
 
 def agreement() -> dict[str, float]:

@@ -2,7 +2,7 @@
 
     python lab/benchmarks/memory.py --threads 1
 
-    before    the logits of all labels at once, as they were made before `model/chunks.py`
+    before    the logits of all labels at once, as they were made before `model/head.py`
     ours      in chunks, as `colar train` makes them
     parts     ours, and the batch in parts (`training.tokens_per_batch`)
     torch     torch.nn.functional.linear_cross_entropy with chunks, beside ours
@@ -41,7 +41,8 @@ from work import best_device
 from colar import files, progress, recipe
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, NoParams, Row
-from colar.model import backbones, chunks
+from colar.model import backbones
+from colar.model.head import CHUNK_BYTES_ON_CPU
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.objective import Objective
 from colar.training.rows import part_indices, take
@@ -236,7 +237,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         "setting": {
             "vocabulary": V,
             "width": D,
-            "chunk_bytes": chunks.CHUNK_BYTES_ON_CPU,
+            "chunk_bytes": CHUNK_BYTES_ON_CPU,
             "backbone": args.backbone,
             "source": args.source,
             "rows": args.rows,

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from colar.model import backbones, masks, probes
+from colar.model import backbones, probes
 from colar.ops import ragged
 
 ROUND_TO = backbones.CONTEXT_MULTIPLE
@@ -222,7 +222,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.mapping = SlotMapping(first, slots_N1, columns_NT, span)
         seen_C = torch.arange(span, device=like.device)
         behind_NTC = columns_NT[..., None] - seen_C
-        return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
+        return probes.additive_masks(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
 def check_attention(causal_lm: PreTrainedModel) -> None:
@@ -231,7 +231,7 @@ def check_attention(causal_lm: PreTrainedModel) -> None:
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
     computes something else where it is given masks and positions.
     """
-    reason = masks.why_no_masks(causal_lm) or probes.probe(causal_lm, _through_slots)
+    reason = probes.probe(causal_lm, _through_slots)
     if reason is not None:
         raise ValueError(f"{type(causal_lm).__name__} {reason}: the engine cannot run it")
 

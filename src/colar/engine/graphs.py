@@ -45,8 +45,9 @@ from colar import progress
 from colar.engine.cache import SlotCache, SlotMapping
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
-from colar.model import chunks, sharded
+from colar.model.head import uncached_autocast
 from colar.model.latent_lm import LatentLM
+from colar.model.weights import is_sharded
 
 Think = Callable[[LatentLM, ThinkState], Thought]
 
@@ -62,7 +63,7 @@ MOST_GRAPHS = 256
 
 def can_record(lm: LatentLM) -> bool:
     """True for whole weights on a GPU: the layers of sharded ones are gathered by other processes' calls."""
-    return lm.device.type == REPLAYED_ON and not sharded.is_sharded(lm)
+    return lm.device.type == REPLAYED_ON and not is_sharded(lm)
 
 
 def rows_of(rows: int, most: int) -> int:
@@ -196,7 +197,7 @@ class Graphs:
 
         def uncached() -> Any:
             # Weights that autocast had cast before would be read by the graph after they are gone.
-            with chunks.uncached_autocast(device.type):
+            with uncached_autocast(device.type):
                 return work()
 
         try:

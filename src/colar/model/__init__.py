@@ -1,12 +1,9 @@
 """Backbones, their checkpoints, and the language model with the modules of its method.
 
-A row is one sequence of a batch; a token has weights in the embedding and in the LM head.
-
-latent_lm      `LatentLM`: a causal LM that reads and writes embeddings
-backbones      a name -> model and tokenizer
-lora, sharded  adapters; weights split between processes
-checkpoint     the files of a checkpoint;  weights writes and reads tensors, card the model card
-masks, probes  attention masks; does a backbone compute with them, and from embeddings, what it computes by itself
-vocabulary, chunks   embeddings and LM head; logits some positions at a time
-fused          norms and gated MLPs of fewer operations, for training;  quantized: linears of 8 and 4 bits
+latent_lm        `LatentLM`: a causal LM that reads and writes embeddings
+backbones, lora  a name -> model and tokenizer;  adapters
+head             the LM head: logits of all tokens or some, a chunk of positions at a time
+probes           does a backbone compute from embeddings, and under masks of ours, what it computes by itself
+checkpoint       the files of a checkpoint;  weights: tensors in them and split between processes;  card: the model card
+fused            norms and gated MLPs of fewer operations, for training;  quantized: linears of 8 and 4 bits
 """

@@ -25,9 +25,16 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model import chunks, masks, probes
+from colar.model import probes
 from colar.model.backbones import Backbone, context_of
-from colar.model.head import PartialHead, head_logits
+from colar.model.head import (
+    PartialHead,
+    ValuesOf,
+    default_chunk_bytes,
+    head_logits,
+    in_chunks,
+    positions_of,
+)
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
@@ -60,7 +67,7 @@ class LatentLM(nn.Module):
         self.training_only: frozenset[str] = frozenset()
         """Names of those that a published checkpoint leaves out."""
         self.chunk_bytes: int | None = None
-        """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
+        """Of a chunk's logits (`head.py`); None: what suits the head and its device."""
         self.packs_rows = False
         """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
         self.idle_graphs: Any = None
@@ -146,13 +153,13 @@ class LatentLM(nn.Module):
             tree = None if tree is None else tree.to(embeds_BTD.device)
         if tree is None:
             return self.hidden(embeds_BTD)
-        mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
+        mask = probes.additive_masks(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
     def why_no_trees(self) -> str | None:
         """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
         # The attention implementation may have been set since.
-        return self._why_no_trees or masks.why_no_masks(self.causal_lm)
+        return self._why_no_trees or probes.why_no_masks(self.causal_lm)
 
     def layers(
         self,
@@ -189,21 +196,21 @@ class LatentLM(nn.Module):
         return head_logits(self.causal_lm, hidden, part)
 
     def reduce_logits(
-        self, reduce: chunks.ValuesOf, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
+        self, reduce: ValuesOf, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
     ) -> tuple[Tensor, ...]:
-        """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`chunks.py`).
+        """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`head.py`).
 
         `columns` are (X, ...). `reduce` returns tensors (X, ...), and sees some of the positions at a time.
         """
         # Without weights of its own a part is taken from the logits of the whole vocabulary.
         narrow = part is not None and part.weight_SD is not None
         count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
-        chunk_bytes = self.chunk_bytes or chunks.default_bytes(self.causal_lm.get_output_embeddings())
-        return chunks.in_chunks(
+        chunk_bytes = self.chunk_bytes or default_chunk_bytes(self.causal_lm.get_output_embeddings())
+        return in_chunks(
             lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
             hidden_XD,
             columns,
-            chunks.positions_of(chunk_bytes, count),
+            positions_of(chunk_bytes, count),
         )
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:

@@ -1,20 +1,38 @@
-"""The weights of a checkpoint folder: written, and put into a model of the same shape in place.
+"""The weights of a `LatentLM`: in the files of a checkpoint folder, and split between processes.
 
     modules.safetensors                                     the modules of the method (absent where it has none)
     adapter_model.safetensors  or  model*.safetensors       the adapter, or all weights, as Hugging Face writes them
 
 A resumed run's optimiser knows its parameters, so loading copies into them.
+
+Split weights (FSDP2, torch's `fully_shard`), of which a share lies on each device:
+
+    units        each decoder layer; and one for all else: embeddings, LM head, final norm, the method's modules
+    a forward    a unit's weights are gathered when it begins, and dropped when it ends
+    a backward   the same, and gradients are summed and split at once
+    AdamW        on each process's own share
+
+The last unit stays gathered from the beginning of the objective's forward to the end of its backward pass. So inside
+of it embeddings and LM head are ordinary tensors: chunks of logits, parts of the head and tied weights need no case of
+their own. Outside of it they are shares.
+
+accelerate shards on GPUs only. Here `fully_shard` is called directly, and Trainer is told that nothing is to be
+wrapped: the same code runs on CPU processes, where it is tested.
 """
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 from transformers import GenerationConfig, PreTrainedModel
 
 from colar.model import backbones
@@ -33,9 +51,10 @@ def save(
     """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
     Modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share of each, by
-    the names of its state dict (`sharded.py`).
+    the names of its state dict.
     """
     weights = None if gathered is None else _under("lm.", gathered)
+    modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
     if isinstance(lm.lm, PeftModel):
         # peft would write the path at which this machine keeps the backbone.
         for config in lm.lm.peft_config.values():
@@ -46,12 +65,9 @@ def save(
     else:
         _forget_what_cannot_be_saved(lm.causal_lm)
         lm.causal_lm.save_pretrained(folder, state_dict=weights)
-    state = {}
-    modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
-    for key, value in modules.items():
-        module_name = key.split(".")[0]
-        if module_name not in leave_out:
-            state[key] = value.contiguous()
+    state = {
+        name: value.contiguous() for name, value in modules.items() if name.split(".")[0] not in leave_out
+    }
     if state:
         save_file(state, folder / MODULES, metadata={"format": "pt"})
 
@@ -186,3 +202,67 @@ def read(path: Path) -> dict[str, Tensor]:
         return state
     except SafetensorError as error:
         raise ValueError(f"{path} is corrupt: {error}") from error
+
+
+# Weights split between processes
+
+
+def shard(model: nn.Module, layers: list[nn.Module], device: torch.device) -> None:
+    """Split the weights of `model`, of which `layers` are units of their own, between all processes, in place."""
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return any(isinstance(weight, DTensor) for weight in module.parameters())
+
+
+def gathered(lm: LatentLM) -> dict[str, Tensor] | None:
+    """The tensors of a checkpoint of `lm`, whole and on the CPU, by name in `lm.state_dict()`; all processes call it
+    together. None where `lm` is not split.
+
+    Weights that an adapter leaves as they are stay away. Processes other than the main one get an empty dict.
+    """
+    if not is_sharded(lm):
+        return None
+    trained = {name for name, weight in lm.named_parameters() if weight.requires_grad}
+    tensors = {}
+    for name, value in lm.state_dict().items():
+        if lm.has_adapter and name.startswith("lm.") and name not in trained:
+            continue
+        tensor = _whole(value)
+        if distributed.get_rank() == 0:
+            tensors[name] = tensor
+    return tensors
+
+
+def _whole(value: Tensor) -> Tensor:
+    """A tensor of which each process has a share, on the CPU; all call it together."""
+    full: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return full.detach().cpu()
+
+
+def whole_state(state: Any) -> Any:
+    """An optimiser's state dict with whole tensors on the CPU: that of one process. All call it together."""
+    return tree_map(lambda leaf: _whole(leaf) if isinstance(leaf, Tensor) else leaf, state)
+
+
+def share_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The inverse of `whole_state`: each process gets its share of the state of each of the optimiser's weights."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    shares = {
+        index: {name: _share_like(weights[index], value) for name, value in of_weight.items()}
+        for index, of_weight in state["state"].items()
+    }
+    return {**state, "state": shares}
+
+
+def _share_like(weight: Tensor, value: Tensor) -> Tensor:
+    """This process's share of a tensor, as it has one of the weight; AdamW's step is a number and stays whole."""
+    if value.dim() == 0 or not isinstance(weight, DTensor):
+        return value
+    mesh = weight.device_mesh
+    # Each process has read the whole tensor: nothing is sent.
+    return distribute_tensor(value.to(mesh.device_type), mesh, weight.placements, src_data_rank=None)

@@ -25,7 +25,7 @@ from typing import Any
 
 from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
-from colar.model.masks import MASKED
+from colar.model.probes import MASKED
 from colar.recipe.schema import Recipe, Stage, build_method
 
 NO_OUTPUT = "output is missing: name the run's folder"

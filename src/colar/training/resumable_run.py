@@ -27,7 +27,7 @@ from colar import checks, processes, progress
 from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.methods import pretrained
-from colar.model import sharded, weights
+from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.training import preflight, run_folder
 from colar.training.callbacks import (
@@ -262,7 +262,7 @@ def _finish(
 ) -> TrainResult:
     """Publish the last weights where `publish_last` or nothing is there; leave the published ones in the model."""
     # All take part: each has a share of every weight.
-    gathered = sharded.gathered(publisher.lm) if sharded.is_sharded(publisher.lm) else None
+    gathered = weights.gathered(publisher.lm)
     if trainer.is_world_process_zero() and (publish_last or not publisher.folder.best.exists()):
         publisher.publish(state, gathered)
     # All processes end with the published weights; where they are split, these are the last ones.

@@ -8,7 +8,7 @@
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
-| weights split between processes (`training.fsdp`) | models that one GPU does not hold (`model/sharded.py`) |
+| weights split between processes (`training.fsdp`) | models that one GPU does not hold (`model/weights.py`) |
 | each term of the loss in the logs | |
 | a stop at a loss or gradient that is not finite | before it reaches the weights |
 
@@ -34,7 +34,7 @@ from colar import processes
 from colar.checks import NonFiniteError
 from colar.engine import graphs
 from colar.methods.base import Batch, Method
-from colar.model import sharded, weights
+from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.config import TrainingConfig
@@ -268,8 +268,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW over `parameter_groups`; with `fsdp` the weights are split before it sees them."""
-        if self.fsdp and not sharded.is_sharded(self.objective):
-            sharded.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
+        if self.fsdp and not weights.is_sharded(self.objective):
+            weights.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
         if self.optimizer is None:
             target = self.model if model is None else model
             cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
@@ -364,7 +364,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         lm = self.objective.lm
         # All processes gather; one writes.
-        gathered = sharded.gathered(lm) if sharded.is_sharded(lm) else None
+        gathered = weights.gathered(lm)
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             weights.save(lm, folder, gathered=gathered)
@@ -377,7 +377,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             super()._save_optimizer_and_scheduler(output_dir)
             return
         # Whole, as one process saves it: a run may resume on another number of them.
-        state = sharded.whole_state(self.optimizer.state_dict())
+        state = weights.whole_state(self.optimizer.state_dict())
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
@@ -387,6 +387,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True, mmap=True)
-        self.optimizer.load_state_dict(sharded.share_state(state, self.optimizer))
+        self.optimizer.load_state_dict(weights.share_state(state, self.optimizer))
         schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
         self.lr_scheduler.load_state_dict(schedule)
