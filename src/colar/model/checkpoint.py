@@ -12,7 +12,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,9 @@ INFO_KEYS = {
     "tokenizer": list,
     "run": dict,
 }
-TEMPLATE_KEYS = (
-    "question",
-    "step_joiner",
-    "separator",
-    "separator_id",
-    "bos_id",
-    "eos_id",
+METHOD_KEYS = {"name": str, "config": dict}
+TEMPLATE_KEYS = dict.fromkeys(
+    ("question", "step_joiner", "separator", "separator_id", "bos_id", "eos_id"), object
 )
 
 
@@ -67,8 +63,7 @@ def save(
     folder = Path(folder)
     with _replacing(folder) as partial:
         weights.save(lm, partial, lm.training_only, gathered)
-        # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not
-        # written.
+        # Many tokenizers have no tokenizer.json; some name files that they have not written.
         written = [Path(path) for path in lm.tokenizer.save_pretrained(partial)]
         files.write_json(partial / "template.json", lm.template.to_json())
         files.write_text(partial / "README.md", card)
@@ -124,14 +119,15 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
             if path.suffix == ".safetensors" and path.name != weights.MODULES:
                 state = weights.read(path)
                 for key, value in state.items():
-                    state[key] = value.to(backbones.DTYPES[dtype]) if value.is_floating_point() else value
+                    if value.is_floating_point():
+                        state[key] = value.to(backbones.DTYPES[dtype])
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
                 shutil.copyfile(path, partial / path.name)
         # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
-            _require(config, ("model_type",), folder / "config.json")
+            _check_keys(config, {"model_type": object}, folder / "config.json")
             config["dtype"] = dtype
             files.write_json(partial / "config.json", config)
     return target
@@ -143,31 +139,20 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
-    _require(info, tuple(INFO_KEYS), folder / "colar.json")
-    for key, kind in INFO_KEYS.items():
-        check_holds(
-            f"{folder / 'colar.json'}: {key}", isinstance(info[key], kind), info[key], f"a {kind.__name__}"
-        )
-    _require(info["method"], ("name", "config"), f"{folder / 'colar.json'}: method")
-    for key, kind in (("name", str), ("config", dict)):
-        value = info["method"][key]
-        check_holds(
-            f"{folder / 'colar.json'}: method.{key}", isinstance(value, kind), value, f"a {kind.__name__}"
-        )
+    _check_keys(info, INFO_KEYS, folder / "colar.json")
+    _check_keys(info["method"], METHOD_KEYS, f"{folder / 'colar.json'}: method")
     check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
-    # In earlier versions that of the run was the backbone's.
+    # In earlier versions the seed of the run was the backbone's.
     info.setdefault("backbone_seed", info["run"].get("seed", 0))
 
+    is_full = info["weights"] == "full"
     wanted = ["template.json", *map(str, info["tokenizer"])]
-    if info["weights"] == "adapter":
-        wanted += ["adapter_config.json", weights.ADAPTER]
-    else:
-        wanted.append("config.json")
+    wanted += ["config.json"] if is_full else ["adapter_config.json", weights.ADAPTER]
     if info["modules"]:
         wanted.append(weights.MODULES)
     missing = [name for name in wanted if not (folder / name).exists()]
     # Full weights are one file or several, under names that Hugging Face numbers.
-    if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
+    if is_full and not list(folder.glob("model*.safetensors")):
         missing.append("model.safetensors")
     if missing:
         raise ValueError(f"checkpoint {folder} lacks {', '.join(missing)}")
@@ -186,16 +171,14 @@ def check_folder(folder: str | Path) -> Path:
 
     # Other folders that people name: a run, its resume state, a Hugging Face model.
     if (folder / "recipe.json").exists() or (folder / "recipe.yaml").exists():
-        explanation = "it is the folder of a run that has published no best/ yet: the same command resumes it"
+        kind = "it is the folder of a run that has published no best/ yet: the same command resumes it"
     elif (folder / "trainer_state.json").exists():
-        explanation = "a run resumes from it: give the folder of the run"
+        kind = "a run resumes from it: give the folder of the run"
     elif (folder / "config.json").exists():
-        explanation = (
-            "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
-        )
+        kind = "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
     else:
-        explanation = "it is no colar checkpoint"
-    raise ValueError(f"{folder} lacks colar.json: {explanation}")
+        kind = "it is no colar checkpoint"
+    raise ValueError(f"{folder} lacks colar.json: {kind}")
 
 
 def load(
@@ -215,7 +198,7 @@ def load(
             _check_readable(path)
     tokenizer = _load_tokenizer(folder)
     saved = files.read_json(folder / "template.json")
-    _require(saved, TEMPLATE_KEYS, folder / "template.json")
+    _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
 
     # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
@@ -272,8 +255,7 @@ def resolve(path_or_id: str | Path) -> Path:
 def digest(folder: Path) -> str:
     """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
     info = read_info(folder)
-    # How long the training took is in colar.json, too, and weights published again are the same weights. The seed is
-    # that of the backbone `tiny`.
+    # Without the run: how long it took is in there, and weights published again are the same weights.
     settings = {key: info[key] for key in INFO_KEYS if key != "run"} | {"seed": info["backbone_seed"]}
     texts = [folder / name for name in ("template.json", TOKENIZER)]
     paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
@@ -317,9 +299,12 @@ def _check_readable(path: Path) -> None:
             raise ValueError(f"{path} is corrupt: {error}") from error
 
 
-def _require(saved: Any, keys: tuple[str, ...], path: object) -> None:
+def _check_keys(saved: Any, kinds: Mapping[str, type], where: object) -> None:
+    """Reject all but a dict that has these keys, with values of these types."""
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} must hold keys and values, got {str(saved)[:80]!r}")
-    missing = [key for key in keys if key not in saved]
+        raise ValueError(f"{where} must hold keys and values, got {str(saved)[:80]!r}")
+    missing = [key for key in kinds if key not in saved]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for key, kind in kinds.items():
+        check_holds(f"{where}: {key}", isinstance(saved[key], kind), saved[key], f"a {kind.__name__}")

@@ -27,14 +27,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.model import probes
 from colar.model.backbones import Backbone, context_of
-from colar.model.head import (
-    PartialHead,
-    ValuesOf,
-    default_chunk_bytes,
-    head_logits,
-    in_chunks,
-    positions_of,
-)
+from colar.model.head import PartialHead, ValuesOf, default_chunk_bytes, head_logits, in_chunks, positions_of
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
@@ -43,12 +36,7 @@ from colar.template.template import Template, TemplateConfig
 class LatentLM(nn.Module):
     """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        template: Template,
-        lora: LoraSettings | None = None,
-    ) -> None:
+    def __init__(self, backbone: Backbone, template: Template, lora: LoraSettings | None = None) -> None:
         super().__init__()
         self.name = backbone.name
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
@@ -75,10 +63,7 @@ class LatentLM(nn.Module):
 
     @classmethod
     def from_backbone(
-        cls,
-        backbone: Backbone,
-        template: TemplateConfig | None = None,
-        lora: LoraSettings | None = None,
+        cls, backbone: Backbone, template: TemplateConfig | None = None, lora: LoraSettings | None = None
     ) -> "LatentLM":
         """Wrap a fresh backbone. ValueError where the template does not fit its tokenizer."""
         return cls(backbone, Template(template or TemplateConfig(), backbone.tokenizer), lora)
@@ -147,12 +132,12 @@ class LatentLM(nn.Module):
         `starts` are the ids (B, L) that rows begin with, and how many each has (B,); `lengths_B` are the rows' whole
         lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
         """
-        tree = None
-        if self.why_no_trees() is None:
-            tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
-            tree = None if tree is None else tree.to(embeds_BTD.device)
+        if self.why_no_trees() is not None:
+            return self.hidden(embeds_BTD)
+        tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
         if tree is None:
             return self.hidden(embeds_BTD)
+        tree = tree.to(embeds_BTD.device)
         mask = probes.additive_masks(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
@@ -200,18 +185,16 @@ class LatentLM(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`head.py`).
 
-        `columns` are (X, ...). `reduce` returns tensors (X, ...), and sees some of the positions at a time.
+        `columns` are (X, ...), without gradient. `reduce` returns tensors (X,), and sees some of the positions at a time.
         """
+
+        def values_of(hidden_CD: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
+            return reduce(self.logits(hidden_CD, part), *chunk)
+
         # Without weights of its own a part is taken from the logits of the whole vocabulary.
-        narrow = part is not None and part.weight_SD is not None
-        count = len(part.ids_S) if part is not None and narrow else self.vocabulary_size
+        count = self.vocabulary_size if part is None or part.weight_SD is None else len(part.ids_S)
         chunk_bytes = self.chunk_bytes or default_chunk_bytes(self.causal_lm.get_output_embeddings())
-        return in_chunks(
-            lambda hidden_CD, *chunk: reduce(self.logits(hidden_CD, part), *chunk),
-            hidden_XD,
-            columns,
-            positions_of(chunk_bytes, count),
-        )
+        return in_chunks(values_of, hidden_XD, columns, positions_of(chunk_bytes, count))
 
     def partial_head(self, ids: tuple[int, ...]) -> PartialHead:
         """The LM head's weights of these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
@@ -232,13 +215,10 @@ class LatentLM(nn.Module):
     @torch.no_grad()
     def embedding_std(self) -> float:
         """sigma_e: standard deviation of the embedding module's output over the whole vocabulary."""
-        total = 0.0
-        squares = 0.0
+        total = squares = 0.0
         count = 0
-        size = self.vocabulary_size
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
-        for start in range(0, size, 8192):
-            ids = torch.arange(start, min(start + 8192, size), device=self.device)
+        for ids in torch.arange(self.vocabulary_size, device=self.device).split(8192):
             values = devices.to_float64(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()
