@@ -1,7 +1,7 @@
 """Files and folders that survive a kill: atomic replacement, and append-only JSONL with resume.
 
-A file is either the old one or the new one, never half of each: text is written beside its target and
-renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
+A file is either the old one or the new one, never half of each: it is written beside its target and renamed over it.
+Records are appended one line at a time; a line torn by a kill is cut off on resume.
 """
 
 import gzip
@@ -27,8 +27,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     """Replace `path` in one step, making its folders. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder: a rename is atomic within one file system only. By `open`, as those of `tempfile` can be read
-    # by their owner alone.
+    # In the same folder: a rename is atomic within one file system only. A file of `tempfile` only its owner may read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as stream:
@@ -50,7 +49,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def decoded(data: bytes, where: object) -> str:
-    """The text of a file, or of a line, that any editor may have written: UTF-8, with a byte order mark or without."""
+    """The text of UTF-8 bytes, with a byte order mark or without. ValueError begins with `where`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -60,12 +59,12 @@ def decoded(data: bytes, where: object) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, as `decoded`."""
+    """The text of a UTF-8 file, with a byte order mark or without."""
     return decoded(Path(path).read_bytes(), path)
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
+    """The value in a JSON file. ValueError names file and line."""
     return _parsed(read_text(path), path)
 
 
@@ -125,8 +124,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The records already in `path` ([] where there is no such file), the file cut after the last whole one.
 
-    A kill in mid-write leaves a last line without its newline; only that line is dropped. A broken line
-    anywhere else is damage that a kill does not do, and an error.
+    A kill leaves a last line without its newline, and only that line is dropped. A broken line elsewhere is an error.
     """
     path = Path(path)
     if not path.exists():
@@ -136,7 +134,7 @@ def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    # Whole records end in a newline: the bytes up to the last one stay, or none where there is no newline.
+    # Whole records end in a newline.
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
     if end < len(raw):
@@ -169,7 +167,7 @@ def sha256(path: str | Path) -> str:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """16 hex digits by which texts, one behind another, are known again on every machine."""
+    """16 hex digits of the SHA-256 of texts, one behind another."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.encode() if isinstance(part, str) else part)
@@ -177,8 +175,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def cache_folder() -> Path:
-    """Folder of what can be made again: $COLAR_CACHE, or colar/ in the user's cache folder."""
-    # A variable that is empty is not set.
+    """Folder of what can be made again: $COLAR_CACHE, if that is not empty, or colar/ in the user's cache folder."""
     if own := os.environ.get("COLAR_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colar"
@@ -186,7 +183,7 @@ def cache_folder() -> Path:
 
 def require_writable(folder: str | Path) -> Path:
     """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
-    # The working directory is `.`: an empty name is a shell's variable that was never set.
+    # An empty name is a shell's variable that was never set; Path would make it the working directory.
     if folder == "":
         raise ValueError("the output folder has no name: it is an empty text")
     folder = Path(folder)
@@ -207,9 +204,9 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
 
         fill .name.partial  ->  name to .name.old  ->  .name.partial to name  ->  remove .name.old
 
-    An error while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
-    two renames it leaves the old one as `.name.old`, and the next call puts it back. Files can be
-    read by whom the umask lets. Where `target` is a link, the folder that it leads to is replaced.
+    An error while it is filled leaves the old folder. A kill between the two renames leaves it as `.name.old`, and the
+    next call puts it back. The files get the permissions of the umask. Where `target` is a link, the folder that it
+    leads to is replaced.
     """
     target = Path(target)
     # A link would be moved away and left behind, and no folder can be renamed over it the next time.
@@ -219,7 +216,7 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
 
-    # What an earlier kill left: a folder that was moved away comes back, an unfinished one goes.
+    # What an earlier kill left.
     if old.exists() and not target.exists():
         os.replace(old, target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -231,8 +228,8 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    # Some libraries write files that only their owner may read: safetensors from 0.8 on. A server has its own user.
-    # The umask can only be read by setting it; the new folder was made by it.
+    # safetensors, from 0.8 on, writes files that only their owner may read, and a server has its own user. The new
+    # folder's permissions show the umask, which can only be read by setting it.
     mode = partial.stat().st_mode & 0o666
     for path in partial.rglob("*"):
         if path.is_file():

@@ -1,7 +1,7 @@
 """Processes, where accelerate's `PartialState` does not cover them: joining, errors of one process, locked folders.
 
-torchrun and `accelerate launch` start N equal processes. `join` makes them a group; who is who, and what they tell each
-other, is `PartialState`'s and `gather_object`'s. Where one process fails alone, the others would wait for it in vain:
+torchrun and `accelerate launch` start N equal processes, and `join` makes them a group. Where one process fails alone,
+the others would wait for it in vain:
 
     split_and_gather(items, work)    each process works on its share; all get all results, or all raise
     from_main(make)                  the main process makes a value; all get it, or all raise
@@ -39,7 +39,7 @@ class OtherProcessError(RuntimeError):
 
 
 def launched() -> int:
-    """Number of processes that the launcher started; they may not have joined yet."""
+    """Number of processes that the launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -139,7 +139,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     """Keep other runs out of `folder` inside the block; ValueError where one is writing there already.
 
     The main process holds the lock for all of its run (blocks may be nested), and it ends with that process, also when
-    it is killed. A file system without locks keeps no run out, which is warned of.
+    it is killed. A file system without locks gets a warning.
     """
     lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
 
@@ -151,7 +151,7 @@ def locked(folder: str | Path) -> Iterator[None]:
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
         except (OSError, NotImplementedError) as error:
-            # Better unguarded than not at all. Any other fault is the folder's, and no lock would help.
+            # Any other fault is the folder's.
             if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                 raise
             progress.say(

@@ -58,13 +58,13 @@ class _Lines:
 def bar(
     description: str, total: int | None = None, done: int = 0, items: Iterable[Any] | None = None
 ) -> tqdm:
-    """A tqdm, a bar inside a `with`: `update` it, and leave a note at its end by `set_postfix_str(..., refresh=False)`.
+    """A tqdm for a `with`: `update` it, and leave a note at its end by `set_postfix_str(..., refresh=False)`.
 
     `done` of `total` were finished by an earlier process: the time left is estimated from this one's rate.
     """
     options: dict[str, Any] = {"mininterval": 0.1, "dynamic_ncols": True, "leave": None, "file": sys.stderr}
     if not sys.stderr.isatty():
-        # A log file would keep every redraw. What takes less than half a minute leaves no line.
+        # A log file would get every redraw. What takes less than half a minute leaves no line.
         of_total = "/{total_fmt}{postfix}, {remaining} left" if total else "{postfix}"
         options = {"mininterval": PLAIN_EVERY_S, "delay": PLAIN_EVERY_S, "position": 0}
         options |= {"bar_format": "{desc}: {n_fmt}" + of_total, "file": _Lines()}

@@ -16,7 +16,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,7 +140,7 @@ def laid_over(base: Any, own: Any) -> Any:
 
 def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
     """The dataclass of some values; `above` is the dotted name of the section in errors ("training.")."""
-    arguments = _arguments(section, values, above, built)
+    arguments = _arguments(section, values, above, build=True)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in arguments:
@@ -152,20 +152,13 @@ def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
 def check(where: str, section: type[Any], values: Mapping[str, Any]) -> None:
     """Reject unknown keys and values of another type, in values from `where` that may be a part of the section's."""
     try:
-        _checked_part(section, values, "")
+        _arguments(section, values, "", build=False)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _checked_part(section: type[Any], values: Mapping[str, Any], above: str) -> dict[str, Any]:
-    """As `built`, of values that may be a part of the section's: nothing is built, and any key may be missing."""
-    return _arguments(section, values, above, _checked_part)
-
-
-def _arguments(
-    section: type[Any], values: Mapping[str, Any], above: str, inner_section: Callable[..., Any]
-) -> dict[str, Any]:
-    """The values as the fields have them; those of a section inside by `inner_section` (`built`, `_checked_part`)."""
+def _arguments(section: type[Any], values: Mapping[str, Any], above: str, build: bool) -> dict[str, Any]:
+    """The values as the fields have them. Sections inside are built, or, without `build`, only checked as well."""
     hints = typing.get_type_hints(section)
     arguments = {}
     for name, value in values.items():
@@ -178,7 +171,7 @@ def _arguments(
             raise ValueError(
                 f"{key} is blank (null): it must be {in_words(hints[name])}; leave it out for its default{default}"
             )
-        arguments[name] = _typed(key, value, hints[name], inner_section)
+        arguments[name] = _typed(key, value, hints[name], build)
     return arguments
 
 
@@ -192,19 +185,18 @@ def _nearest(name: str, section: type[Any], above: str) -> str:
     return f", did you mean {' or '.join(map(repr, likely))}?" if likely else ""
 
 
-def _typed(key: str, value: Any, hint: Any, inner_section: Callable[..., Any]) -> Any:
+def _typed(key: str, value: Any, hint: Any, build: bool) -> Any:
     """A value as its field has it: lists are tuples, and a whole number is an int (6.0 is a size of 6)."""
     for kind in kinds_of(hint):
         inner = typing.get_args(kind)
         kind = typing.get_origin(kind) or kind
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             assert isinstance(kind, type)
-            return inner_section(kind, value, f"{key}.")
+            return built(kind, value, f"{key}.") if build else _arguments(kind, value, f"{key}.", build)
         if kind is tuple and isinstance(value, list | tuple):
             # A list is never laid over another: its entries are whole.
-            return tuple(
-                _typed(f"{key}[{place}]", entry, inner[0], built) for place, entry in enumerate(value)
-            )
+            entries = enumerate(value)
+            return tuple(_typed(f"{key}[{i}]", entry, inner[0], build=True) for i, entry in entries)
         if kind is int and is_whole(value):
             return int(value)
         if kind is float:

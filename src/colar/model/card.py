@@ -21,12 +21,11 @@ def text(
     run: Mapping[str, Any],
     params: Mapping[str, Any] | None = None,
 ) -> str:
-    """Front matter and sections. `run` is the run's record as colar.json keeps it; a key that it lacks leaves its
-    section out.
+    """Front matter and sections.
 
     `method` is what the model was trained with: its "name", and those values of its config that are to be shown. The
-    recipe's own section lacks what came along with the weights it started from.
-    `params` are the per-request values that the card's command shows.
+    recipe's own section lacks what came along with the weights it started from. `run` is the run's record as in
+    colar.json; a key that it lacks leaves its section out. `params` are per-request values for the card's command.
     """
     recipe = run.get("recipe") or {}
     name = str(method["name"])
@@ -113,9 +112,8 @@ def _json(value: Any) -> str:
 
 def _public(data: Mapping[str, Any] | None) -> dict[str, Any]:
     """The data's description, without the folder of the machine that it was read on and without empty values."""
-    return {
-        key: value for key, value in (data or {}).items() if key != "data_dir" and value not in (None, {})
-    }
+    shown = (data or {}).items()
+    return {key: value for key, value in shown if key != "data_dir" and value not in (None, {})}
 
 
 def _short(name: str) -> str:

@@ -5,8 +5,7 @@
     gated MLP       gate, act(gate), up, their product             gate, up, their product
 
 On a GPU the norm is torch's own kernel: one operation in place of eight. A module is replaced only where both give the
-same numbers, up to rounding. Compiled layers need none of this: the compiler does as much. On a CPU backbones stay
-as they are.
+same numbers, up to rounding. Compiled layers need none of this: the compiler does as much.
 """
 
 import contextlib

@@ -185,7 +185,7 @@ class LatentLM(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`head.py`).
 
-        `columns` are (X, ...), without gradient. `reduce` returns tensors (X,), and sees some of the positions at a time.
+        `columns` are (X, ...), without gradient. `reduce` returns tensors (X,), and sees some positions at a time.
         """
 
         def values_of(hidden_CD: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
@@ -218,7 +218,7 @@ class LatentLM(nn.Module):
         total = squares = 0.0
         count = 0
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
-        for ids in torch.arange(self.vocabulary_size, device=self.device).split(8192):
+        for ids in torch.split(torch.arange(self.vocabulary_size, device=self.device), 8192):
             values = devices.to_float64(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()

@@ -33,15 +33,14 @@ class LoraSettings:
         check_holds("model.lora.lora_dropout", 0 <= self.lora_dropout < 1, self.lora_dropout, "in [0, 1)")
 
     def check_same(self, peft_lm: PeftModel, where: object) -> None:
-        """Reject a model whose adapter was made with other settings than these: ValueError."""
+        """ValueError for a model whose adapter was made with other settings than these."""
         trained: Any = peft_lm.peft_config["default"]
         names = ("r", "lora_alpha", "lora_dropout")
         mine = {name: getattr(self, name) for name in names}
         theirs = {name: getattr(trained, name) for name in names}
         # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
-        # stacked experts become parameters. So the weights are compared that it makes of them.
+        # stacked experts become parameters. So adapters are compared, on a model of shapes, which takes no memory.
         base = peft_lm.get_base_model()
-        # A model of shapes: its weights take no memory.
         with torch.device("meta"):
             twin = type(base)(copy.deepcopy(base.config))
         if mine != theirs or _lora_weights(with_adapter(twin, self)) != _lora_weights(peft_lm):

@@ -44,10 +44,7 @@ _FOUND: dict[tuple[Any, ...], str | None] = {}
 
 @torch.no_grad()
 def check_inputs(causal_lm: PreTrainedModel) -> None:
-    """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all.
-
-    A row of embeddings that are no token's, as latents are, goes beside the tokens.
-    """
+    """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all."""
     # A model of shapes has no numbers to compare.
     if causal_lm.device.type == "meta":
         return
@@ -56,8 +53,7 @@ def check_inputs(causal_lm: PreTrainedModel) -> None:
             reason = _why_no_embeddings(causal_lm)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
-        # It comes from the architecture's own code.
+    except Exception as error:  # of the architecture's own code
         reason = f"cannot compute from embeddings alone ({_first_line(error)}), and latents have no ids"
     if reason is not None:
         raise ValueError(
@@ -66,7 +62,10 @@ def check_inputs(causal_lm: PreTrainedModel) -> None:
 
 
 def _why_no_embeddings(causal_lm: PreTrainedModel) -> str | None:
-    """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can."""
+    """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can.
+
+    A row of embeddings that are no token's, as latents are, goes beside the tokens.
+    """
     ids_BT = _ids_of_rows(causal_lm, 2, INPUT_TOKENS)
     embeds_BTD = causal_lm.get_input_embeddings()(ids_BT)
     theirs_TV = causal_lm(input_ids=ids_BT, use_cache=False).logits[0].float()
@@ -128,8 +127,7 @@ def _outcome(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
             ours_TD, theirs_TD = forwards(causal_lm)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
-        # Any exception comes from the architecture's own code.
+    except Exception as error:  # of the architecture's own code
         return f"cannot compute under a mask of ours ({_first_line(error)})"
     distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
     # The median: rounding may send a single token to other experts.
@@ -193,7 +191,7 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     embeds_BTD[1, :shared] = embeds_BTD[0, :shared]
     theirs_BTD = causal_lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
 
-    # The ids of what is shared; any will do. A plan is made on the CPU.
+    # The ids of what is shared: any will do.
     ids_BL = torch.zeros(2, shared, dtype=torch.int64)
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
@@ -216,8 +214,8 @@ def embeds_of_rows(causal_lm: PreTrainedModel, count: int) -> Tensor:
 def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
     """(count, T): ids from all over the vocabulary, T at most `most`."""
     length = min(most, backbones.context_of(causal_lm.config.get_text_config()))
-    # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
-    # which a model might leave out by itself.
+    # By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many, which a model might
+    # leave out by itself.
     size = len(causal_lm.get_input_embeddings().weight)
     ids = torch.arange(1, 1 + count * length, device=causal_lm.device) * 7919 % size
     return ids.reshape(count, length)
@@ -279,8 +277,8 @@ def _additive(seen_NTC: Tensor, like: Tensor) -> Tensor:
 def masks_without_waiting() -> Iterator[None]:
     """Keep transformers from reading positions and masks to make its own masks, inside the block.
 
-    Python waits for a GPU at each reading, one a forward: to find rows that are packed by position ids, which ours
-    never are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
+    Each reading synchronises with a GPU, one a forward: to find rows that are packed by position ids, which ours never
+    are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
     """
     replaced: dict[str, Any] = {
         "find_packed_sequence_indices": lambda position_ids: None,

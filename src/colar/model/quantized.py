@@ -4,15 +4,15 @@
     int4    for inference, torchao: one scale and one offset for each GROUP numbers of a row, chosen by HQQ
     nf4     below an adapter that is trained, bitsandbytes (QLoRA, Dettmers et al. 2023): scales are quantised as well
 
-Only linears below the LM head are quantised. The embedding stays as it is, because thoughts are sums of its
-rows and are fed back: their error would grow with the chain. So does the LM head, which is often the same weight, and
-so do the method's modules, which are small and were trained beside the embedding.
+Only linears below the LM head are quantised. The embedding stays as it is, because thoughts are sums of its rows and
+are fed back: their error would grow with the chain. The LM head is often the same weight, and the method's modules are
+small: both stay, too.
 """
 
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -83,11 +83,11 @@ def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
     group = GROUP if quantization == "int4" else 1
 
     def fits(module: nn.Module, name: str = "") -> bool:
-        return type(module) is nn.Linear and module.in_features % group == module.out_features % group == 0
+        return _is_linear(module) and module.in_features % group == module.out_features % group == 0
 
     _check_share(f"weights {quantization}", lm.causal_lm, fits)
     if quantization == "int8" and device.type == "cpu":
-        _replace(lm.causal_lm.base_model, fits, Int8Linear)
+        _replace(lm.causal_lm.base_model, Int8Linear)
         return
     from torchao.quantization import quantize_
 
@@ -102,9 +102,6 @@ def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    def fits(module: nn.Module) -> bool:
-        return type(module) is nn.Linear
-
     def quantized(linear: nn.Linear) -> nn.Module:
         linear_4bit = Linear4bit(linear.in_features, linear.out_features, bias=False, device="meta")
         linear_4bit.weight = Params4bit(linear.weight.data, quant_type="nf4", module=linear_4bit)
@@ -115,19 +112,22 @@ def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
         moved: nn.Module = linear_4bit.to(linear.weight.device)
         return moved
 
-    _check_share("model.load_in_4bit", causal_lm, fits)
-    _replace(causal_lm.base_model, fits, quantized)
+    _check_share("model.load_in_4bit", causal_lm, _is_linear)
+    _replace(causal_lm.base_model, quantized)
     # peft chooses the kind of its layers by this.
     causal_lm.is_loaded_in_4bit = True
 
 
-def _replace(
-    model: nn.Module, fits: Callable[[nn.Module], bool], make: Callable[[nn.Linear], nn.Module]
-) -> None:
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """True for torch's own linear: a subclass may compute something else than x W^T + b."""
+    return type(module) is nn.Linear
+
+
+def _replace(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
     """Replace linears in place, one after another: the memory of each is free before the next is made."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and fits(child):
+            if _is_linear(child):
                 setattr(parent, name, make(child))
 
 

@@ -90,9 +90,7 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
     """Put the weights of a checkpoint into an `lm` of the same shape, in place: a run that resumes.
 
-    To make an `lm` of a folder is `checkpoint.load`, and the modules of its method `load_modules`.
-
-    Modules named in `leave_out` keep the weights that they have.
+    Modules named in `leave_out` keep the weights that they have. `checkpoint.load` makes an `lm` of a folder.
     """
     if isinstance(lm.lm, PeftModel):
         load_adapter(lm.lm, folder / ADAPTER)
@@ -104,9 +102,8 @@ def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> No
 def _load_all(causal_lm: PreTrainedModel, folder: Path) -> None:
     """Put all weights of a folder into a model of the same shape, in place.
 
-    The names in a file are not those of the model: `save_pretrained` renames, splits and stacks the weights of many
-    families. Only `from_pretrained` knows the way back, and it makes new parameters, of which an optimiser would know
-    nothing. So they are copied.
+    `save_pretrained` renames, splits and stacks the weights of many families, and only `from_pretrained` knows the way
+    back. It makes new parameters, of which an optimiser would know nothing: so they are copied.
     """
     if not list(folder.glob("model*.safetensors")):
         raise ValueError(f"{folder} lacks model.safetensors")

@@ -19,7 +19,6 @@ Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ def plan(
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
     trees = _trees(starts)
-    sizes = [sum(map(lengths.__getitem__, rows)) - trunk * (len(rows) - 1) for trunk, rows in trees]
+    sizes = [sum(lengths[row] for row in rows) - trunk * (len(rows) - 1) for trunk, rows in trees]
     bins = _bins(sizes) if packed else [[tree] for tree in range(len(trees))]
     if len(bins) == len(starts):
         return None
@@ -134,8 +133,7 @@ def _bins(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
-    totals = [sum(map(sizes.__getitem__, members)) for members in bins]
-    return round_up(max(totals))
+    return round_up(max(sum(sizes[tree] for tree in members) for members in bins))
 
 
 def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
@@ -169,6 +167,6 @@ def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of ids that two rows have in common at their starts."""
-    return sum(
-        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    )
+    pairs = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
+    return next((place for place, (mine, other) in enumerate(pairs) if mine != other), shorter)
