@@ -64,7 +64,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def beside(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor on the device of another one, as `send` brings it there."""
+    """The tensor on the device of another one; see `send`."""
     return send(tensor, other.device)
 
 
@@ -92,8 +92,8 @@ def is_asynchronous(device: torch.device) -> bool:
 def where_rows(chosen_B: Tensor, values_of: Callable[[Any], Tensor], others_B: Tensor) -> Tensor:
     """`values_of(rows)` in the rows that are chosen, `others_B` elsewhere; each value is a function of its row alone.
 
-    On a CPU only these rows are computed. A GPU computes all: finding out which they are would synchronise, and a CUDA
-    graph has one shape.
+    A CPU computes only these rows. A GPU computes all: finding out which they are would synchronise, and a CUDA graph
+    has one shape.
     """
     if is_asynchronous(chosen_B.device):
         return torch.where(chosen_B, values_of(slice(None)), others_B)

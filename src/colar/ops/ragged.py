@@ -16,9 +16,7 @@ of a row from its own start on, for instance from the last question position, wh
     take_from(start = 3, 1; n = 6)      # t t # a EOS
                                     # t t t t #
 
-`align_right` pads on the left instead, for methods whose rows must take a step at the same column.
-
-Each mean is within a row first, so that a row's loss does not depend on who shares its batch.
+Each mean is within a row first, so that a row's loss does not depend on its batch mates.
 
 Lengths, starts and masks may be on the CPU where the values are on a GPU: sizes are then known without waiting for it.
 
@@ -77,7 +75,8 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
 
 
 def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Move each row to the right end: values (B, T, D), and where they are real, (B, T) bool.
+    """Move each row to the right end, so that all take a step at one column: values (B, T, D), and (B, T) bool, False
+    in the padding.
 
         q q q #        . . . . q q q #
         q # . .   ->   . . . . . . q #       T is a multiple of `PAD_TO`
@@ -116,7 +115,7 @@ def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
 def take_masked(values_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """The values (M, ...) at the masked positions, row by row."""
     (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
-    # Not by the mask itself: a GPU is waited for at each indexing by one, and here at those alone that lie on it.
+    # Not by the mask itself: indexing by a mask waits for a GPU also where the mask is on the CPU.
     return values_BND.flatten(0, 1).index_select(0, devices.beside(at_M, values_BND))
 
 

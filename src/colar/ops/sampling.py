@@ -18,8 +18,8 @@ A sort of the whole vocabulary would find the nucleus. Nearly always it is small
     p = 0.5                    *   *                                the window holds it
     p = 0.55                   *   *   *                            its last token equals one outside: not sure
 
-Only a row whose window might not hold it is sorted (on a GPU all rows are, because finding out which would
-synchronise). Either way the nucleus is the same, and a function of the row alone.
+Only a row whose window might not hold it is sorted; on a GPU all rows are, because finding out which would
+synchronise. The nucleus is the same either way, a function of the row alone.
 
 Shape suffixes: B rows, V vocabulary, N blocks of it, G tokens of a block, W tokens of the window, K likeliest tokens, X
 some of the rows; blocks or tokens in `_find`.
@@ -40,7 +40,7 @@ WINDOW = 64
 
 
 class DrawModes(NamedTuple):
-    """The modes in which at least one row of a batch chooses its token: what Python branches by."""
+    """True for each mode in which at least one row of a batch chooses its token: Python branches by these."""
 
     greedy: bool
     plain: bool
@@ -70,8 +70,8 @@ def sample_tokens(
 ) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
-    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. With
-    `modes`, those of these rows or more, nothing synchronises.
+    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. `modes`
+    are those of these rows or more: with them, nothing synchronises.
     """
     if modes is None:
         temperatures, top_ps = torch.stack([temperature_B, top_p_B]).tolist()
@@ -98,9 +98,9 @@ def is_drawn(
     uniform_B: Tensor,
     modes: DrawModes | None = None,
 ) -> Tensor:
-    """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
+    """(B,) bool: True where this one token is drawn, at temperatures above 0; cheaper than drawing which one is.
 
-    As probable as `sample_tokens` draws it, by other uniform numbers. All that it takes is the token's probability.
+    It is as probable as in `sample_tokens`, but comes with other uniform numbers.
     """
     weights_BV = _weights(logits_BV, temperature_B)
     total_B = mass(weights_BV)
@@ -131,10 +131,7 @@ def probability(token_id: int, logits_BV: Tensor) -> Tensor:
 
 
 def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:
-    """(B,) float32: log-probabilities of these ids at each row's temperature, before any top-p.
-
-    At temperature 0, where there is nothing to draw, those of temperature 1.
-    """
+    """(B,) float32: log-probs of these ids at each row's temperature (at 1 where it is 0), before any top-p."""
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
@@ -147,9 +144,7 @@ def unlikely_logps(
     logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor, allowed_BV: Tensor | None = None
 ) -> Tensor:
     """(B,) float32: log-probability that a token is drawn which is less likely than `least`, or not allowed; -inf where
-    there is none.
-
-    At each row's temperature, before any top-p; at temperature 0 as at 1.
+    there is none. At each row's temperature (at 1 where it is 0), before any top-p.
     """
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     weights_BV = _weights(logits_BV, scale_B)
@@ -233,8 +228,8 @@ def _blocks(weights_BV: Tensor) -> Tensor:
 def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple[Tensor, Tensor, Tensor]:
     """The nucleus whose mass reaches `goal_B` among the likeliest tokens of each row.
 
-    Returns their ids in ascending order (B, W), their weights (B, W) float64, 0 outside the nucleus, and whether the
-    window holds all of the nucleus, (B,) bool. Where it does not, the row's weights mean nothing.
+    Returns their ids in ascending order (B, W), their weights (B, W) float64, 0 outside the nucleus, and (B,) bool:
+    True if the window holds all of the nucleus. Where it does not, the row's weights mean nothing.
     """
     likeliest = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
     ids_BW, order_BW = likeliest.indices.sort(-1)

@@ -4,9 +4,9 @@
              q q q q # b b b          places     0 1 2 3   4 5 6   4 5 6 7   4 5
              q q q q + c                         trunk     branches
 
-A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row. So each
-row's hidden states are what they would be alone. A row that is like no other is a tree of its own. Outputs of one
-question (GRPO) and one example at several speeds are such rows; "Prefix Grouper" (2506.05433) has it for GRPO.
+A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row: each
+row's hidden states are what they would be alone. Outputs of one question (GRPO) and one example at several speeds are
+such rows; "Prefix Grouper" (2506.05433) has it for GRPO. A row that is like no other is a tree of its own.
 
 A sequence holds one tree, or several trees end to end where rows are packed:
 
@@ -84,7 +84,7 @@ def plan(
     `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None where every row would be a
     sequence of its own.
     """
-    # One copy of all that Python decides by: where it is on a GPU, each waits for it.
+    # One copy for all: each would wait for a GPU.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
