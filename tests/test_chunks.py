@@ -333,13 +333,15 @@ def test_derivatives_are_scaled_position_by_position() -> None:
     hidden_XD = torch.randn(7, lm.width, dtype=torch.float64, requires_grad=True)
     upstream_X = torch.arange(7.0, dtype=torch.float64)
 
-    def two(logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return logits_CV.logsumexp(-1), logits_CV.detach().amax(-1), logits_CV[:, 3]
+    def two(logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logged_CV = logits_CV.detach()
+        return logits_CV.logsumexp(-1), logged_CV.amax(-1), logged_CV.amin(-1), logits_CV[:, 3]
 
     results = []
     for positions in (7, 2):
-        total_X, largest_X, third_X = in_chunks(lm, positions).reduce_logits(two, hidden_XD)
+        total_X, largest_X, least_X, third_X = in_chunks(lm, positions).reduce_logits(two, hidden_XD)
         assert not largest_X.requires_grad
+        assert not least_X.requires_grad
         (gradient_XD,) = torch.autograd.grad((upstream_X * (total_X - 2 * third_X)).sum(), hidden_XD)
         results.append(gradient_XD)
     torch.testing.assert_close(results[1], results[0], **TOLERANCE)
