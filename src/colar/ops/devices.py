@@ -54,7 +54,7 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
+    """A tensor of the CPU on the device, without waiting for its work; float64 becomes `widest_dtype`."""
     if tensor.dtype == torch.float64:
         tensor = tensor.to(widest_dtype(device))
     # Memory of a GPU cannot be pinned.

@@ -21,7 +21,7 @@ Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ PACKED = (1.5, 3)
 """Positions of a packed sequence, about this many times those of the longest tree: attention grows with its length."""
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """Position in the sequences of each position of the rows, and the other way round.
 
     `source` (S, P): the position of a row, as an index into rows x positions. `target` (B, T): the position of a
@@ -52,8 +51,7 @@ class Tree:
     trunks: Tensor
 
     def to(self, device: torch.device) -> "Tree":
-        columns = (self.source, self.target, self.places, self.branches, self.trunks)
-        return Tree(*(devices.send(column, device) for column in columns))
+        return Tree(*(devices.send(column, device) for column in self))
 
     def gather(self, values_BTD: Tensor) -> Tensor:
         """(B, T, D) of rows -> (S, P, D) of sequences."""
