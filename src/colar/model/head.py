@@ -55,26 +55,25 @@ class PartialHead:
     """
 
     ids_S: Tensor
-    known_S: Tensor
-    """The same on the CPU."""
+    ids_on_cpu_S: Tensor
     weight_SD: Tensor | None = None
     bias_S: Tensor | None = None
 
     @classmethod
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> "PartialHead":
         """The head's weights of these tokens. Gradients go through them to the head."""
-        known_S, ids_S = torch.tensor(ids), devices.constant(ids, device)
+        ids_S, ids_on_cpu_S = devices.constant(ids, device), torch.tensor(ids)
         # An adapter on it, or a quantised weight, computes something else than x W^T + b.
         if type(head) is not nn.Linear:
-            return cls(ids_S, known_S)
-        return cls(ids_S, known_S, head.weight[ids_S], None if head.bias is None else head.bias[ids_S])
+            return cls(ids_S, ids_on_cpu_S)
+        return cls(ids_S, ids_on_cpu_S, head.weight[ids_S], None if head.bias is None else head.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The place of each of some ids among the tokens, and True where it has one, both of the shape of `ids`."""
         # Where the ids are, so is the result.
-        known_S = self.known_S if ids.device.type == "cpu" else self.ids_S
-        place = torch.searchsorted(known_S, ids).clamp(max=len(known_S) - 1)
-        return place, known_S[place] == ids
+        listed_S = self.ids_on_cpu_S if ids.device.type == "cpu" else self.ids_S
+        place = torch.searchsorted(listed_S, ids).clamp(max=len(listed_S) - 1)
+        return place, listed_S[place] == ids
 
 
 def head_logits(causal_lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None) -> Tensor:
