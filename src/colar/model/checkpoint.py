@@ -97,8 +97,8 @@ def check_replaceable(folder: str | Path) -> None:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
-    own for a full disk, which callers do not expect."""
+    """`files.replace_folder`, with an OSError for weights that cannot be written: safetensors has an error of its own
+    for a full disk."""
     try:
         with files.replace_folder(folder) as partial:
             yield partial
@@ -136,12 +136,13 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
 def read_info(folder: str | Path) -> dict[str, Any]:
     """colar.json of a checkpoint folder, checked for its format and for the files that it names."""
     folder = check_folder(folder)
-    info: dict[str, Any] = files.read_json(folder / "colar.json")
+    path = folder / "colar.json"
+    info: dict[str, Any] = files.read_json(path)
     if not isinstance(info, dict) or info.get("format") != FORMAT:
-        raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
-    _check_keys(info, INFO_KEYS, folder / "colar.json")
-    _check_keys(info["method"], METHOD_KEYS, f"{folder / 'colar.json'}: method")
-    check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
+        raise ValueError(f"{path}: format is not {FORMAT}, the one this colar reads")
+    _check_keys(info, INFO_KEYS, path)
+    _check_keys(info["method"], METHOD_KEYS, f"{path}: method")
+    check_choice(f"{path}: weights", info["weights"], ["adapter", "full"])
     # In earlier versions the seed of the run was the backbone's.
     info.setdefault("backbone_seed", info["run"].get("seed", 0))
 
@@ -169,7 +170,7 @@ def check_folder(folder: str | Path) -> Path:
     if (folder / "colar.json").exists():
         return folder
 
-    # Other folders that people name: a run, its resume state, a Hugging Face model.
+    # Other folders that people name.
     if (folder / "recipe.json").exists() or (folder / "recipe.yaml").exists():
         kind = "it is the folder of a run that has published no best/ yet: the same command resumes it"
     elif (folder / "trainer_state.json").exists():
