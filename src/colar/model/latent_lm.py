@@ -49,6 +49,8 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         self.backbone_seed = backbone.seed
         self.lm: PreTrainedModel | PeftModel = backbone.lm
+        self.loaded_attention: str = self.config._attn_implementation
+        """The attention implementation at load: training may have replaced it by one that the engine cannot use."""
         template.limit_to(self.vocabulary_size)
         probes.check_inputs(backbone.lm)
         # Probed on the whole backbone, before its weights may be split between processes.
@@ -146,7 +148,7 @@ class LatentLM(nn.Module):
             tree = None if tree is None else tree.to(embeds_BTD.device)
         if tree is None:
             return self.hidden(embeds_BTD)
-        mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
+        mask = masks.of_tree(self.config, tree, like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
     def why_no_trees(self) -> str | None:

@@ -192,7 +192,7 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
     tree = tree.to(causal_lm.device)
-    mask = masks.additive(causal_lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
+    mask = masks.of_tree(causal_lm.config.get_text_config(), tree, like=embeds_BTD)
     output = causal_lm.base_model(
         inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False
     )
