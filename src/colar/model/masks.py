@@ -47,8 +47,9 @@ def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
         return tree.sees(sequence, query, key)
 
     def near(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        window: int = config.sliding_window
         behind = tree.places[sequence, query] - tree.places[sequence, key]
-        return tree.sees(sequence, query, key) & (behind < config.sliding_window)
+        return tree.sees(sequence, query, key) & (behind < window)
 
     S, P = tree.places.shape
     return _by_layer(config, lambda sees: create_block_mask(sees, S, None, P, P, like.device), full, near)
