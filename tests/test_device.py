@@ -14,6 +14,7 @@ import pytest
 import torch
 from device import TOLERANCES, Tolerance
 from families import EXAMPLES, backbone, liven
+from test_update import made
 from torch import Tensor
 
 from colar.engine import reference
@@ -22,12 +23,12 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
-from colar.model import backbones
+from colar.model import backbones, masks
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import noise
 from colar.ops.sampling import sample_tokens
-from colar.training import sft
+from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
@@ -280,6 +281,26 @@ def test_batches_in_parts_are_the_same_updates(
     _, _, whole = train(tmp_path / "whole", device, dtype, LORA, max_steps=3)
     _, _, parts = train(tmp_path / "parts", device, dtype, LORA, max_steps=3, tokens_per_batch=150)
     assert losses(parts) == pytest.approx(losses(whole), rel=tolerance.rtol)
+
+
+@pytest.mark.usefixtures("flex_on_cpu")
+def test_packed_rows_of_flex_attention_learn_the_same(device: str, dtype: str, tolerance: Tolerance) -> None:
+    objective, batch = made(2, None, "colar")  # heads of 64: a GPU's kernels need 16
+    objective.to(device)
+    batch = {key: column.to(device) for key, column in batch.items()}
+    found = []
+    for packed in (False, True):
+        objective.zero_grad()
+        attention = masks.attention(objective.lm.config, masks.FLEX if packed else "sdpa")
+        autocast = torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
+        with attention, preflight.prepared(objective.lm, packed=packed):
+            with autocast:
+                loss = objective(**batch)["loss"]
+            loss.backward()
+        gradient = torch.cat([w.grad.flatten() for w in objective.parameters() if w.grad is not None])
+        found.append((loss.detach(), gradient / gradient.abs().max()))
+    for mine, theirs in zip(*found, strict=True):
+        tolerance.close(mine, theirs)
 
 
 def test_logits_in_chunks_are_those_of_one_piece(device: str, dtype: str, tolerance: Tolerance) -> None:

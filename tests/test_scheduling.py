@@ -22,6 +22,7 @@ from colar.engine.request import Decoding, Request
 from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Entry, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar import Colar, ColarParams
+from colar.model import masks
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 
@@ -389,6 +390,17 @@ def test_eager_attention(family):
         case.lm.causal_lm.set_attn_implementation("sdpa")
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
+def test_attention_of_training_that_takes_no_masks(family):
+    """The engine answers with the attention of the load."""
+    case = case_of(family, "colar")
+    with masks.attention(case.lm.config, "flash_attention_2"):
+        found = Engine(case.lm, case.method, 5).generate(case.requests)
+        assert case.lm.config._attn_implementation == "flash_attention_2"
+    for done in found:
+        same(done, reference.complete(case.lm, case.method, done.request))
+
+
 def test_backbones_that_the_engine_cannot_run(colar):
     mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
     with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
@@ -407,7 +419,7 @@ def test_backbones_that_the_engine_cannot_run(colar):
         check_attention(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="attn_implementation flash_attention_2, not eager or sdpa"):
+    with pytest.raises(ValueError, match="attn_implementation flash_attention_2, which takes no masks"):
         check_attention(lm)
 
 

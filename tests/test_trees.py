@@ -7,10 +7,12 @@ import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention
 
 from colar.methods import base, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar import ColarParams
+from colar.model import masks
 from colar.ops import ragged, trees
 from colar.training import preflight
 
@@ -76,6 +78,9 @@ def test_every_position_sees_its_own_row_up_to_itself_and_nothing_else(rows, pac
         return
     width = max(len(ids) + end for ids, end in rows)
     seen = tree.seen()
+    S, P = tree.branches.shape
+    each = torch.meshgrid(torch.arange(S), torch.arange(P), torch.arange(P), indexing="ij")
+    assert torch.equal(tree.sees(*each), seen)
     for row, (ids, end) in enumerate(rows):
         for place in range(len(ids) + end):
             sequence, column = divmod(int(tree.target[row, place]), tree.branches.shape[1])
@@ -127,6 +132,30 @@ PACKED = [
     ("llama", "sequential", SHORT),
     ("llama", "cot", ONE),
 ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+def test_flex_attention_computes_packed_rows_as_rows_by_themselves(family, flex_on_cpu):
+    """By blocks of a mask: losses and gradients of the dense mask, windows of Gemma 3 included."""
+    lm = tiny_lm(family, scale=0.1)
+    method, batch = versions(lm)
+    alone, gradients = terms_and_gradients(lm, method, batch)
+    fed = []
+    lm.causal_lm.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: fed.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    lm.causal_lm.set_attn_implementation(masks.FLEX)
+    with preflight.prepared(lm, packed=True):
+        packed, packed_gradients = terms_and_gradients(lm, method, batch)
+    (mask,) = fed
+    by_layer = mask.values() if isinstance(mask, dict) else [mask]
+    assert all(isinstance(each, flex_attention.BlockMask) for each in by_layer)
+    for term, values in alone.items():
+        torch.testing.assert_close(packed[term], values, rtol=1e-5, atol=1e-5)
+    for weight, gradient in gradients.items():
+        torch.testing.assert_close(
+            packed_gradients[weight], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max()
+        )
 
 
 @pytest.mark.parametrize(("family", "name", "rows"), PACKED, ids=str)
@@ -206,7 +235,7 @@ def test_fewer_positions_go_through_the_backbone(monkeypatch):
 def test_other_attention_computes_each_row_by_itself(monkeypatch):
     lm = tiny_lm("llama")
     method, batch = versions(lm)
-    monkeypatch.setattr(lm.config, "_attn_implementation_internal", "flex_attention")
+    monkeypatch.setattr(lm.config, "_attn_implementation_internal", "flash_attention_2")
     monkeypatch.setattr(lm, "hidden", _refuses_masks(lm.hidden))
     with pytest.raises(RuntimeError, match="reached"):
         method.loss(lm, batch)

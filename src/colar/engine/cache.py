@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from colar.model import backbones, probes
+from colar.model import backbones, masks, probes
 from colar.ops import ragged
 
 ROUND_TO = backbones.CONTEXT_MULTIPLE
@@ -222,7 +222,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.mapping = SlotMapping(first, slots_N1, columns_NT, span)
         seen_C = torch.arange(span, device=like.device)
         behind_NTC = columns_NT[..., None] - seen_C
-        return probes.additive_masks(self.config, behind_NTC >= 0, behind_NTC, like)
+        return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
 def check_attention(causal_lm: PreTrainedModel) -> None:

@@ -10,9 +10,8 @@
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
+from colar.model import masks
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.ops.sampling import sample_tokens, token_logps
@@ -35,8 +35,9 @@ class Runner:
     """A model, its cache and its forward pass: as it is, or recorded as CUDA graphs."""
 
     def __init__(self, lm: LatentLM, method: Method, max_batch: int, cuda_graphs: bool) -> None:
-        check_attention(lm.causal_lm)
         self.lm = lm
+        with masks.attention(lm.config, self._attention()):
+            check_attention(lm.causal_lm)
         self.method = method
         self.cache = SlotCache(lm.causal_lm)
         # Gathered once for all steps between two trainings.
@@ -76,6 +77,11 @@ class Runner:
             return think(self.lm, state)
         return self.graphs.think(name, think, self.lm, state, self.max_batch)
 
+    def _attention(self) -> str:
+        """The model's attention implementation, or that of its load if it takes no additive mask."""
+        name: str = self.lm.config._attn_implementation
+        return name if name in masks.MASKED else self.lm.loaded_attention
+
     def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
         """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
         device = self.lm.device
@@ -93,7 +99,8 @@ class Runner:
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, longest, embeds_NTD)
         position_NT = torch.arange(longest, device=device).expand(n, -1)
-        hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
+        with masks.attention(self.lm.config, self._attention()):
+            hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
 
         last_N = devices.numbers([length - 1 for length in lengths], device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
@@ -110,9 +117,11 @@ class Runner:
             embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
+        attention = self._attention()
         # On a CPU transformers itself does without copies of keys and values.
-        own = grouped_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
-        with own:
+        if attention == "sdpa" and embeds_ND.device.type != "cpu":
+            attention = ATTENTION
+        with masks.attention(self.lm.config, attention):
             fed = (embeds_ND[:, None], mask, position_N[:, None])
             if self.graphs is None:
                 hidden_N1D = self.lm.hidden(*fed, self.cache)
@@ -158,16 +167,3 @@ def grouped_attention(
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
-
-
-@contextlib.contextmanager
-def grouped_heads(lm: LatentLM) -> Iterator[None]:
-    """Use `grouped_attention` instead of sdpa inside the block."""
-    config = lm.config
-    before = config._attn_implementation
-    if before == "sdpa":
-        config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before

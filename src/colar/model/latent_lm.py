@@ -25,7 +25,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model import probes
+from colar.model import masks, probes
 from colar.model.backbones import Backbone, context_of
 from colar.model.head import PartialHead, ValuesOf, default_chunk_bytes, head_logits, in_chunks, positions_of
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
@@ -44,6 +44,8 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         self.backbone_seed = backbone.seed
         self.lm: PreTrainedModel | PeftModel = backbone.lm
+        self.loaded_attention: str = self.config._attn_implementation
+        """The attention implementation at load: training may have replaced it by one that the engine cannot use."""
         template.limit_to(self.vocabulary_size)
         probes.check_inputs(backbone.lm)
         # Probed on the whole backbone, before its weights may be split between processes.
@@ -138,13 +140,13 @@ class LatentLM(nn.Module):
         if tree is None:
             return self.hidden(embeds_BTD)
         tree = tree.to(embeds_BTD.device)
-        mask = probes.additive_masks(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
+        mask = masks.of_tree(self.config, tree, like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
     def why_no_trees(self) -> str | None:
         """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
         # The attention implementation may have been set since.
-        return self._why_no_trees or probes.why_no_masks(self.causal_lm)
+        return self._why_no_trees or masks.why_no_masks(self.causal_lm)
 
     def layers(
         self,

@@ -3,15 +3,12 @@
     check_inputs     embeddings in, hidden states and logits out, as training and engine feed and read them
     why_no_trees     rows that share their beginning, as one sequence
     probe            the same comparison for another package (the engine's rows of a cache)
-    additive_masks   the masks: of rows that share their beginning, and of a cache's rows
 
 A config does not tell which backbones can. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias
 follows the column and not the position, Bloom takes no mask of four dimensions. Such a model would give wrong answers,
 and no error.
 
-transformers takes a mask of four dimensions as it is. Models with layers of several types take one for each type.
-
-Shape suffixes: B or N rows, T positions of a row or queries, C keys, D width, V vocabulary.
+Shape suffixes: B rows, T positions of a row, D width, V vocabulary.
 """
 
 import contextlib
@@ -21,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, masking_utils
+from transformers import PreTrainedModel
 
-from colar.model import backbones
+from colar.model import backbones, masks
 from colar.model.head import head_logits
 from colar.ops import trees
 
@@ -33,8 +30,6 @@ MASK_TOKENS = 40
 """Positions of a row under a mask, where the model's context allows it: enough for ALiBi's bias to show."""
 WINDOW = 8
 """Positions that a layer with a window sees while it is probed."""
-MASKED = ("eager", "sdpa")
-"""Attention implementations that take a mask of ours."""
 
 Forwards = Callable[[PreTrainedModel], tuple[Tensor, Tensor]]
 
@@ -105,7 +100,7 @@ def probe(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
 
     `forwards` returns hidden states (T, D) by our way, and by the backbone's own.
     """
-    reason = why_no_masks(causal_lm)
+    reason = masks.why_no_masks(causal_lm)
     if reason is not None or causal_lm.device.type == "meta":
         return reason
     key = (
@@ -113,6 +108,7 @@ def probe(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
         type(causal_lm),
         causal_lm.dtype,
         causal_lm.device.type,
+        causal_lm.config.get_text_config()._attn_implementation,
         causal_lm.config.to_json_string(),
     )
     if key not in _FOUND:
@@ -196,7 +192,7 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
     tree = tree.to(causal_lm.device)
-    mask = additive_masks(causal_lm.config.get_text_config(), tree.seen(), tree.behind(), like=embeds_BTD)
+    mask = masks.of_tree(causal_lm.config.get_text_config(), tree, like=embeds_BTD)
     output = causal_lm.base_model(
         inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False
     )
@@ -227,66 +223,3 @@ def _first_line(error: Exception) -> str:
 
 
 # Masks
-
-
-def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
-    """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
-    config = causal_lm.config.get_text_config()
-    known = {"full_attention", "sliding_attention"}
-    others = set(getattr(config, "layer_types", None) or ()) - known
-    if others:
-        return f"has layers of type {', '.join(sorted(others))}, not only full or sliding-window attention"
-    # GPT-Neo: its window is in no key that other families have, and is laid over columns.
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        return "has layers of local attention, not only full or sliding-window attention"
-    if getattr(causal_lm, "_is_stateful", False):
-        return "has a recurrent state, not only full or sliding-window attention"
-    if config._attn_implementation not in MASKED:
-        return f"was loaded with attn_implementation {config._attn_implementation}, not {' or '.join(MASKED)}"
-    return None
-
-
-def additive_masks(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) -> Any:
-    """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers.
-
-    `seen_NTC` says what full attention sees. `behind_NTC` is how many positions before the query a key stands, by
-    which a window ends. `like` has the dtype and the device.
-
-        a query at column 4, where the window is 3
-
-        columns     0    1    2    3    4    5
-        behind      4    3    2    1    0   -1
-        full        0    0    0    0    0  min       nothing after the position itself
-        near      min  min    0    0    0  min       and nothing as far behind as the window
-    """
-    types = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    near_NTC = seen_NTC if window is None else seen_NTC & (behind_NTC < window)
-    if "sliding_attention" in types:
-        return {"full_attention": _additive(seen_NTC, like), "sliding_attention": _additive(near_NTC, like)}
-    # Mistral names no types: its window, where it has one, is over all layers.
-    return _additive(seen_NTC if types else near_NTC, like)
-
-
-def _additive(seen_NTC: Tensor, like: Tensor) -> Tensor:
-    mask = like.new_zeros(seen_NTC.shape)
-    return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
-
-
-@contextlib.contextmanager
-def masks_without_waiting() -> Iterator[None]:
-    """Keep transformers from reading positions and masks to make its own masks, inside the block.
-
-    Each reading synchronises with a GPU, one a forward: to find rows that are packed by position ids, which ours never
-    are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
-    """
-    replaced: dict[str, Any] = {
-        "find_packed_sequence_indices": lambda position_ids: None,
-        "fast_all": lambda mask: False,
-    }
-    theirs = {name: getattr(masking_utils, name) for name in replaced}
-    vars(masking_utils).update(replaced)
-    try:
-        yield
-    finally:
-        vars(masking_utils).update(theirs)

@@ -69,6 +69,12 @@ class Tree(NamedTuple):
         # A tree has trunk and branches one after another: within each, columns are in the order of the row.
         return own & (columns_P <= columns_P[:, None])
 
+    def sees(self, sequence: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`seen` of single positions."""
+        branch = self.branches[sequence, key]
+        own = (self.branches[sequence, query] == branch) | (self.trunks[sequence, query] == branch)
+        return own & (key <= query)
+
     def behind(self) -> Tensor:
         """(S, P, P): how many positions of the row a key stands before a query."""
         return self.places[:, :, None] - self.places[:, None, :]

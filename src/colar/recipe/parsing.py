@@ -25,7 +25,6 @@ from typing import Any
 
 from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
-from colar.model.probes import MASKED
 from colar.recipe.schema import Recipe, Stage, build_method
 
 NO_OUTPUT = "output is missing: name the run's folder"
@@ -181,12 +180,6 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
             raise ValueError(NO_OUTPUT)
         recipe = yaml_settings.built(Recipe, tree)
         method = build_method(recipe)
-        name = recipe.model.attn_implementation
-        if recipe.generates and name is not None and name not in MASKED:
-            raise ValueError(
-                f"model.attn_implementation must be one of {', '.join(MASKED)} or null where the run generates (to "
-                f"validate, or for grpo), got {name!r}; with data.validation_size 0 it may be used"
-            )
         if recipe.grpo is None:
             recipe.training.check_method(method)
         else:

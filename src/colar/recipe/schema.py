@@ -39,8 +39,8 @@ class ModelConfig:
     lora: LoraSettings | None = None
     """Low-rank adapters; null trains all weights."""
     attn_implementation: str | None = None
-    """transformers' attention: sdpa | eager; null: its default. On CPUs eager trains faster. A run that never generates
-    (data.validation_size 0) may also use flex_attention | flash_attention_2 | flash_attention_3."""
+    """transformers' attention in training: sdpa | eager | flex_attention | flash_attention_2 | flash_attention_3; null:
+    its default, which the engine also uses in place of the last three. On CPUs eager trains faster."""
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
     weights at its speed leave float32 here and set training.bf16."""
@@ -193,11 +193,6 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.model.load_in_4bit and self.training.fsdp:
             raise ValueError("model.load_in_4bit and training.fsdp exclude each other: set one of them false")
-
-    @property
-    def generates(self) -> bool:
-        """True if the run generates: to validate, or to learn from its own outputs."""
-        return self.grpo is not None or self.data.validation_size != 0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from colar import progress
 from colar.engine.engine import out_of_memory
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
-from colar.model.probes import masks_without_waiting
+from colar.model.masks import masks_without_waiting
 from colar.ops import devices
 from colar.training.rows import count_rows
 from colar.training.trainer import LatentTrainer

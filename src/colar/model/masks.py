@@ -1,0 +1,120 @@
+"""Attention masks of our own, for rows of a cache and for rows that share a sequence.
+
+transformers takes a mask of four dimensions as it is. Models with layers of several types take one for each type.
+`probes.py` shows at load whether a backbone computes the same with them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import PreTrainedModel, masking_utils
+
+from colar.ops.trees import Tree
+
+MASKED = ("eager", "sdpa")
+"""Attention implementations that take an additive mask."""
+FLEX = "flex_attention"
+"""The one that takes blocks of a mask, and skips those in which no query sees a key."""
+
+
+def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
+    """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
+    config = causal_lm.config.get_text_config()
+    known = {"full_attention", "sliding_attention"}
+    others = set(getattr(config, "layer_types", None) or ()) - known
+    if others:
+        return f"has layers of type {', '.join(sorted(others))}, not only full or sliding-window attention"
+    # GPT-Neo: its window is in no key that other families have, and is laid over columns.
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "has layers of local attention, not only full or sliding-window attention"
+    if getattr(causal_lm, "_is_stateful", False):
+        return "has a recurrent state, not only full or sliding-window attention"
+    if config._attn_implementation not in (*MASKED, FLEX):
+        return f"has attn_implementation {config._attn_implementation}, which takes no masks of ours"
+    return None
+
+
+def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
+    """The mask of rows that share sequences, for the backbone's attention implementation, as `additive` gives it."""
+    if config._attn_implementation != FLEX:
+        return additive(config, tree.seen(), tree.behind(), like)
+
+    window: int | None = getattr(config, "sliding_window", None)
+
+    def full(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return tree.sees(sequence, query, key)
+
+    def near(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        behind = tree.places[sequence, query] - tree.places[sequence, key]
+        return full(sequence, head, query, key) & (window is None or behind < window)
+
+    S, P = tree.places.shape
+    return _by_layer(config, lambda sees: create_block_mask(sees, S, None, P, P, like.device), full, near)
+
+
+def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) -> Any:
+    """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers.
+
+    `seen_NTC` says what full attention sees. `behind_NTC` is how many positions before the query a key stands, by
+    which a window ends. `like` has the dtype and the device.
+
+        a query at column 4, where the window is 3
+
+        columns     0    1    2    3    4    5
+        behind      4    3    2    1    0   -1
+        full        0    0    0    0    0  min       nothing after the position itself
+        near      min  min    0    0    0  min       and nothing as far behind as the window
+    """
+    window = getattr(config, "sliding_window", None)
+    near_NTC = seen_NTC if window is None else seen_NTC & (behind_NTC < window)
+    return _by_layer(config, lambda sees_NTC: _values(sees_NTC, like), seen_NTC, near_NTC)
+
+
+def _by_layer(config: Any, make: Callable[[Any], Any], full: Any, near: Any) -> Any:
+    """Masks that `make` makes of what full attention sees, and of what attention with a window sees."""
+    types = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" in types:
+        return {"full_attention": make(full), "sliding_attention": make(near)}
+    # Mistral names no types: its window, where it has one, is over all layers.
+    return make(full if types else near)
+
+
+def _values(seen_NTC: Tensor, like: Tensor) -> Tensor:
+    mask = like.new_zeros(seen_NTC.shape)
+    return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
+
+
+@contextlib.contextmanager
+def attention(config: Any, implementation: str) -> Iterator[None]:
+    """Use another attention implementation inside the block."""
+    before = config._attn_implementation
+    if before != implementation:
+        config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        if before != implementation:
+            config._attn_implementation = before
+
+
+@contextlib.contextmanager
+def masks_without_waiting() -> Iterator[None]:
+    """Keep transformers from reading positions and masks to make its own masks, inside the block.
+
+    Each reading synchronises with a GPU, one a forward: to find rows that are packed by position ids, which ours never
+    are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
+    """
+    replaced: dict[str, Any] = {
+        "find_packed_sequence_indices": lambda position_ids: None,
+        "fast_all": lambda mask: False,
+    }
+    theirs = {name: getattr(masking_utils, name) for name in replaced}
+    vars(masking_utils).update(replaced)
+    try:
+        yield
+    finally:
+        vars(masking_utils).update(theirs)
