@@ -28,9 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from colar import progress
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
-from colar.serve import chat_response
-from colar.serve.app import LEFT, MAX_CONNECTIONS, unless_gone
-from colar.serve.chat_request import HANDLERS, MAX_BODY, ApiError
+from colar.serve import protocol
+from colar.serve.app import HANDLERS, LEFT, MAX_CONNECTIONS, unless_gone
+from colar.serve.protocol import MAX_BODY, ApiError
 
 # The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
 # answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.
@@ -290,7 +290,7 @@ class Front:
                 raise failed from error
             kind = dict(first["headers"]).get(b"content-type", b"")
             if kind.startswith(b"text/event-stream") and last.get("more_body", True):
-                end = chat_response.event(failed.body())
+                end = protocol.event(failed.body())
                 await send({"type": "http.response.body", "body": end})
         except BaseException:
             answer.cancel()

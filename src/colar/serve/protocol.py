@@ -1,20 +1,20 @@
-"""The body of a chat completion, checked by pydantic; and OpenAI's error object, for mistakes in it and all others.
+"""OpenAI's chat completions: the body of a request, checked by pydantic; the response, whole or as events; errors.
 
-Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
-and are found in `params`. docs/serve.md has the table.
+Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields of a body too, which differ from method
+to method: `ChatRequest.params` has them. docs/serve.md has the tables of all fields.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from colar.checks import INT64, did_you_mean
+from colar.engine.request import Request
 from colar.methods import registry
 
 MAX_BODY = 2**20
@@ -37,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
 }
-"""OpenAI's fields for what this server does not have, with the values that ask for nothing."""
+"""OpenAI's fields for features that this server does not have, with the values that ask for nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
 """Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
@@ -68,17 +68,17 @@ class ApiError(Exception):
         return json.dumps({"error": fields})
 
     def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+# The body of a request. A value of two forms is brought into the long one before it is checked: the errors of a union
+# would name pydantic's branches, `messages.0.content.list[TextPart].0`.
 
 
 class Strict(BaseModel):
     """Rejects unknown fields, numbers in place of texts, and NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-# A value of two forms is brought into the long one before it is checked. The errors of a union would name pydantic's
-# branches: `messages.0.content.list[TextPart].0`.
 
 
 class TextPart(Strict):
@@ -90,8 +90,6 @@ class TextPart(Strict):
 
 def _parts(content: Any) -> Any:
     """A message's content as a list of parts."""
-    if content is None:
-        return []
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -139,11 +137,11 @@ class StreamOptions(Strict):
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class ChatRequest(BaseModel):
-    """POST /v1/chat/completions."""
+class ChatRequest(Strict):
+    """The body of POST /v1/chat/completions."""
 
     # Extra fields are the values of a method: `_check_names` has rejected all others.
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     messages: list[Message] = Field(min_length=1)
     model: str | None = None
@@ -172,16 +170,16 @@ class ChatRequest(BaseModel):
         known = [*cls.model_fields, *registry.all_param_names()]
         fields = {}
         for name, value in body.items():
-            if value is None and name in (*known, *NEUTRAL):
+            if name not in (*known, *NEUTRAL, *IGNORED):
+                near = did_you_mean(name, known)
+                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
+            if value is None or name in IGNORED:
                 continue
             if name in known:
                 fields[name] = value
-            elif name in NEUTRAL and value not in NEUTRAL[name]:
+            elif value not in NEUTRAL[name]:
                 allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise ApiError(400, f"{name}: this server has no such feature; it takes {allowed}", name)
-            elif name not in (*NEUTRAL, *IGNORED):
-                near = did_you_mean(name, known)
-                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
         return fields
 
     @property
@@ -215,9 +213,6 @@ class ChatRequest(BaseModel):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-# Responses other than 2xx
-
-
 def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """One line for the first of pydantic's errors, with the name of the field."""
     mistake = errors[0]
@@ -235,29 +230,149 @@ def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{place}: {words}", place)
 
 
-async def _api_error(request: Request, error: ApiError) -> Response:
-    return error.response()
+# The response
 
 
-async def _invalid(request: Request, error: RequestValidationError) -> Response:
-    return first_mistake(error.errors()).response()
+@dataclass
+class Sample:
+    """One sample of an answer so far; complete with its last piece."""
+
+    request: Request
+    """The engine's. Its `sample` is the index of the choice."""
+    begun: bool = False
+    """True once a stream has had an event of it."""
+    text: str = ""
+    reasoning: str = ""
+    thoughts: list[dict[str, Any]] = field(default_factory=list)
+    n_thoughts: int = 0
+    n_tokens: int = 0
+    forward_passes: int = 1
+    """One for the question, one for each embedding fed after it."""
+    finish: str = ""
+    """"stop", or "length" where the answer met its limit."""
+    cut: bool = False
+    """True where a limit ended the answer or the thinking."""
+    started: float = field(default_factory=time.perf_counter)
+    answer_began: float | None = None
+    last_event: float = 0.0
+    """Time of the engine's last event, on the clock of `started`."""
+
+    def add(
+        self, text: str = "", reasoning: str = "", thought: dict[str, Any] | None = None, last: bool = False
+    ) -> "SamplePiece":
+        """The piece of such news, after which the sample has them too."""
+        self.text += text
+        self.reasoning += reasoning
+        if thought is not None:
+            self.thoughts.append(thought)
+        return SamplePiece(self, text, reasoning, thought, last)
 
 
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    """A path, a method or a body that Starlette or FastAPI rejects."""
-    words = f"{request.method} {request.url.path}: {error.detail}"
-    code = "not_found" if error.status_code == 404 else None
-    return ApiError(error.status_code, words, code=code, headers=error.headers).response()
+@dataclass(frozen=True)
+class SamplePiece:
+    """The news of a sample: a thought, some text, or its end."""
+
+    sample: Sample
+    text: str
+    reasoning: str
+    thought: dict[str, Any] | None
+    last: bool
+    """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
 
-async def _defect(request: Request, error: Exception) -> Response:
-    """The client learns nothing of a defect of ours; uvicorn logs it with its traceback."""
-    return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
+@dataclass(frozen=True)
+class ChatResponse:
+    """The response to one request, with a choice for each sample."""
+
+    id: str
+    model: str
+    body: ChatRequest
+    samples: Sequence[Sample]
+    prompt_tokens: int
+    warning: str | None
+    """Of values beyond those that were trained."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self) -> dict[str, Any]:
+        """The response in one piece."""
+        choices = []
+        for sample in self.samples:
+            message: dict[str, Any] = {"role": "assistant", "content": sample.text, "refusal": None}
+            if self.body.include_reasoning:
+                message |= _reasoning(sample.reasoning)
+            if self.body.return_thoughts:
+                message["colar"] = {"thoughts": sample.thoughts, **self.details(sample)}
+            choices.append(_choice("message", sample, message, sample.finish))
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+
+    def events(self, piece: SamplePiece) -> list[bytes]:
+        """The events of a piece, none where it has nothing to show."""
+        sample = piece.sample
+        delta: dict[str, Any] = {} if sample.begun else {"role": "assistant", "content": ""}
+        sample.begun = True
+        if piece.reasoning and self.body.include_reasoning:
+            delta |= _reasoning(piece.reasoning)
+        if piece.thought is not None:
+            delta["colar"] = {"thought": piece.thought}
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.last and self.body.return_thoughts:
+            delta["colar"] = self.details(sample)
+        if not delta and not piece.last:
+            return []
+        choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
+        # Where the usage is requested, chunks without it have the key too.
+        return [self._chunk([choice], {"usage": None} if self.body.stream_options.include_usage else {})]
+
+    def end(self) -> list[bytes]:
+        """The last events of a stream."""
+        events = [event("[DONE]")]
+        if self.body.stream_options.include_usage:
+            events.insert(0, self._chunk([], {"usage": self._usage()}))
+        return events
+
+    def details(self, sample: Sample) -> dict[str, Any]:
+        """The key `colar` of docs/serve.md, without the thoughts."""
+        began = sample.last_event if sample.answer_began is None else sample.answer_began
+        fields = {
+            "forward_passes": sample.forward_passes,
+            "thinking_ms": round(1000 * (began - sample.started), 3),
+            "answer_ms": round(1000 * (sample.last_event - began), 3),
+            "finish": "length" if sample.cut else "stop",
+            "seed": sample.request.seed,
+            "params": asdict(sample.request.params),
+        }
+        return fields | ({"warning": self.warning} if self.warning else {})
+
+    def _usage(self) -> dict[str, Any]:
+        """OpenAI's token counts: thoughts are reasoning tokens; completion tokens are these and the answer's."""
+        reasoning = sum(sample.n_thoughts for sample in self.samples)
+        completion = reasoning + sum(sample.n_tokens for sample in self.samples)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        chunk = {**self._head("chat.completion.chunk"), "choices": choices, **more}
+        return event(json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
-HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
-    ApiError: _api_error,
-    RequestValidationError: _invalid,
-    HTTPException: _http_error,
-    Exception: _defect,
-}
+def event(data: str) -> bytes:
+    """A server-sent event."""
+    return f"data: {data}\n\n".encode()
+
+
+def _choice(key: str, sample: Sample, fields: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": sample.request.sample, key: fields, "logprobs": None, "finish_reason": finish}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """The two names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
