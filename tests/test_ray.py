@@ -205,8 +205,9 @@ def test_a_row_whose_turns_have_no_place_stops_no_other(place, tmp_path):
     path = files.write_jsonl(tmp_path / "rows.jsonl", table)
     job = job_of_cot()
     found = list(ray_answers._tasks(str(path), "", job, np.array([], dtype=np.uint64)))
-    assert [task.request is None for task in found] == [n == place for n in range(3)]
-    assert "no place for a system message" in found[place].fault
+    failed = [isinstance(each, ray_answers.Done) for each in found]
+    assert failed == [n == place for n in range(3)]
+    assert "no place for a system message" in found[place].row["reason"]
 
 
 def test_an_engine_of_all_weights_is_given_no_backbone(checkpoint):

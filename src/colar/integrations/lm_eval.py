@@ -165,10 +165,9 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     `sampled`.
     """
     check_known("generation_kwargs key", kwargs, GENERATION_KEYS)
-    temperature = kwargs.get("temperature")
     do_sample = kwargs.get("do_sample")
     if do_sample is None:
-        do_sample = temperature is not None and float(temperature) > 0
+        do_sample = float(kwargs.get("temperature") or 0) > 0
     lengths = [int(kwargs[key]) for key in LENGTH_KEYS if kwargs.get(key) is not None]
     limits = {
         "max_latents": kwargs.get("max_latents", default.max_latents),
@@ -232,8 +231,6 @@ def with_ours(words: Sequence[str]) -> list[str]:
 
 # Called by the task files in `tasks/`: documents from our data loader, and our judge's verdict
 
-COLUMNS = ("id", "question", "answer", "answer_type")
-
 
 def documents(
     source: str | None = None, data: str | None = None, split: str = "test", **others: Any
@@ -253,7 +250,8 @@ def documents(
     table = []
     for row in sources.load_examples(source, split, data_dir=others.get("data_dir")):
         turns = json.dumps(row.context) if row.context else ""
-        table.append({**{column: getattr(row, column) for column in COLUMNS}, TURNS: turns})
+        own = {"id": row.id, "question": row.question, "answer": row.answer, "answer_type": row.answer_type}
+        table.append({**own, TURNS: turns})
     # "test" for any split: the task files have `test_split: test`.
     return {"test": datasets.Dataset.from_list(table)}
 

@@ -91,18 +91,17 @@ class FileJob(Job):
 
 
 class Task(NamedTuple):
-    """A request on its way to an actor; or a row of the input that is none, and the `fault` in it."""
+    """A request on its way to an actor."""
 
     place: str
     """File and line, or the name of the question."""
-    request: Request | None = None
-    extra: Any = None
+    request: Request
+    extra: Any
     """What `make_row` needs beside the completion: the expected answer, or the question's number."""
-    fault: str = ""
 
 
 class Done(NamedTuple):
-    """A row of the output, or of failed.jsonl."""
+    """A row of the output, or of failed.jsonl; on its way to an actor, a row of the input that is no request."""
 
     row: dict[str, Any]
     failed: bool
@@ -242,14 +241,14 @@ def chunks_of_file(entry: Mapping[str, str], job: FileJob, answered: Any) -> Ite
         yield {"tasks": pickle.dumps(chunk)}
 
 
-def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Task]:
+def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Task | Done]:
     try:
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
                 row = answer_files.question_row(place, given, f"{prefix}{number}")
                 requests = job.make_requests([row])
             except ValueError as error:
-                yield Task(place, fault=str(error))
+                yield Done({"place": place, "reason": str(error)}, failed=True)
                 continue
             for request in requests:
                 key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
@@ -258,7 +257,7 @@ def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Tas
                     yield Task(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
         # What stands behind a fault in a file's form cannot be read.
-        yield Task(path, fault=f"{error}; the rest of this file was not read")
+        yield Done({"place": path, "reason": f"{error}; the rest of this file was not read"}, failed=True)
 
 
 class Answerer:
@@ -272,10 +271,10 @@ class Answerer:
         done = await asyncio.gather(*(self._answer(task) for task in pickle.loads(chunk["tasks"])))
         return {"done": pickle.dumps(done)}
 
-    async def _answer(self, task: Task) -> Done:
+    async def _answer(self, task: Task | Done) -> Done:
         """Answer one request; one that cannot be answered does not stop the others."""
-        if task.request is None:
-            return Done({"place": task.place, "reason": task.fault}, failed=True)
+        if isinstance(task, Done):
+            return task
         try:
             completion = await self.engine.generate(task.request)
             completion.require_answer()

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +177,15 @@ def last_line(error: BaseException) -> str:
 #
 #   trainer   trained weights --ray.put, once--> all actors        a share of the questions --> each actor
 #             outputs of all shares, in the order of the questions <-- outputs --'
+#
+# An actor has the model that the run starts from, loaded where it runs. With each call it gets the trained weights and
+# the method, so that one that died, and that Ray has restarted, answers its call as any other does. Who answers decides
+# nothing: shares follow from the questions and N, and draws from a request's seed and sample.
 
-RETRIES = 3
-"""Times that a call is made again whose actor has died; actors are restarted as often as they die."""
 ROLLOUT_OPTION = "grpo.rollout_workers"
 """The key of a recipe, for errors."""
+RETRIES = 3
+"""Times that a call is made again whose actor has died; actors are restarted as often as they die."""
 
 LoadModel = Callable[[], LatentLM]
 SampleOutputs = Callable[..., list[Any]]
@@ -193,49 +198,32 @@ def rollout_pool(
 ) -> Iterator[SampleOutputs]:
     """`roll_out` as N actors of a cluster do it, for which this process has joined that cluster inside the block.
 
-    `load_model` makes the model of the run's first step where an actor runs, from what every machine has under the same
-    path: `start` is its checkpoint, and is compared. All have loaded it when the block begins. ValueError as of
-    `joined`, and where one cannot load the model.
+    `load_model` makes the model of the run's first step, from what every machine has under the same path: `start` is
+    its checkpoint, and is compared. All have loaded it when the block begins. ValueError as of `joined`, and where an
+    actor cannot load the model.
     """
     with joined(Pool(None, n, 1), None, [start], [], ROLLOUT_OPTION) as actors:
-        yield ActorPool(actors, load_model, roll_out)
-
-
-class ActorPool:
-    """A pool of actors, called as `roll_out` is.
-
-    Which actor answers decides nothing: shares follow from the questions and N, and draws from a request's seed and
-    sample. One that has died, and that Ray has restarted, answers its call as any other: with each call it gets the
-    trained weights and the method.
-    """
-
-    def __init__(self, actors: Actors, load_model: LoadModel, roll_out: SampleOutputs) -> None:
-        restarted = {"max_restarts": -1, "max_task_retries": RETRIES}
-        sampler = ray.remote(Sampler).options(**actors.reserved, **restarted)
-        self.samplers = [sampler.remote(load_model, roll_out) for _ in range(actors.n)]
+        sampler = ray.remote(Sampler).options(**actors.reserved, max_restarts=-1, max_task_retries=RETRIES)
+        samplers = [sampler.remote(load_model, roll_out) for _ in range(n)]
         # Where one cannot load the model, no work has begun.
-        ray.get([sampler.__ray_ready__.remote() for sampler in self.samplers])
-        self.sent: tuple[bytes, Any] = (b"", None)
-        """The weights of the last call, and where the actors find them."""
+        ray.get([sampler.__ray_ready__.remote() for sampler in samplers])
+        yield partial(_rolled_out, samplers)
 
-    def __call__(
-        self,
-        lm: LatentLM,
-        method: Method,
-        config: Any,
-        examples: Sequence[Example],
-        seed: int,
-        generation: int,
-    ) -> list[Any]:
-        """The outputs by the present weights. RayError where a call has failed for good."""
-        weights = trained_weights(lm)
-        # Rounds of dynamic sampling have the weights of their generation.
-        if weights != self.sent[0]:
-            self.sent = (weights, ray.put(weights))
-        calls = []
-        for sampler, share in zip(self.samplers, shares(examples, len(self.samplers)), strict=False):
-            calls.append(sampler.sample.remote(self.sent[1], method, config, share, seed, generation))
-        return list(itertools.chain.from_iterable(map(pickle.loads, ray.get(calls))))
+
+def _rolled_out(
+    samplers: Sequence[Any],
+    lm: LatentLM,
+    method: Method,
+    config: Any,
+    examples: Sequence[Example],
+    *draws: int,
+) -> list[Any]:
+    """The outputs of all actors by the present weights. RayError where a call has failed for good."""
+    weights = ray.put(trained_weights(lm))
+    calls = []
+    for sampler, share in zip(samplers, shares(examples, len(samplers)), strict=False):
+        calls.append(sampler.sample.remote(weights, method, config, share, *draws))
+    return list(itertools.chain.from_iterable(map(pickle.loads, ray.get(calls))))
 
 
 class Sampler:
@@ -256,11 +244,11 @@ class Sampler:
 
 def trained_weights(lm: LatentLM) -> bytes:
     """All weights that are trained (the adapter or the whole model, and the method's modules), by name."""
-    trained = {name: weight for name, weight in lm.named_parameters() if weight.requires_grad}
-    weights: bytes = safetensors.torch.save(
-        {name: weight.detach().cpu().contiguous() for name, weight in trained.items()}
-    )
-    return weights
+    trained = {}
+    for name, weight in lm.named_parameters():
+        if weight.requires_grad:
+            trained[name] = weight.detach().cpu().contiguous()
+    return bytes(safetensors.torch.save(trained))
 
 
 def shares(examples: Sequence[Example], n: int) -> list[list[Example]]:

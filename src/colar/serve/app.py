@@ -24,14 +24,8 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -45,7 +39,6 @@ from colar.serve import protocol
 from colar.serve.protocol import MAX_BODY, ApiError, ChatRequest, ChatResponse, SamplePiece, first_mistake
 from colar.serve.served_model import ServedModel, begin, pieces
 
-KEYS_VARIABLE = "COLAR_API_KEYS"
 PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -77,9 +70,12 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
             await model.engine.close()
 
     api = Api(models)
-    # The pages of FastAPI's own load scripts from other sites.
     app = FastAPI(
-        title="colar", version=__version__, lifespan=lifespan, openapi_url=None, max_body_size=MAX_BODY
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        max_body_size=MAX_BODY,
+        # The pages of FastAPI's own load scripts from other sites.
+        openapi_url=None,
     )
     guard = [Depends(_guard(keys))] if keys else []
     app.post("/v1/chat/completions", dependencies=guard)(api.chat)
@@ -91,8 +87,6 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
     app.get("/health")(api.health)
     app.get("/")(api.index)
     app.get("/static/{name}")(api.static)
-    for kind, handler in HANDLERS.items():
-        app.add_exception_handler(kind, handler)
     if hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return app
@@ -113,7 +107,7 @@ class Api:
             if body.stream:
                 # Awaited before any header is sent: a full queue is still a 429.
                 first = await unless_gone(request.receive, anext(answer))
-                return EventStream(_events(response, first, answer))
+                return EventStream(_events(response, first, answer), headers=STREAM_HEADERS)
             await unless_gone(request.receive, _finish(answer))
             return JSONResponse(response.whole())
         except BaseException:
@@ -191,7 +185,6 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """The text of /metrics."""
         for name, engine in self.engines.items():
             self.running.labels(name).set(len(engine.running))
             self.waiting.labels(name).set(len(engine.scheduler.waiting))
@@ -230,7 +223,7 @@ def read_keys(path: str | None) -> list[str]:
     ValueError for a file without any: everyone could use the server.
     """
     if path is None:
-        return os.environ.get(KEYS_VARIABLE, "").split()
+        return os.environ.get("COLAR_API_KEYS", "").split()
     lines = [line.strip() for line in files.read_text(path).splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
@@ -290,12 +283,11 @@ HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] =
 class EventStream(StreamingResponse):
     """Server-sent events, whose generator is closed when the client has left."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
-        self.events = events
+    media_type = "text/event-stream"
+    body_iterator: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self.events):
+        async with contextlib.aclosing(self.body_iterator):
             await super().__call__(scope, receive, send)
 
 

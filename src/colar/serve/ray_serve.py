@@ -158,7 +158,7 @@ def _actor_of_this_command() -> Any:
 class Replica:
     """The application of one process, which has messages in place of a socket."""
 
-    def __init__(self, make_app: Callable[[], ASGIApp], name: str = "", command: Any = None) -> None:
+    def __init__(self, make_app: Callable[[], ASGIApp], name: str, command: Any) -> None:
         """`name` is that of all replicas together, which end when `command`, the actor, has ended."""
         self.app = make_app()
         self.name = name
@@ -189,24 +189,22 @@ class Replica:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
+    async def named(self, scope: Scope) -> "tuple[str, Whole]":
+        """The replica's name, and its response to a request without a body."""
+        return serve.get_replica_context().replica_id.unique_id, await self.whole(scope)
+
     async def whole(self, scope: Scope) -> "Whole":
-        """The response to a request without a body."""
-        messages = [message async for several in self.respond(scope, b"") for message in several]
-        body = b"".join(message.get("body", b"") for message in messages)
-        return Whole(
-            serve.get_replica_context().replica_id.unique_id,
-            messages[0]["status"],
-            messages[0]["headers"],
-            body,
-        )
+        start, *rest = [message async for several in self.respond(scope, b"") for message in several]
+        body = b"".join(message.get("body", b"") for message in rest)
+        return Whole(start["status"], start["headers"], body)
 
     async def check_health(self) -> None:
         """Raise where /health is not 200: Ray Serve then replaces this replica."""
-        if self.watch is None and self.command is not None:
+        if self.watch is None:
             self.watch = asyncio.create_task(self._end_with_command())
-        found = [each async for several in self.respond(HEALTH, b"") for each in several]
-        if found[0]["status"] != 200:
-            raise RuntimeError(found[1]["body"].decode())
+        found = await self.whole(HEALTH)
+        if found.status != 200:
+            raise RuntimeError(found.body.decode())
 
     async def _end_with_command(self) -> None:
         """End all replicas once their command has ended."""
@@ -218,7 +216,6 @@ class Replica:
 class Whole(NamedTuple):
     """A replica's response."""
 
-    replica: str
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
@@ -239,20 +236,20 @@ class Front:
     async def metrics_text(self, request: Request) -> Response:
         """The metrics of all replicas, each with its name as a label."""
         try:
-            responses = self.handle.broadcast("whole", _portable(request.scope))
+            responses = self.handle.broadcast("named", _portable(request.scope))
             found = await responses.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
         except Exception as error:
             raise _failed(error) from error
-        answers = [each for each in found if isinstance(each, Whole)]
+        answers = dict(each for each in found if not isinstance(each, BaseException))
         if not answers:
             raise _failed(found[0])
-        # Without a valid key all say so.
-        refused = next((each for each in answers if each.status != 200), None)
-        if refused is not None:
-            response = Response(refused.body, refused.status)
-            response.raw_headers = refused.headers
-            return response
-        texts = {each.replica: each.body.decode() for each in answers}
+        for answer in answers.values():
+            # Without a valid key all say so.
+            if answer.status != 200:
+                response = Response(answer.body, answer.status)
+                response.raw_headers = answer.headers
+                return response
+        texts = {replica: answer.body.decode() for replica, answer in answers.items()}
         return Response(with_replicas(texts), media_type=CONTENT_TYPE_LATEST)
 
     async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -315,21 +312,18 @@ def _portable(scope: Scope) -> Scope:
 
 @dataclass(frozen=True)
 class _Labelled(Collector):
-    """The families of several texts of /metrics, each with the name of its replica as a label."""
+    """The metrics of several texts of /metrics, each with the name of its replica as a label."""
 
     texts: Mapping[str, str]
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for replica, text in self.texts.items():
-            for family in text_string_to_metric_families(text):
-                merged = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                merged.samples += [
-                    sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
-                ]
-        return families.values()
+            for one in text_string_to_metric_families(text):
+                metric = merged.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+                for sample in one.samples:
+                    metric.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        return merged.values()
 
 
 def with_replicas(texts: Mapping[str, str]) -> bytes:

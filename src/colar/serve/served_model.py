@@ -71,19 +71,18 @@ class ServedModel:
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models lists it."""
-        own = {
-            "method": self.method.name,
-            "params": _params_card(self.method),
-            "efforts": self.efforts,
-            "max_latents": self.decoding.max_latents,
-            "max_completion_length": self.decoding.max_completion_length,
-        }
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "colar",
-            "colar": own,
+            "colar": {
+                "method": self.method.name,
+                "params": _params_card(self.method),
+                "efforts": self.efforts,
+                "max_latents": self.decoding.max_latents,
+                "max_completion_length": self.decoding.max_completion_length,
+            },
         }
 
 
