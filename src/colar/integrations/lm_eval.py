@@ -176,7 +176,7 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     if not do_sample:
         # With any temperature beside `do_sample: false`.
         return dataclasses.replace(DECODINGS["greedy"], **limits)
-    draws = {key: float(kwargs[key]) for key in DRAWING_KEYS if kwargs.get(key) is not None}
+    draws: dict[str, Any] = {key: float(kwargs[key]) for key in DRAWING_KEYS if kwargs.get(key) is not None}
     return dataclasses.replace(DECODINGS["sampled"], **draws, **limits)
 
 

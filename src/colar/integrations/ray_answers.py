@@ -252,8 +252,8 @@ def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Tas
                 continue
             for request in requests:
                 key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
-                place = np.searchsorted(answered, key)
-                if key not in answered[place : place + 1]:
+                i = np.searchsorted(answered, key)
+                if key not in answered[i : i + 1]:
                     yield Task(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
         # What stands behind a fault in a file's form cannot be read.

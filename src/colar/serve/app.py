@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -269,7 +269,7 @@ async def _defect(request: Request, error: Exception) -> Response:
     return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
 
 
-HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     ApiError: _api_error,
     RequestValidationError: _invalid,
     HTTPException: _http_error,

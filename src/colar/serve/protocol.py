@@ -43,28 +43,23 @@ ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
 """Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A response other than 2xx: the HTTP status, and the fields of OpenAI's error object."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        type: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.type = type
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    type: str = "invalid_request_error"
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> str:
         """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
-        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": fields})
 
     def response(self) -> Response:
