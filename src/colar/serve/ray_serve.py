@@ -167,23 +167,28 @@ class Replica:
 
     async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
-        sent: asyncio.Queue[Message | None] = asyncio.Queue()
         received: list[Message] = [{"type": "http.request", "body": body}]
+        sent: list[Message] = []
+        # Set while something is sent, and at the end.
+        news = asyncio.Event()
 
         async def receive() -> Message:
             # A client that leaves cancels this call: there is no message of it.
             return received.pop() if received else await asyncio.Future()
 
-        answering = asyncio.ensure_future(self.app(scope, receive, sent.put))
-        answering.add_done_callback(lambda _: sent.put_nowait(None))
+        async def send(message: Message) -> None:
+            sent.append(message)
+            news.set()
+
+        answering = asyncio.ensure_future(self.app(scope, receive, send))
+        answering.add_done_callback(lambda _: news.set())
         try:
-            while (message := await sent.get()) is not None:
-                messages = [message]
-                while not sent.empty() and (message := sent.get_nowait()) is not None:
-                    messages.append(message)
+            while sent or not answering.done():
+                await news.wait()
+                news.clear()
+                messages = sent.copy()
+                sent.clear()
                 yield messages
-                if message is None:
-                    break
             await answering
         finally:
             answering.cancel()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
-from colar.engine.completion import AnswerText, Event
+from colar.engine.completion import AnswerText, Event, not_finite
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, TooLong, check_context, check_runnable, prompt_ids
 from colar.look.thought import NEIGHBOURS, Neighbour, ThoughtReader, vocabulary_of
@@ -240,7 +240,7 @@ async def _answer(
                     break
             elif event.kind == "finished":
                 if event.reason == "error":
-                    raise FloatingPointError("the model's numbers are not finite")
+                    raise not_finite(sample.request)
                 sample.finish, sample.cut = event.reason, event.truncated
     put(sample.add(answer.end(), last=True))
 
