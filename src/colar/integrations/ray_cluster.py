@@ -178,9 +178,8 @@ def last_line(error: BaseException) -> str:
 #   trainer   trained weights --ray.put, once--> all actors        a share of the questions --> each actor
 #             outputs of all shares, in the order of the questions <-- outputs --'
 #
-# An actor has the model that the run starts from, loaded where it runs. With each call it gets the trained weights and
-# the method, so that one that died, and that Ray has restarted, answers its call as any other does. Who answers decides
-# nothing: shares follow from the questions and N, and draws from a request's seed and sample.
+# With each call an actor gets the trained weights and the method, so that one that Ray has restarted answers as any
+# other does. Which actor answers decides nothing: shares follow from the questions and N, draws from a request's seed.
 
 ROLLOUT_OPTION = "grpo.rollout_workers"
 """The key of a recipe, for errors."""
@@ -196,11 +195,10 @@ SampleOutputs = Callable[..., list[Any]]
 def rollout_pool(
     n: int, load_model: LoadModel, start: str, roll_out: SampleOutputs
 ) -> Iterator[SampleOutputs]:
-    """`roll_out` as N actors of a cluster do it, for which this process has joined that cluster inside the block.
+    """Inside, this process has joined a cluster, of which N actors do what `roll_out` does.
 
-    `load_model` makes the model of the run's first step, from what every machine has under the same path: `start` is
-    its checkpoint, and is compared. All have loaded it when the block begins. ValueError as of `joined`, and where an
-    actor cannot load the model.
+    `load_model` makes the model that the run starts from, where an actor runs: `start` is its checkpoint, which every
+    machine has under the same path. ValueError as of `joined`, and where an actor cannot load the model.
     """
     with joined(Pool(None, n, 1), None, [start], [], ROLLOUT_OPTION) as actors:
         sampler = ray.remote(Sampler).options(**actors.reserved, max_restarts=-1, max_task_retries=RETRIES)

@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -249,32 +249,24 @@ def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
 # Responses other than 2xx
 
 
-async def _api_error(request: Request, error: ApiError) -> Response:
-    return error.response()
+async def error_response(request: Request, error: Exception) -> Response:
+    """OpenAI's error object for whatever went wrong before a response began."""
+    if isinstance(error, RequestValidationError):
+        error = first_mistake(error.errors())
+    elif isinstance(error, HTTPException):
+        # A path, a method or a body that Starlette or FastAPI rejects.
+        words = f"{request.method} {request.url.path}: {error.detail}"
+        code = "not_found" if error.status_code == 404 else None
+        error = ApiError(error.status_code, words, code=code, headers=error.headers)
+    elif not isinstance(error, ApiError):
+        # The client learns nothing of a defect of ours; uvicorn logs it with its traceback.
+        error = ApiError(500, "the server failed", code="engine_error", type="server_error")
+    return Response(error.body(), error.status, error.headers, "application/json")
 
 
-async def _invalid(request: Request, error: RequestValidationError) -> Response:
-    return first_mistake(error.errors()).response()
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    """A path, a method or a body that Starlette or FastAPI rejects."""
-    words = f"{request.method} {request.url.path}: {error.detail}"
-    code = "not_found" if error.status_code == 404 else None
-    return ApiError(error.status_code, words, code=code, headers=error.headers).response()
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    """The client learns nothing of a defect of ours; uvicorn logs it with its traceback."""
-    return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
-
-
-HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
-    ApiError: _api_error,
-    RequestValidationError: _invalid,
-    HTTPException: _http_error,
-    Exception: _defect,
-}
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (ApiError, RequestValidationError, HTTPException, Exception), error_response
+)
 
 
 # Streams and clients that leave

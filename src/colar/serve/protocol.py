@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.responses import Response
 
 from colar.checks import INT64, did_you_mean
 from colar.engine.request import Request
@@ -61,9 +60,6 @@ class ApiError(Exception):
         """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": fields})
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, "application/json")
 
 
 # The body of a request. A value of two forms is brought into the long one before it is checked: the errors of a union
@@ -201,11 +197,6 @@ class ChatRequest(Strict):
             if message.text.strip():
                 turns.append((role, message.text))
         return tuple(turns)
-
-    @property
-    def max_answer(self) -> int | None:
-        """Most tokens of the answer: max_tokens is OpenAI's old name of the same limit."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:

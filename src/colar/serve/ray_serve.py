@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -194,36 +194,29 @@ class Replica:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def named(self, scope: Scope) -> "tuple[str, Whole]":
+    async def named(self, scope: Scope) -> tuple[str, Response]:
         """The replica's name, and its response to a request without a body."""
         return serve.get_replica_context().replica_id.unique_id, await self.whole(scope)
 
-    async def whole(self, scope: Scope) -> "Whole":
+    async def whole(self, scope: Scope) -> Response:
         start, *rest = [message async for several in self.respond(scope, b"") for message in several]
-        body = b"".join(message.get("body", b"") for message in rest)
-        return Whole(start["status"], start["headers"], body)
+        response = Response(b"".join(message.get("body", b"") for message in rest), start["status"])
+        response.raw_headers = start["headers"]
+        return response
 
     async def check_health(self) -> None:
         """Raise where /health is not 200: Ray Serve then replaces this replica."""
         if self.watch is None:
             self.watch = asyncio.create_task(self._end_with_command())
         found = await self.whole(HEALTH)
-        if found.status != 200:
-            raise RuntimeError(found.body.decode())
+        if found.status_code != 200:
+            raise RuntimeError(bytes(found.body).decode())
 
     async def _end_with_command(self) -> None:
         """End all replicas once their command has ended."""
         with contextlib.suppress(ray.exceptions.RayActorError):
             await self.command.ended.remote()
         await asyncio.to_thread(serve.delete, self.name, _blocking=False)
-
-
-class Whole(NamedTuple):
-    """A replica's response."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 # In the process of the command
@@ -245,16 +238,14 @@ class Front:
             found = await responses.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
         except Exception as error:
             raise _failed(error) from error
-        answers = dict(each for each in found if not isinstance(each, BaseException))
+        answers: dict[str, Response] = dict(each for each in found if not isinstance(each, BaseException))
         if not answers:
             raise _failed(found[0])
         for answer in answers.values():
             # Without a valid key all say so.
-            if answer.status != 200:
-                response = Response(answer.body, answer.status)
-                response.raw_headers = answer.headers
-                return response
-        texts = {replica: answer.body.decode() for replica, answer in answers.items()}
+            if answer.status_code != 200:
+                return answer
+        texts = {replica: bytes(answer.body).decode() for replica, answer in answers.items()}
         return Response(with_replicas(texts), media_type=CONTENT_TYPE_LATEST)
 
     async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:

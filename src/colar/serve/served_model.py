@@ -158,8 +158,9 @@ def _decoding(default: Decoding, body: ChatRequest, budget: int | None) -> Decod
         changes["top_p"] = body.top_p
     if budget is not None:
         changes["max_latents"] = min(budget, default.max_latents)
-    if body.max_answer is not None:
-        changes["max_completion_length"] = min(body.max_answer, default.max_completion_length)
+    # OpenAI's new and old name of one limit.
+    if most := body.max_completion_tokens or body.max_tokens:
+        changes["max_completion_length"] = min(most, default.max_completion_length)
     try:
         return dataclasses.replace(default, **changes)
     except ValueError as error:
