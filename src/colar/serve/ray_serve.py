@@ -188,7 +188,8 @@ class Replica:
                 news.clear()
                 messages = sent.copy()
                 sent.clear()
-                yield messages
+                if messages:
+                    yield messages
             await answering
         finally:
             answering.cancel()
