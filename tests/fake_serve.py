@@ -197,12 +197,6 @@ class _Handler(BaseHTTPRequestHandler):
         for text in (HOSTILE,) if "hostile" in question else ("5", ""):
             self._event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
         n = len(made)
-        usage = {
-            "prompt_tokens": 9,
-            "completion_tokens": n + 2,
-            "total_tokens": n + 11,
-            "completion_tokens_details": {"reasoning_tokens": n},
-        }
         summary = {
             "forward_passes": n + 3,
             "thinking_ms": 20.0 * n,
@@ -210,7 +204,6 @@ class _Handler(BaseHTTPRequestHandler):
             "finish": "stop",
         }
         self._event({"choices": [{"index": 0, "delta": {"colar": summary}, "finish_reason": "stop"}]})
-        self._event({"choices": [], "usage": usage})
         self._write("data: [DONE]\n\n")
 
     def _event(self, data: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def serve_model(
     **engine: Any,
 ) -> ServedModel:
     lm, method = model
-    return ServedModel(name, lm, method, Engine(lm, method, slots, max_waiting=waiting, **engine), decoding)
+    return ServedModel(name, Engine(lm, method, slots, max_waiting=waiting, **engine), decoding)
 
 
 class Running:

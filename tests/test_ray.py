@@ -205,8 +205,9 @@ def test_a_row_whose_turns_have_no_place_stops_no_other(place, tmp_path):
     path = files.write_jsonl(tmp_path / "rows.jsonl", table)
     job = job_of_cot()
     found = list(ray_answers._tasks(str(path), "", job, np.array([], dtype=np.uint64)))
-    assert [task.request is None for task in found] == [n == place for n in range(3)]
-    assert "no place for a system message" in found[place].fault
+    failed = [isinstance(each, ray_answers.Done) for each in found]
+    assert failed == [n == place for n in range(3)]
+    assert "no place for a system message" in found[place].row["reason"]
 
 
 def test_an_engine_of_all_weights_is_given_no_backbone(checkpoint):
@@ -342,7 +343,7 @@ def test_engines_that_do_not_fit_are_one_line(
 def test_a_machine_that_differs_is_named(checkpoint, questions, tmp_path):
     """What is compared: code and weights by digests, and the input's path."""
     here = ray_cluster.installed(str(checkpoint), [str(questions)])
-    ray_cluster.check_same("10.0.0.2", here, dict(here))
+    ray_cluster.check_same("10.0.0.2", here, dict(here), "--ray")
     other = tmp_path / "other"
     other.mkdir()
     for path in checkpoint.iterdir():
@@ -351,6 +352,6 @@ def test_a_machine_that_differs_is_named(checkpoint, questions, tmp_path):
     there = ray_cluster.installed(str(other), [str(questions), "/nowhere/q.jsonl"])
     assert sorted(key for key in here if here[key] != there[key]) == ["missing input", "weights"]
     with pytest.raises(ValueError, match=r"10\.0\.0\.2 would .*missing input /nowhere/q\.jsonl, here none"):
-        ray_cluster.check_same("10.0.0.2", here, there)
+        ray_cluster.check_same("10.0.0.2", here, there, "--ray")
     # No checkpoint at that path.
     assert "/nowhere" in ray_cluster.installed("/nowhere", [])["weights"]

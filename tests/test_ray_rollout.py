@@ -34,7 +34,7 @@ pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
 
 from benchmarks import cluster
 
-from colar.integrations import ray_cluster, ray_rollout
+from colar.integrations import ray_cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -213,7 +213,7 @@ def test_a_model_that_an_actor_cannot_load_is_one_line(starts: dict[str, Path], 
         pytest.raises(
             ValueError, match=r"^grpo.rollout_workers by default: .*no checkpoint at .*there is no such"
         ),
-        ray_rollout.pool(1, elsewhere, str(starts["colar"]), rollout.roll_out),
+        ray_cluster.rollout_pool(1, elsewhere, str(starts["colar"]), rollout.roll_out),
     ):
         pass
 
@@ -243,7 +243,7 @@ def test_wrong_input_is_one_line(
         grpo_train.train(lm, method, QUESTIONS, made.training, made.grpo, tmp_path)
     here = {"weights": "1"}
     with pytest.raises(ValueError, match="^grpo.rollout_workers: 10.0.0.2 would give other answers"):
-        ray_cluster.check_same("10.0.0.2", here, {"weights": "2"}, ray_rollout.OPTION)
+        ray_cluster.check_same("10.0.0.2", here, {"weights": "2"}, ray_cluster.ROLLOUT_OPTION)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         ValueError, match=r"^grpo.rollout_workers needs Ray: .* pip install '.\[ray\]', or set it 0$"
@@ -256,5 +256,5 @@ def test_wrong_input_is_one_line(
 )
 def test_shares_are_even_and_in_order(questions: int, n: int, sizes: list[int]) -> None:
     examples = [QUESTIONS[0]] * questions
-    assert [len(share) for share in ray_rollout.shares(examples, n)] == sizes
-    assert [each for share in ray_rollout.shares(QUESTIONS, n) for each in share] == QUESTIONS
+    assert [len(share) for share in ray_cluster.shares(examples, n)] == sizes
+    assert [each for share in ray_cluster.shares(QUESTIONS, n) for each in share] == QUESTIONS

@@ -329,7 +329,12 @@ def test_replicas_end_with_a_command_that_is_killed(outcomes, checkpoint, cluste
 def test_a_replica_is_as_healthy_as_its_application():
     """Ray Serve replaces a replica whose check raises."""
     served = serve_model("cot", cot_model())
-    replica = ray_serve.Replica(lambda: app.build([served], ["key"], ["localhost"]))
+
+    class Command:
+        class ended:
+            remote = asyncio.Future
+
+    replica = ray_serve.Replica(lambda: app.build([served], ["key"], ["localhost"]), "name", Command)
 
     async def check():
         await replica.check_health()

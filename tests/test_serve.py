@@ -25,7 +25,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import pretrained, registry
-from colar.serve.chat_request import ChatRequest
+from colar.serve.protocol import ChatRequest
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
 
@@ -626,17 +626,19 @@ def test_an_error_inside_a_stream_is_its_last_event():
         right = served.nearest
         calls = 0
 
-        async def near(self, *args):
+        async def read(self, *args):
             self.calls += 1
             if self.calls > 1:
                 raise KeyError("secret")
-            return await self.right.near(*args)
+            return await self.right.read(*args)
 
     served.nearest = SoonUnreadable()
     with running(served) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        stream = chat(client, stream=True, compression_factor=1)
+        assert next(stream).choices[0].delta.reasoning
         with pytest.raises(openai.APIError, match="failed to answer"):
-            list(chat(client, stream=True, compression_factor=1))
+            list(stream)
         until(lambda: 'status="500"} 1.0' in fetch(live, "/metrics"))
 
 

@@ -73,7 +73,6 @@ def test_a_question_streams_thoughts_and_an_answer(page, server):
         # A default too: the speed replaces all values of the checkpoint's own.
         "confidence_threshold": 0,
         "stream": True,
-        "stream_options": {"include_usage": True},
         "return_thoughts": True,
     }
     assert page.locator(".chain li").count() == 7

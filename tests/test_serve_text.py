@@ -19,9 +19,8 @@ from colar.engine.completion import AnswerText, TokenText
 from colar.look import thought
 from colar.methods import registry
 from colar.serve.app import read_keys
-from colar.serve.chat_request import ChatRequest, first_mistake
-from colar.serve.chat_response import Sample, pieces
-from colar.serve.served_model import NearestTokens, build_request
+from colar.serve.protocol import ChatRequest, first_mistake
+from colar.serve.served_model import NearestTokens, begin, pieces
 
 TEXTS = (
     *(example.question for example in EXAMPLES),
@@ -180,7 +179,7 @@ def test_values_mean_the_same_to_the_server_and_to_ask(factors, default):
     ]
     for values, fields in bodies:
         body = ChatRequest(model="x", messages=[{"role": "user", "content": QUESTION}], **fields)
-        [request] = build_request(served, body, "r").requests
+        request = begin(served, body).samples[0].request
         answer = model.ask(QUESTION, max_latents=1, max_completion_length=1, **values)
         assert request.params == answer.completion.request.params
         speed = (request.params.compression_factor, request.params.confidence_threshold)
@@ -242,18 +241,17 @@ def test_times_are_the_engines_not_the_readers():
     """A reader that is late by more than a whole answer changes neither time."""
     served = serve_model("colar", colar_model())
     body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    made = build_request(served, ChatRequest.model_validate(body), "id")
+    response = begin(served, ChatRequest.model_validate(body))
 
     async def late():
-        async for piece in pieces(made, [Sample(0)]):
-            last = piece.sample
+        async for _ in pieces(served, response):
             await asyncio.sleep(0.5)
         await served.engine.close()
-        return last
 
     began = time.perf_counter()
-    sample = asyncio.run(late())
+    asyncio.run(late())
     took = 1000 * (time.perf_counter() - began)
-    details = sample.details(made)
+    [sample] = response.samples
+    details = response.details(sample)
     assert sample.n_thoughts + sample.n_tokens >= 2
     assert 0 < details["thinking_ms"] + details["answer_ms"] < took - 500

@@ -221,15 +221,13 @@ class Simulated(ray_answers.Answerer):
     """An actor whose forward passes are sleeps: the engine around them is the real one."""
 
     def __init__(self, job: ray_answers.Job) -> None:
-        lm, method = job.engine.load()
+        super().__init__(job)
 
         def hidden(embeds_BTD: torch.Tensor, *others: Any) -> torch.Tensor:
             time.sleep(STEP_S)
             return embeds_BTD
 
-        lm.hidden = hidden  # type: ignore[method-assign]
-        self.job = job
-        self.engine = job.engine.engine(lm, method)
+        self.engine.engine.lm.hidden = hidden  # type: ignore[method-assign]
 
 
 def growth_run(

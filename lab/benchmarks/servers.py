@@ -244,7 +244,8 @@ def serve(system: str, args: argparse.Namespace) -> None:
     from colar.serve.served_model import ServedModel
 
     made, method, decoding = run_in_temporary_thread(partial(engine, system, args))
-    served = ServedModel("model", made.lm, Fixed(method), made, decoding)
+    made.method = Fixed(method)
+    served = ServedModel("model", made, decoding)
     bound = app.bind("127.0.0.1", args.port)
     app.run_server(app.make_server(app.build([served])), bound)
 

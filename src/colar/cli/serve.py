@@ -136,4 +136,4 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.max_waiting,
         cuda_graphs=False if args.eager else None,
     )
-    return ServedModel(name, lm, method, engine, decoding)
+    return ServedModel(name, engine, decoding)

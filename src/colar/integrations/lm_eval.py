@@ -7,7 +7,7 @@ All questions of a run go to one engine, in one list: requests join and leave at
 context is the question, as it is, and what the model writes after its thinking is the answer, cut before the first
 of the task's stop texts. A request's draws depend on the seed and its document's id, as in `colar evaluate`.
 
-A model that thinks in latents has no likelihood of a text: tasks that ask for one are refused, by name.
+A model that thinks in latents has no likelihood of a text: tasks that ask for one are rejected, by name.
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
 """
 
@@ -40,7 +40,6 @@ from colar.methods import pretrained as checkpoints
 from colar.methods import registry
 from colar.ops.noise import seed_from
 
-NAME = "colar"
 TASKS = Path(__file__).parent / "tasks"
 BATCH_SIZE = 32
 """Rows where lm-eval says "auto", or nothing."""
@@ -88,7 +87,7 @@ class ColarLM(LM):  # type: ignore[misc]
         self.seed = seed
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Refuse lm-eval's cache: its keys do not name the checkpoint."""
+        """Reject lm-eval's cache: its keys do not name the checkpoint."""
         raise ValueError(
             "model colar takes no --use_cache, which would answer with what another checkpoint said: leave it out"
         )
@@ -99,8 +98,8 @@ class ColarLM(LM):  # type: ignore[misc]
         stops = []
         repeats: Counter[tuple[str, int]] = Counter()
         for instance in requests:
-            context, generation_kwargs = instance.args[0], dict(instance.args[1])
-            name = document_id(instance)
+            question, generation_kwargs = instance.args
+            name = str(own_value(instance, "id") or f"{instance.task_name}/{instance.doc_id}")
             # lm-eval asks a document `repeats` times: each is a sample of its own. Ids of documents may come again in
             # another task, and in a file of one's own: counted by them, a draw would depend on what else is asked.
             document = (instance.task_name, instance.doc_id)
@@ -108,9 +107,10 @@ class ColarLM(LM):  # type: ignore[misc]
             repeats[document] += 1
             decoding = decoding_of_task(generation_kwargs, self.decoding)
             seed = seed_from(self.seed, name)
-            own = instance.doc.get(TURNS) if isinstance(instance.doc, Mapping) else None
-            turns = tuple((role, text) for role, text in json.loads(own or "[]"))
-            engine_requests.append(Request(name, context, self.params, decoding, seed, sample, context=turns))
+            turns = tuple((role, text) for role, text in json.loads(own_value(instance, TURNS) or "[]"))
+            engine_requests.append(
+                Request(name, question, self.params, decoding, seed, sample, context=turns)
+            )
             stops.append(stop_texts(generation_kwargs))
 
         batch_size = min(self.batch_size, max(1, len(engine_requests)))
@@ -119,7 +119,7 @@ class ColarLM(LM):  # type: ignore[misc]
         return [cut(completion.text, until) for completion, until in zip(completions, stops, strict=True)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
-        """Refused: ValueError names the tasks that ask."""
+        """Rejected: ValueError names the tasks that ask."""
         tasks = sorted({str(instance.task_name) for instance in requests})
         raise ValueError(
             f"model colar cannot answer {', '.join(tasks)}: they ask for the likelihood of a text (loglikelihood), and "
@@ -130,7 +130,7 @@ class ColarLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Refused: lm-eval reads it for --apply_chat_template alone."""
+        """Rejected: lm-eval reads it for --apply_chat_template alone."""
         raise ValueError(
             "model colar takes no --apply_chat_template: a checkpoint's own template is always applied, so leave it out"
         )
@@ -153,10 +153,9 @@ def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
     return int(batch_size)
 
 
-def document_id(instance: Instance) -> str:
-    """The document's own id, which our tasks have; else its task and number."""
-    own = instance.doc.get("id") if isinstance(instance.doc, Mapping) else None
-    return str(own) if own else f"{instance.task_name}/{instance.doc_id}"
+def own_value(instance: Instance, column: str) -> Any:
+    """The value of a column that our documents have; None for documents of other tasks, which may be of any type."""
+    return instance.doc.get(column) if isinstance(instance.doc, Mapping) else None
 
 
 def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
@@ -166,24 +165,19 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     `sampled`.
     """
     check_known("generation_kwargs key", kwargs, GENERATION_KEYS)
-    temperature = kwargs.get("temperature")
     do_sample = kwargs.get("do_sample")
     if do_sample is None:
-        do_sample = temperature is not None and float(temperature) > 0
-    changes: dict[str, Any] = {
+        do_sample = float(kwargs.get("temperature") or 0) > 0
+    lengths = [int(kwargs[key]) for key in LENGTH_KEYS if kwargs.get(key) is not None]
+    limits = {
         "max_latents": kwargs.get("max_latents", default.max_latents),
-        "max_completion_length": default.max_completion_length,
+        "max_completion_length": lengths[0] if lengths else default.max_completion_length,
     }
-    for key in LENGTH_KEYS:
-        if kwargs.get(key) is not None:
-            changes["max_completion_length"] = int(kwargs[key])
-            break
-    # Greedy draws nothing, with any value beside `do_sample: false`.
-    if do_sample:
-        for key in DRAWING_KEYS:
-            if kwargs.get(key) is not None:
-                changes[key] = float(kwargs[key])
-    return dataclasses.replace(DECODINGS["sampled" if do_sample else "greedy"], **changes)
+    if not do_sample:
+        # With any temperature beside `do_sample: false`.
+        return dataclasses.replace(DECODINGS["greedy"], **limits)
+    draws: dict[str, Any] = {key: float(kwargs[key]) for key in DRAWING_KEYS if kwargs.get(key) is not None}
+    return dataclasses.replace(DECODINGS["sampled"], **draws, **limits)
 
 
 def stop_texts(kwargs: Mapping[str, Any]) -> list[str]:
@@ -201,8 +195,8 @@ def cut(text: str, until: Sequence[str]) -> str:
 
 def register() -> None:
     """Make `--model colar` known to an lm-eval that does not read entry points."""
-    if NAME not in model_registry:
-        model_registry.register(NAME, target=f"{__name__}:{ColarLM.__name__}")
+    if "colar" not in model_registry:
+        model_registry.register("colar", target=ColarLM)
 
 
 def run(words: Sequence[str]) -> None:
@@ -210,10 +204,9 @@ def run(words: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     register()
-    arguments = with_ours(words)
     before = sys.argv
     # lm-eval reads the process's own arguments, and takes no others.
-    sys.argv = ["lm-eval", *arguments]
+    sys.argv = ["lm-eval", *with_ours(words)]
     try:
         cli_evaluate()
     finally:
@@ -225,21 +218,18 @@ def with_ours(words: Sequence[str]) -> list[str]:
 
     lm-eval's own default is one row at a time.
     """
-    words = list(words)
     if not words or "-h" in words or "--help" in words:
-        return words
+        return list(words)
+    command, others = (words[:1], words[1:]) if words[0] in COMMANDS else ([], words)
     # Of an option that is given twice the last counts. Ours stand first, so that the user's takes precedence, in any
     # spelling (`-b8`, `--batch 8`).
-    command = words[:1] if words[0] in COMMANDS else []
     ours = ["--include_path", str(TASKS)]
-    if command in ([], ["run"]):
+    if not command or command[0] == "run":
         ours += ["--batch_size", "auto"]
-    return [*command, *ours, *words[len(command) :]]
+    return [*command, *ours, *others]
 
 
 # Called by the task files in `tasks/`: documents from our data loader, and our judge's verdict
-
-COLUMNS = ("id", "question", "answer", "answer_type")
 
 
 def documents(
@@ -250,17 +240,18 @@ def documents(
     Found as `colar evaluate` finds them: under `data_dir`, else under COLAR_DATA_DIR, else on the Hub. lm-eval passes
     all model arguments too, which are left alone. ValueError where neither is given, and those of the loader.
     """
-    named = source or data
-    if named is None:
-        raise ValueError("task colar_file needs its file: --metadata data=questions.jsonl")
-    # `data` is a file: the loader would take the name of a source as well.
-    if data is not None and source is None and not Path(data).exists():
-        raise ValueError(f"--metadata data={data}: no such file")
-    rows = sources.load_examples(named, split, data_dir=others.get("data_dir"))
+    if source is None:
+        if data is None:
+            raise ValueError("task colar_file needs its file: --metadata data=questions.jsonl")
+        # The loader would take the name of a source as well.
+        if not Path(data).exists():
+            raise ValueError(f"--metadata data={data}: no such file")
+        source = data
     table = []
-    for row in rows:
+    for row in sources.load_examples(source, split, data_dir=others.get("data_dir")):
         turns = json.dumps(row.context) if row.context else ""
-        table.append({**{column: getattr(row, column) for column in COLUMNS}, TURNS: turns})
+        own = {"id": row.id, "question": row.question, "answer": row.answer, "answer_type": row.answer_type}
+        table.append({**own, TURNS: turns})
     # "test" for any split: the task files have `test_split: test`.
     return {"test": datasets.Dataset.from_list(table)}
 

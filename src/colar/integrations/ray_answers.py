@@ -2,25 +2,25 @@
 
     input files -> chunks (Ray tasks, one a file)  ->  Answerer (Ray actors, an engine each)  ->  parts (this process)
 
-Scheduling, retries and back-pressure are Ray Data's. Its data set has a chunk of requests as one row: that is what an
-actor is given, and is given again if the actor is killed. A chunk comes back as a whole, so that no answer comes twice.
+Scheduling, retries and back-pressure are Ray Data's. A row of its data set is a chunk of requests, which is given to an
+actor, and given again if the actor is killed. A chunk comes back as a whole, so that no answer comes twice.
 
     OUTPUT/part-000001.jsonl    answers, rows as `colar generate` writes them; a part is written whole or not at all
     OUTPUT/failed.jsonl         rows of the last run without an answer, with the reason; the next run tries them again
 
-`make_records` is that of `evaluate.py` with these actors in place of an engine: the requests of a model go out in
-chunks, completions come back, and this process judges them. It has the models too, on its CPU: it checks that questions
-fit, and reads reference chains by the tokenizer.
+`make_records` is that of `evaluate.py` with these actors in place of an engine: completions come back, and this process
+judges them. It has the models too, on its CPU, to check that questions fit and to read reference chains as tokens.
 """
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,6 @@ from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, Question, 
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
 from colar.methods import pretrained
-from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 Keys = npt.NDArray[np.uint64]
@@ -62,14 +61,14 @@ class EngineSettings:
     batch_size: int
     eager: bool
 
-    def load(self) -> tuple[LatentLM, Method]:
-        return pretrained.load_for_inference(
-            self.checkpoint, self.dtype, self.backbone, self.device, self.quantization
+    def start(self) -> AsyncEngine:
+        # In a thread that ends: this one's OpenMP threads would be in the way of the engine's (`async_engine.py`).
+        lm, method = run_in_temporary_thread(
+            lambda: pretrained.load_for_inference(
+                self.checkpoint, self.dtype, self.backbone, self.device, self.quantization
+            )
         )
-
-    def engine(self, lm: LatentLM, method: Method) -> AsyncEngine:
-        cuda_graphs = False if self.eager else None
-        return AsyncEngine(Engine(lm, method, self.batch_size, cuda_graphs=cuda_graphs))
+        return AsyncEngine(Engine(lm, method, self.batch_size, cuda_graphs=False if self.eager else None))
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Job:
 
     engine: EngineSettings
     make_row: Callable[[LatentLM, Completion, Any], dict[str, Any]]
-    """The row that is sent back, made of a completion and of `Task.extra`."""
+    """The row that is sent back, of the actor's model, a completion and `Task.extra`."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,17 @@ class FileJob(Job):
 
 
 class Task(NamedTuple):
-    """A request on its way to an actor; or a row of the input that is none, and the `fault` in it."""
+    """A request on its way to an actor."""
 
     place: str
     """File and line, or the name of the question."""
-    request: Request | None = None
-    extra: Any = None
-    """Of the row, and not of the request: the expected answer."""
-    fault: str = ""
+    request: Request
+    extra: Any
+    """What `make_row` needs beside the completion: the expected answer, or the question's number."""
 
 
 class Done(NamedTuple):
-    """A row of the output, or of failed.jsonl."""
+    """A row of the output, or of failed.jsonl; on its way to an actor, a row of the input that is no request."""
 
     row: dict[str, Any]
     failed: bool
@@ -121,21 +119,19 @@ def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
         raise ValueError(f"--output must be another folder than --input, got {output} for both")
     with processes.locked(folder):
         answered = _keys_answered(folder, job.settings)
-        engine = job.engine
-        with ray_cluster.joined(pool, engine.device, [engine.checkpoint], list(paths)) as actors:
+        with ray_cluster.joined(pool, job.engine.device, [job.engine.checkpoint], list(paths)) as actors:
             _answer(job, paths, folder, answered, actors)
 
 
 def input_files(source: Path) -> dict[str, str]:
-    """The files to read, absolute, and what stands in front of a row's number as its id: in a folder, its file."""
+    """The files to read, absolute, and the prefix of a row's number as its id: in a folder, its file's name."""
     if not source.exists():
         raise ValueError(f"--input must be a file or a folder, and there is none at {source}")
     named = source.is_dir()
     paths = sorted(filter(data_files.is_user_file, source.iterdir() if named else [source]))
     if not paths:
-        raise ValueError(
-            f"--input: {source} is, or holds, no file that ends in {', '.join(data_files.USER_ENDINGS)}"
-        )
+        endings = ", ".join(data_files.USER_ENDINGS)
+        raise ValueError(f"--input: {source} is, or holds, no file that ends in {endings}")
     return {str(path.resolve()): f"{path.name}:" if named else "" for path in paths}
 
 
@@ -151,38 +147,36 @@ def parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.jsonl"))
 
 
-@dataclass
-class PartWriter:
-    """Writes answers into the parts of a folder, behind those that are there."""
+@contextlib.contextmanager
+def append_parts(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes answers into new parts of a folder, behind those that are there."""
+    # What a kill left of a part that was being written.
+    for torn in folder.glob(".part-*"):
+        torn.unlink()
+    number = max((int(part.stem.removeprefix("part-")) for part in parts(folder)), default=0)
+    rows: list[dict[str, Any]] = []
+    started = 0.0
 
-    folder: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    started: float = 0.0
+    def write(row: dict[str, Any]) -> None:
+        nonlocal started
+        if not rows:
+            started = time.monotonic()
+        rows.append(row)
+        if len(rows) >= PART_ROWS or time.monotonic() - started >= PART_SECONDS:
+            write_part()
 
-    def __enter__(self) -> "PartWriter":
-        # What a kill left of a part that was being written.
-        for torn in self.folder.glob(".part-*"):
-            torn.unlink()
-        last = parts(self.folder)[-1:]
-        self.number = int(last[0].stem.removeprefix("part-")) if last else 0
-        return self
+    def write_part() -> None:
+        nonlocal number
+        number += 1
+        files.write_jsonl(folder / f"part-{number:06d}.jsonl", rows)
+        rows.clear()
 
-    def __call__(self, row: dict[str, Any]) -> None:
-        if not self.rows:
-            self.started = time.monotonic()
-        self.rows.append(row)
-        if len(self.rows) >= PART_ROWS or time.monotonic() - self.started >= PART_SECONDS:
-            self._end()
-
-    def _end(self) -> None:
-        if self.rows:
-            self.number += 1
-            files.write_jsonl(self.folder / f"part-{self.number:06d}.jsonl", self.rows)
-            self.rows = []
-
-    def __exit__(self, *error: object) -> None:
+    try:
+        yield write
+    finally:
         # Also after Ctrl-C: what was answered is not answered again.
-        self._end()
+        if rows:
+            write_part()
 
 
 def _answer(
@@ -194,7 +188,7 @@ def _answer(
     written: set[str] = set()
     failed = repeated = 0
     with (
-        PartWriter(folder) as write_answer,
+        append_parts(folder) as write_answer,
         files.append_jsonl(failures) as write_failed,
         progress.bar("generate") as bar,
     ):
@@ -221,7 +215,7 @@ def _answer(
 
 def chunks_of(job: FileJob, paths: Mapping[str, str], answered: Any, n: int) -> Any:
     """The data set of the files' chunks, which are read as they are asked for."""
-    entries = [{"path": path, "name": name} for path, name in paths.items()]
+    entries = [{"path": path, "prefix": prefix} for path, prefix in paths.items()]
     read = functools.partial(chunks_of_file, job=job, answered=answered)
     # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
     readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
@@ -242,27 +236,28 @@ def answers(job: Job, chunks: Any, actors: ray_cluster.Actors) -> Iterator[Done]
 
 def chunks_of_file(entry: Mapping[str, str], job: FileJob, answered: Any) -> Iterator[dict[str, bytes]]:
     """The requests of a file that have no answer yet, in chunks of an engine's batch."""
-    tasks = _tasks(entry["path"], entry["name"], job, ray.get(answered))
+    tasks = _tasks(entry["path"], entry["prefix"], job, ray.get(answered))
     while chunk := list(itertools.islice(tasks, job.engine.batch_size)):
         yield {"tasks": pickle.dumps(chunk)}
 
 
-def _tasks(path: str, name: str, job: FileJob, answered: Keys) -> Iterator[Task]:
+def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Task | Done]:
     try:
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
-                row = answer_files.question_row(place, given, f"{name}{number}")
+                row = answer_files.question_row(place, given, f"{prefix}{number}")
                 requests = job.make_requests([row])
             except ValueError as error:
-                yield Task(place, fault=str(error))
+                yield Done({"place": place, "reason": str(error)}, failed=True)
                 continue
             for request in requests:
                 key = np.uint64(int(answer_files.answer_key(request, job.settings), 16))
-                if key not in answered[np.searchsorted(answered, key) :][:1]:
+                i = np.searchsorted(answered, key)
+                if key not in answered[i : i + 1]:
                     yield Task(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
         # What stands behind a fault in a file's form cannot be read.
-        yield Task(path, fault=f"{error}; the rest of this file was not read")
+        yield Done({"place": path, "reason": f"{error}; the rest of this file was not read"}, failed=True)
 
 
 class Answerer:
@@ -270,17 +265,16 @@ class Answerer:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        lm, method = run_in_temporary_thread(job.engine.load)
-        self.engine = job.engine.engine(lm, method)
+        self.engine = job.engine.start()
 
     async def __call__(self, chunk: Mapping[str, bytes]) -> dict[str, bytes]:
         done = await asyncio.gather(*(self._answer(task) for task in pickle.loads(chunk["tasks"])))
         return {"done": pickle.dumps(done)}
 
-    async def _answer(self, task: Task) -> Done:
+    async def _answer(self, task: Task | Done) -> Done:
         """Answer one request; one that cannot be answered does not stop the others."""
-        if task.request is None:
-            return Done({"place": task.place, "reason": task.fault}, failed=True)
+        if isinstance(task, Done):
+            return task
         try:
             completion = await self.engine.generate(task.request)
             completion.require_answer()

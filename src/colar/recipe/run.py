@@ -162,13 +162,13 @@ def sampling_pool(recipe: Recipe, method: Method) -> "Iterator[RollOut | None]":
             f"grpo.rollout_workers must be 0 under torchrun, whose {launched} processes divide the questions, got {n}"
         )
     # Nothing of Ray is imported without them.
-    from colar.integrations import ray_rollout
+    from colar.integrations import ray_cluster
     from colar.training.grpo import rollout
 
     # Their working directories are their own.
     start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
     there = replace(recipe, model=replace(recipe.model, init_from=start))
-    with ray_rollout.pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
+    with ray_cluster.rollout_pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
         yield pool
 
 

@@ -1,8 +1,8 @@
-"""The application: paths, keys, streams, and the way of a request; and the server around it.
+"""The application: paths, keys, streams, metrics, and the way of a request; and the server around it.
 
 POST /v1/chat/completions        GET /v1/models   /v1/models/NAME   /health   /metrics   /   /static/NAME
 
-body (chat_request.py) -> engine's requests (served_model.py) -> pieces and response (chat_response.py)
+body (protocol.py) -> engine's requests, and pieces of their answers (served_model.py) -> response (protocol.py)
 
 The server is uvicorn. SIGTERM or SIGINT: no new connections, requests that run or wait are answered for up to `drain`
 seconds, then the engines close. Limits on slow or numerous clients are a reverse proxy's (docs/serve.md).
@@ -18,19 +18,15 @@ import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -39,12 +35,10 @@ from uvicorn.config import LOGGING_CONFIG
 
 from colar import __version__, files
 from colar.look.page import VIEWER
-from colar.serve import chat_response
-from colar.serve.chat_request import HANDLERS, MAX_BODY, ApiError, ChatRequest
-from colar.serve.chat_response import ChatResponse, Sample, SamplePiece, pieces
-from colar.serve.served_model import ApiRequest, ServedModel, build_request
+from colar.serve import protocol
+from colar.serve.protocol import MAX_BODY, ApiError, ChatRequest, ChatResponse, SamplePiece, first_mistake
+from colar.serve.served_model import ServedModel, begin, pieces
 
-KEYS_VARIABLE = "COLAR_API_KEYS"
 PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -55,7 +49,7 @@ PAGE_HEADERS = {
 }
 """The page needs nothing from other sites, and no other site may frame it."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""The second one keeps nginx from collecting events."""
+"""The second keeps nginx from collecting events."""
 LEFT = 499
 """The status of a request whose client has left (nginx's)."""
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -76,9 +70,12 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
             await model.engine.close()
 
     api = Api(models)
-    # The pages of FastAPI's own load scripts from other sites.
     app = FastAPI(
-        title="colar", version=__version__, lifespan=lifespan, openapi_url=None, max_body_size=MAX_BODY
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        max_body_size=MAX_BODY,
+        # The pages of FastAPI's own load scripts from other sites.
+        openapi_url=None,
     )
     guard = [Depends(_guard(keys))] if keys else []
     app.post("/v1/chat/completions", dependencies=guard)(api.chat)
@@ -90,8 +87,6 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
     app.get("/health")(api.health)
     app.get("/")(api.index)
     app.get("/static/{name}")(api.static)
-    for kind, handler in HANDLERS.items():
-        app.add_exception_handler(kind, handler)
     if hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     return app
@@ -105,15 +100,14 @@ class Api:
         self.metrics = Metrics(models)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        api_request = build_request(self._served(body.model), body, f"chatcmpl-{secrets.token_hex(12)}")
-        samples = [Sample(index) for index in range(body.n)]
-        response = ChatResponse(api_request, samples)
-        answer = self.metrics.counted(api_request, samples, pieces(api_request, samples))
+        served = self._served(body.model)
+        response = begin(served, body)
+        answer = self.metrics.counted(response, pieces(served, response))
         try:
-            # Awaited before any header is sent: a full queue is still a 429.
-            first = await unless_gone(request.receive, anext(answer))
             if body.stream:
-                return EventStream(_events(response, first, answer))
+                # Awaited before any header is sent: a full queue is still a 429.
+                first = await unless_gone(request.receive, anext(answer))
+                return EventStream(_events(response, first, answer), headers=STREAM_HEADERS)
             await unless_gone(request.receive, _finish(answer))
             return JSONResponse(response.whole())
         except BaseException:
@@ -164,7 +158,7 @@ class Metrics:
     """Counters, histograms and gauges over some models. No label comes from a client."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = models
+        self.engines = {model.name: model.engine.engine for model in models}
         # Its own: the global registry refuses the metrics of a second server in one process.
         self.registry = CollectorRegistry()
         self.requests = Counter(
@@ -191,25 +185,22 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """The text of /metrics."""
-        for model in self.models:
-            engine = model.engine.engine
-            self.running.labels(model.name).set(len(engine.running))
-            self.waiting.labels(model.name).set(len(engine.scheduler.waiting))
+        for name, engine in self.engines.items():
+            self.running.labels(name).set(len(engine.running))
+            self.waiting.labels(name).set(len(engine.scheduler.waiting))
         return generate_latest(self.registry)
 
-    async def counted(self, api_request: ApiRequest, samples: Sequence[Sample], pieces: Pieces) -> Pieces:
-        """The same pieces, those of all `samples` of a request, which is counted when they end."""
-        name = api_request.served.name
+    async def counted(self, response: ChatResponse, pieces: Pieces) -> Pieces:
+        """The same pieces, those of a response, which is counted when they end."""
+        name, samples = response.model, response.samples
         started = time.perf_counter()
         status = LEFT
-        begun = False
         try:
             async with contextlib.aclosing(pieces):
+                first = await anext(pieces)
+                self.first.labels(name).observe(time.perf_counter() - started)
+                yield first
                 async for piece in pieces:
-                    if not begun:
-                        self.first.labels(name).observe(time.perf_counter() - started)
-                        begun = True
                     yield piece
             status = 200
         except ApiError as error:
@@ -218,7 +209,7 @@ class Metrics:
         finally:
             self.requests.labels(name, str(status)).inc()
             self.seconds.labels(name).observe(time.perf_counter() - started)
-            self.tokens.labels(name, "prompt").inc(api_request.prompt_tokens)
+            self.tokens.labels(name, "prompt").inc(response.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
 
@@ -232,7 +223,7 @@ def read_keys(path: str | None) -> list[str]:
     ValueError for a file without any: everyone could use the server.
     """
     if path is None:
-        return os.environ.get(KEYS_VARIABLE, "").split()
+        return os.environ.get("COLAR_API_KEYS", "").split()
     lines = [line.strip() for line in files.read_text(path).splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
@@ -255,18 +246,40 @@ def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
     return check
 
 
+# Responses other than 2xx
+
+
+async def error_response(request: Request, error: Exception) -> Response:
+    """OpenAI's error object for whatever went wrong before a response began."""
+    if isinstance(error, RequestValidationError):
+        error = first_mistake(error.errors())
+    elif isinstance(error, HTTPException):
+        # A path, a method or a body that Starlette or FastAPI rejects.
+        words = f"{request.method} {request.url.path}: {error.detail}"
+        code = "not_found" if error.status_code == 404 else None
+        error = ApiError(error.status_code, words, code=code, headers=error.headers)
+    elif not isinstance(error, ApiError):
+        # The client learns nothing of a defect of ours; uvicorn logs it with its traceback.
+        error = ApiError(500, "the server failed", code="engine_error", type="server_error")
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (ApiError, RequestValidationError, HTTPException, Exception), error_response
+)
+
+
 # Streams and clients that leave
 
 
 class EventStream(StreamingResponse):
     """Server-sent events, whose generator is closed when the client has left."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
-        self.events = events
+    media_type = "text/event-stream"
+    body_iterator: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self.events):
+        async with contextlib.aclosing(self.body_iterator):
             await super().__call__(scope, receive, send)
 
 
@@ -282,7 +295,7 @@ async def _events(response: ChatResponse, first: SamplePiece, rest: Pieces) -> A
             for event in response.end():
                 yield event
         except ApiError as error:
-            yield chat_response.event(error.body())
+            yield protocol.event(error.body())
 
 
 async def _finish(rest: Pieces) -> None:
@@ -334,7 +347,7 @@ def url(bound: socket.socket) -> str:
 
 
 def make_server(app: ASGIApp, drain: int = 60) -> uvicorn.Server:
-    """The server."""
+    """uvicorn around an application; `drain` is the seconds that requests have to finish after a signal."""
     log_config = copy.deepcopy(LOGGING_CONFIG)
     # Results alone go to stdout.
     log_config["handlers"]["access"]["stream"] = "ext://sys.stderr"

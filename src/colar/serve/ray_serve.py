@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -28,9 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from colar import progress
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
-from colar.serve import chat_response
-from colar.serve.app import LEFT, MAX_CONNECTIONS, unless_gone
-from colar.serve.chat_request import HANDLERS, MAX_BODY, ApiError
+from colar.serve import protocol
+from colar.serve.app import HANDLERS, LEFT, MAX_CONNECTIONS, unless_gone
+from colar.serve.protocol import MAX_BODY, ApiError
 
 # The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
 # answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.
@@ -158,7 +158,7 @@ def _actor_of_this_command() -> Any:
 class Replica:
     """The application of one process, which has messages in place of a socket."""
 
-    def __init__(self, make_app: Callable[[], ASGIApp], name: str = "", command: Any = None) -> None:
+    def __init__(self, make_app: Callable[[], ASGIApp], name: str, command: Any) -> None:
         """`name` is that of all replicas together, which end when `command`, the actor, has ended."""
         self.app = make_app()
         self.name = name
@@ -167,61 +167,57 @@ class Replica:
 
     async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
         """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
-        sent: asyncio.Queue[Message | None] = asyncio.Queue()
         received: list[Message] = [{"type": "http.request", "body": body}]
+        sent: list[Message] = []
+        # Set while something is sent, and at the end.
+        news = asyncio.Event()
 
         async def receive() -> Message:
             # A client that leaves cancels this call: there is no message of it.
             return received.pop() if received else await asyncio.Future()
 
-        answering = asyncio.ensure_future(self.app(scope, receive, sent.put))
-        answering.add_done_callback(lambda _: sent.put_nowait(None))
+        async def send(message: Message) -> None:
+            sent.append(message)
+            news.set()
+
+        answering = asyncio.ensure_future(self.app(scope, receive, send))
+        answering.add_done_callback(lambda _: news.set())
         try:
-            while (message := await sent.get()) is not None:
-                messages = [message]
-                while not sent.empty() and (message := sent.get_nowait()) is not None:
-                    messages.append(message)
-                yield messages
-                if message is None:
-                    break
+            while sent or not answering.done():
+                await news.wait()
+                news.clear()
+                messages = sent.copy()
+                sent.clear()
+                if messages:
+                    yield messages
             await answering
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def whole(self, scope: Scope) -> "Whole":
-        """The response to a request without a body."""
-        messages = [message async for several in self.respond(scope, b"") for message in several]
-        body = b"".join(message.get("body", b"") for message in messages)
-        return Whole(
-            serve.get_replica_context().replica_id.unique_id,
-            messages[0]["status"],
-            messages[0]["headers"],
-            body,
-        )
+    async def named(self, scope: Scope) -> tuple[str, Response]:
+        """The replica's name, and its response to a request without a body."""
+        return serve.get_replica_context().replica_id.unique_id, await self.whole(scope)
+
+    async def whole(self, scope: Scope) -> Response:
+        start, *rest = [message async for several in self.respond(scope, b"") for message in several]
+        response = Response(b"".join(message.get("body", b"") for message in rest), start["status"])
+        response.raw_headers = start["headers"]
+        return response
 
     async def check_health(self) -> None:
         """Raise where /health is not 200: Ray Serve then replaces this replica."""
-        if self.watch is None and self.command is not None:
+        if self.watch is None:
             self.watch = asyncio.create_task(self._end_with_command())
-        found = [each async for several in self.respond(HEALTH, b"") for each in several]
-        if found[0]["status"] != 200:
-            raise RuntimeError(found[1]["body"].decode())
+        found = await self.whole(HEALTH)
+        if found.status_code != 200:
+            raise RuntimeError(bytes(found.body).decode())
 
     async def _end_with_command(self) -> None:
         """End all replicas once their command has ended."""
         with contextlib.suppress(ray.exceptions.RayActorError):
             await self.command.ended.remote()
         await asyncio.to_thread(serve.delete, self.name, _blocking=False)
-
-
-class Whole(NamedTuple):
-    """A replica's response."""
-
-    replica: str
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 # In the process of the command
@@ -239,20 +235,18 @@ class Front:
     async def metrics_text(self, request: Request) -> Response:
         """The metrics of all replicas, each with its name as a label."""
         try:
-            responses = self.handle.broadcast("whole", _portable(request.scope))
+            responses = self.handle.broadcast("named", _portable(request.scope))
             found = await responses.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
         except Exception as error:
             raise _failed(error) from error
-        answers = [each for each in found if isinstance(each, Whole)]
+        answers: dict[str, Response] = dict(each for each in found if not isinstance(each, BaseException))
         if not answers:
             raise _failed(found[0])
-        # Without a valid key all say so.
-        refused = next((each for each in answers if each.status != 200), None)
-        if refused is not None:
-            response = Response(refused.body, refused.status)
-            response.raw_headers = refused.headers
-            return response
-        texts = {each.replica: each.body.decode() for each in answers}
+        for answer in answers.values():
+            # Without a valid key all say so.
+            if answer.status_code != 200:
+                return answer
+        texts = {replica: bytes(answer.body).decode() for replica, answer in answers.items()}
         return Response(with_replicas(texts), media_type=CONTENT_TYPE_LATEST)
 
     async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,7 +284,7 @@ class Front:
                 raise failed from error
             kind = dict(first["headers"]).get(b"content-type", b"")
             if kind.startswith(b"text/event-stream") and last.get("more_body", True):
-                end = chat_response.event(failed.body())
+                end = protocol.event(failed.body())
                 await send({"type": "http.response.body", "body": end})
         except BaseException:
             answer.cancel()
@@ -315,21 +309,18 @@ def _portable(scope: Scope) -> Scope:
 
 @dataclass(frozen=True)
 class _Labelled(Collector):
-    """The families of several texts of /metrics, each with the name of its replica as a label."""
+    """The metrics of several texts of /metrics, each with the name of its replica as a label."""
 
     texts: Mapping[str, str]
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for replica, text in self.texts.items():
-            for family in text_string_to_metric_families(text):
-                merged = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                merged.samples += [
-                    sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
-                ]
-        return families.values()
+            for one in text_string_to_metric_families(text):
+                metric = merged.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+                for sample in one.samples:
+                    metric.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        return merged.values()
 
 
 def with_replicas(texts: Mapping[str, str]) -> bytes:

@@ -1,14 +1,20 @@
-"""A checkpoint that is served, and a request of the API as requests to its engine.
+"""A checkpoint that is served, and its answer to a request of the API.
+
+    engine     thought   thought   stop   token   token   EOS   finished
+    pieces     thought   thought          text    text          end
+
+Whole answers and streams are made of the same pieces: thoughts and text as they come, and how each sample ended.
 
 Shape suffix: D width.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,29 +23,31 @@ from torch import Tensor
 
 from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
-from colar.engine.completion import Event
-from colar.engine.engine import Engine
+from colar.engine.completion import AnswerText, Event, not_finite
+from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, TooLong, check_context, check_runnable, prompt_ids
-from colar.look.thought import Neighbour, ThoughtReader, vocabulary_of
+from colar.look.thought import NEIGHBOURS, Neighbour, ThoughtReader, vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.chat_request import ApiError, ChatRequest
+from colar.serve.protocol import ApiError, ChatRequest, ChatResponse, Sample, SamplePiece
+
+log = logging.getLogger("uvicorn.error")
 
 
 class ServedModel:
     """One checkpoint under one name. `decoding` has the defaults of a request, and the most of its limits."""
 
-    def __init__(self, name: str, lm: LatentLM, method: Method, engine: Engine, decoding: Decoding) -> None:
+    def __init__(self, name: str, engine: Engine, decoding: Decoding) -> None:
         self.name = name
-        self.lm = lm
-        self.method = method
+        self.lm = engine.lm
+        self.method = engine.method
         self.decoding = decoding
         self.engine = AsyncEngine(engine)
         # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
-        self.nearest = NearestTokens(lm, self.engine.run)
+        self.nearest = NearestTokens(self.lm, self.engine.run)
         self.created = int(time.time())
-        self.efforts = {"none": {"thinking_token_budget": 0}, **registry.efforts_of(method)}
+        self.efforts = {"none": {"thinking_token_budget": 0}, **registry.efforts_of(self.method)}
 
     def effort(self, effort: str) -> dict[str, Any]:
         """The fields that an effort stands for. ApiError 400 where this checkpoint does not have it."""
@@ -63,19 +71,18 @@ class ServedModel:
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models lists it."""
-        own = {
-            "method": self.method.name,
-            "params": _params_card(self.method),
-            "efforts": self.efforts,
-            "max_latents": self.decoding.max_latents,
-            "max_completion_length": self.decoding.max_completion_length,
-        }
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "colar",
-            "colar": own,
+            "colar": {
+                "method": self.method.name,
+                "params": _params_card(self.method),
+                "efforts": self.efforts,
+                "max_latents": self.decoding.max_latents,
+                "max_completion_length": self.decoding.max_completion_length,
+            },
         }
 
 
@@ -94,22 +101,11 @@ def _params_card(method: Method) -> dict[str, Any]:
     return card
 
 
-@dataclass(frozen=True)
-class ApiRequest:
-    """One request of the API: the engine has a request for each sample of the answer."""
-
-    id: str
-    served: ServedModel
-    body: ChatRequest
-    requests: list[Request]
-    prompt_tokens: int
-    warning: str | None
-    """Values beyond those that were trained."""
-    created: int = field(default_factory=lambda: int(time.time()))
+# From the body to the engine's requests
 
 
-def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest:
-    """The request to the engine, with all checked that can be checked before it. ApiError 400 names the field."""
+def begin(served: ServedModel, body: ChatRequest) -> ChatResponse:
+    """The response to a body, with nothing in it yet. ApiError 400 names the field of what the engine would reject."""
     values = served.effort(body.reasoning_effort) if body.reasoning_effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
     budget = values.pop("thinking_token_budget", None)
@@ -119,7 +115,7 @@ def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
     # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
     latent = body.include_reasoning and served.method.thinks_in_latents
     request = Request(
-        id,
+        f"chatcmpl-{secrets.token_hex(12)}",
         body.question,
         params,
         _decoding(served.decoding, body, budget),
@@ -129,13 +125,13 @@ def build_request(served: ServedModel, body: ChatRequest, id: str) -> ApiRequest
         keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
-    prompt_tokens = len(check_question(served, request))
+    prompt_tokens = len(_prompt_ids(served, request))
     # They share the seed: `sample` makes their draws differ.
-    requests = [dataclasses.replace(request, sample=sample) for sample in range(body.n)]
-    return ApiRequest(id, served, body, requests, prompt_tokens, warning)
+    samples = [Sample(dataclasses.replace(request, sample=index)) for index in range(body.n)]
+    return ChatResponse(request.id, served.name, body, samples, prompt_tokens, warning)
 
 
-def check_question(served: ServedModel, request: Request) -> list[int]:
+def _prompt_ids(served: ServedModel, request: Request) -> list[int]:
     """The token ids of the question's prompt. ApiError 400 where the model could not answer it."""
     if not request.question.strip():
         raise ApiError(400, "the question is empty", "messages")
@@ -162,8 +158,9 @@ def _decoding(default: Decoding, body: ChatRequest, budget: int | None) -> Decod
         changes["top_p"] = body.top_p
     if budget is not None:
         changes["max_latents"] = min(budget, default.max_latents)
-    if body.max_answer is not None:
-        changes["max_completion_length"] = min(body.max_answer, default.max_completion_length)
+    # OpenAI's new and old name of one limit.
+    if most := body.max_completion_tokens or body.max_tokens:
+        changes["max_completion_length"] = min(most, default.max_completion_length)
     try:
         return dataclasses.replace(default, **changes)
     except ValueError as error:
@@ -171,7 +168,106 @@ def _decoding(default: Decoding, body: ChatRequest, budget: int | None) -> Decod
         raise ApiError(400, str(error), str(error).split()[0]) from error
 
 
-# Its thoughts, read as `look/thought.py` has them
+# From the engine's events to pieces
+
+
+async def pieces(served: ServedModel, response: ChatResponse) -> AsyncGenerator[SamplePiece, None]:
+    """The pieces of all samples as they come. ApiError where one fails.
+
+    Closing it, or cancelling its caller, cancels the engine's requests.
+    """
+    # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
+    queue: asyncio.Queue[SamplePiece | ApiError] = asyncio.Queue()
+    tasks = [
+        asyncio.create_task(_run(served, response.body, sample, queue.put_nowait))
+        for sample in response.samples
+    ]
+    try:
+        left = len(tasks)
+        while left:
+            piece = await queue.get()
+            if isinstance(piece, ApiError):
+                raise piece
+            left -= piece.last
+            yield piece
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(
+    served: ServedModel, body: ChatRequest, sample: Sample, put: Callable[[SamplePiece | ApiError], None]
+) -> None:
+    """Put the pieces of one sample, or the error that ends them."""
+    try:
+        await _answer(served, body, sample, put)
+    except QueueFull as error:
+        words = f"the queue is full: {error}; try again later"
+        put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
+    except Exception as error:
+        # Before the first event the engine rejects the request: it may need more positions than its budget has.
+        if isinstance(error, ValueError) and not sample.last_event:
+            put(ApiError(400, str(error)))
+            return
+        log.exception("request %s failed", sample.request.id)
+        words = "the model failed to answer this request"
+        put(ApiError(500, words, code="engine_error", type="server_error"))
+
+
+async def _answer(
+    served: ServedModel, body: ChatRequest, sample: Sample, put: Callable[[SamplePiece], None]
+) -> None:
+    template = served.lm.template
+    reader = ThoughtReader(template, sample.request.params, NEIGHBOURS * body.return_thoughts)
+    answer = AnswerText(template, body.stop)
+    stopped = False
+    async with contextlib.aclosing(served.engine.stream(sample.request)) as events:
+        async for event in events:
+            sample.last_event = event.at
+            if event.kind == "thought":
+                put(await _thought(served, body, sample, reader, event))
+                continue
+            stopped = stopped or event.kind == "stop"
+            # The thinking is over: bytes that are no character yet will not become one.
+            if incomplete := reader.end():
+                put(sample.add(reasoning=incomplete))
+            if event.kind == "token":
+                put(_token(sample, answer, event, template.eos_id))
+                # Leaving this loop cancels the engine's request, so that its last event does not come.
+                if answer.stopped:
+                    sample.finish = "stop"
+                    sample.cut = not stopped
+                    break
+            elif event.kind == "finished":
+                if event.reason == "error":
+                    raise not_finite(sample.request)
+                sample.finish, sample.cut = event.reason, event.truncated
+    put(sample.add(answer.end(), last=True))
+
+
+async def _thought(
+    served: ServedModel, body: ChatRequest, sample: Sample, reader: ThoughtReader, event: Event
+) -> SamplePiece:
+    """The piece of a thought; empty where thoughts are not shown."""
+    sample.n_thoughts += 1
+    sample.forward_passes += 1
+    if not body.include_reasoning and not body.return_thoughts:
+        return sample.add()
+    thought = await served.nearest.read(reader, event)
+    return sample.add(reasoning=thought["text"], thought=thought if body.return_thoughts else None)
+
+
+def _token(sample: Sample, answer: AnswerText, event: Event, eos_id: int) -> SamplePiece:
+    """The piece of an answer's token; its text may be kept back."""
+    # EOS counts too: each token comes out of one pass, the first out of the separator's.
+    sample.forward_passes += 1
+    if sample.answer_began is None:
+        sample.answer_began = event.at
+    if event.token_id == eos_id:
+        return sample.add()
+    sample.n_tokens += 1
+    return sample.add(answer.add(event.token_id))
 
 
 class NearestTokens:
@@ -186,6 +282,15 @@ class NearestTokens:
         self.run = run
         self._wanted: list[tuple[Tensor, int]] = []
         self._task: asyncio.Task[list[list[Neighbour]]] | None = None
+
+    async def read(self, reader: ThoughtReader, event: Event) -> dict[str, Any]:
+        """The THOUGHT of an event, the next one of its answer, as `look/thought.py` has it."""
+        n = reader.wanted(event.token_id, event.info)
+        near: list[Neighbour] = []
+        if n:
+            assert event.embed is not None, "latents that are read are kept"
+            near = await self.of(event.embed, n)
+        return reader.read(event.token_id, event.info, near)
 
     async def of(self, embed_D: Tensor, k: int) -> list[Neighbour]:
         """The `k` nearest tokens of an embedding."""
@@ -203,12 +308,3 @@ class NearestTokens:
         most = max(k for _, k in wanted)
         neighbours = await self.run(partial(self.vocabulary.nearest, embeds_KD, most))
         return [near[:k] for near, (_, k) in zip(neighbours, wanted, strict=True)]
-
-    async def read(self, reader: ThoughtReader, event: Event) -> dict[str, Any]:
-        """The THOUGHT of an event, the next one of its answer."""
-        n = reader.wanted(event.token_id, event.info)
-        near: list[Neighbour] = []
-        if n:
-            assert event.embed is not None, "latents that are read are kept"
-            near = await self.of(event.embed, n)
-        return reader.read(event.token_id, event.info, near)

@@ -4,7 +4,7 @@ import { ask } from "./stream.js";
 
 const { element } = ColarViewer;
 
-function milliseconds(value) {
+function inMilliseconds(value) {
   if (typeof value !== "number") return "–";
   return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
@@ -16,9 +16,8 @@ export class Run {
     this.body = body;
     this.thoughts = [];
     this.answer = "";
-    this.summary = {};
-    this.usage = null;
     this.finish = null;
+    this.summary = {};
     this.error = null;
     this.card = element("article", "card waiting");
     this.card.append(element("h2", "", note ? `${title}, ${note}` : title));
@@ -35,8 +34,7 @@ export class Run {
   }
 
   get milliseconds() {
-    const { thinking_ms: thinking, answer_ms: answering } = this.summary;
-    return typeof thinking === "number" && typeof answering === "number" ? thinking + answering : undefined;
+    return this.finish ? this.summary.thinking_ms + this.summary.answer_ms : undefined;
   }
 
   async start(key, signal) {
@@ -46,7 +44,6 @@ export class Run {
       await ask(this.body, key, signal, (event) => this.hear(event));
     } catch (error) {
       this.error = error.name === "AbortError" ? "Stopped." : error.message;
-      // Said once, where it stands: the card of a stopped run says no more than that.
       this.alert.setAttribute("role", "alert");
       this.alert.textContent = this.error;
     } finally {
@@ -62,9 +59,10 @@ export class Run {
       ColarViewer.add(this.chain, event.thought);
     }
     if (event.text) this.answer += event.text;
-    if (event.summary) Object.assign(this.summary, event.summary);
-    if (event.usage) this.usage = event.usage;
-    if (event.finish) this.finish = event.finish;
+    if (event.finish) {
+      this.finish = event.finish;
+      this.summary = event.summary;
+    }
     this.show();
   }
 
@@ -72,13 +70,12 @@ export class Run {
     this.answerLine.replaceChildren();
     if (this.answer) this.answerLine.append(element("span", "label", "Answer"), element("strong", "", this.answer));
     if (this.finish && !this.answer && !this.error) this.answerLine.append(element("span", "label", "No answer"));
-    const cut = (this.summary.finish || this.finish) === "length";
-    if (cut) this.answerLine.append(element("span", "cut", "cut at a limit"));
+    if (this.summary.finish === "length") this.answerLine.append(element("span", "cut", "cut at a limit"));
     const costs = [
       ["thoughts", String(this.thoughts.length)],
       ["forward passes", String(this.forwardPasses ?? "–")],
-      ["thinking", milliseconds(this.summary.thinking_ms)],
-      ["answering", milliseconds(this.summary.answer_ms)],
+      ["thinking", inMilliseconds(this.summary.thinking_ms)],
+      ["answering", inMilliseconds(this.summary.answer_ms)],
     ];
     this.costs.replaceChildren();
     for (const [name, value] of costs) {
@@ -105,7 +102,7 @@ export class Run {
     const cells = [
       [this.thoughts.length, String(this.thoughts.length), most.thoughts],
       [this.forwardPasses, String(this.forwardPasses ?? "–"), most.passes],
-      [this.milliseconds, milliseconds(this.milliseconds), most.milliseconds],
+      [this.milliseconds, inMilliseconds(this.milliseconds), most.milliseconds],
     ];
     for (const [value, text, largest] of cells) {
       const cell = element("td", "bar", text);

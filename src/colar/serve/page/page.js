@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 const COMPARED = [1, 2, 5];
 const KEY = "colar-api-key";
 
-const state = { models: [], runs: [], asking: null, restored: false };
+const state = { models: [], asking: null, restored: false };
 
 function chosenModel() {
   return state.models.find((model) => model.id === $("model").value);
@@ -67,8 +67,7 @@ async function start(makeRuns) {
   state.asking?.abort();
   const asking = new AbortController();
   state.asking = asking;
-  state.runs = makeRuns(model);
-  const runs = state.runs;
+  const runs = makeRuns(model);
   history.replaceState(null, "", `#${settings.toHash(model)}`);
   $("runs").replaceChildren(...runs.map((run) => run.card));
   $("runs").classList.toggle("several", runs.length > 1);

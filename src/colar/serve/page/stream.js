@@ -1,6 +1,6 @@
 // Talks to the server: the list of models, and one question as a stream of events.
 
-// What the server refused, in its own words.
+// An error response of the server, in its own words.
 export class ApiError extends Error {
   constructor(error, status, wait) {
     const message = error?.message || `the server answered with status ${status}`;
@@ -53,10 +53,10 @@ async function* eventsOf(stream) {
   }
 }
 
-// Ask one question. `heard` gets {thought}, {text} and {summary, usage, finish} as they come. Resolves when the stream
-// has ended; throws ApiError, or an AbortError where `signal` stopped it.
+// Ask one question. `heard` gets {thought}, {text} and at the end {finish, summary}. Resolves when the stream has ended;
+// throws ApiError, or an AbortError where `signal` stopped it.
 export async function ask(body, key, signal, heard) {
-  const sent = { ...body, stream: true, stream_options: { include_usage: true }, return_thoughts: true };
+  const sent = { ...body, stream: true, return_thoughts: true };
   const options = { method: "POST", headers: headers(key), body: JSON.stringify(sent), signal };
   const response = await request("v1/chat/completions", options);
   let complete = false;
@@ -67,15 +67,10 @@ export async function ask(body, key, signal, heard) {
     }
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error, response.status);
-    const choice = chunk.choices?.[0];
-    const delta = choice?.delta || {};
+    const [{ delta, finish_reason: finish }] = chunk.choices;
     if (delta.colar?.thought) heard({ thought: delta.colar.thought });
     if (delta.content) heard({ text: delta.content });
-    // The summary comes with the last delta.
-    const summary = delta.colar?.forward_passes === undefined ? null : delta.colar;
-    if (summary || chunk.usage || choice?.finish_reason) {
-      heard({ summary: summary || {}, usage: chunk.usage || null, finish: choice?.finish_reason || null });
-    }
+    if (finish) heard({ finish, summary: delta.colar });
   }
   if (!complete) throw new Error("the connection was lost before the answer was complete");
 }

@@ -1,0 +1,364 @@
+"""OpenAI's chat completions: the body of a request, checked by pydantic; the response, whole or as events; errors.
+
+Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields of a body too, which differ from method
+to method: `ChatRequest.params` has them. docs/serve.md has the tables of all fields.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from colar.checks import INT64, did_you_mean
+from colar.engine.request import Request
+from colar.methods import registry
+
+MAX_BODY = 2**20
+"""Bytes of a request's body."""
+MAX_CHOICES = 16
+"""Samples of a question, and stop strings."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+}
+"""OpenAI's fields for features that this server does not have, with the values that ask for nothing."""
+IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
+"""Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A response other than 2xx: the HTTP status, and the fields of OpenAI's error object."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    type: str = "invalid_request_error"
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> str:
+        """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": fields})
+
+
+# The body of a request. A value of two forms is brought into the long one before it is checked: the errors of a union
+# would name pydantic's branches, `messages.0.content.list[TextPart].0`.
+
+
+class Strict(BaseModel):
+    """Rejects unknown fields, numbers in place of texts, and NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class TextPart(Strict):
+    """A part of a message. Only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(content: Any) -> Any:
+    """A message's content as a list of parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("must be a text, or a list of text parts")
+    if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in content):
+        raise ValueError("only text parts are supported")
+    return content
+
+
+def _texts(stop: Any) -> Any:
+    """One text or several, as a list."""
+    if isinstance(stop, str):
+        return [stop]
+    if isinstance(stop, list) and all(isinstance(text, str) for text in stop):
+        return stop
+    raise ValueError("must be a text, or a list of texts")
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system", "developer", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_answer_fields(cls, message: Any) -> Any:
+        """The fields without those that clients copy from an answer, and without those that are null."""
+        if not isinstance(message, dict):
+            return message
+        copied = ANSWER_FIELDS if message.get("role") == "assistant" else ()
+        return {name: value for name, value in message.items() if value is not None and name not in copied}
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ChatRequest(Strict):
+    """The body of POST /v1/chat/completions."""
+
+    # Extra fields are the values of a method: `_check_names` has rejected all others.
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(default=None, ge=INT64[0], le=INT64[-1])
+    temperature: float | None = None
+    top_p: float | None = None
+    latent_temperature: float | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stop: Annotated[list[Stop], BeforeValidator(_texts), Field(max_length=MAX_CHOICES)] = []
+    thinking_token_budget: int | None = Field(default=None, ge=0)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
+    return_thoughts: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, body: Any) -> Any:
+        """Reject unknown fields, and leave out those that change nothing. One that is null counts as missing."""
+        # ApiErrors, because the error of a validator of the whole model has no field.
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
+        known = [*cls.model_fields, *registry.all_param_names()]
+        fields = {}
+        for name, value in body.items():
+            if name not in (*known, *NEUTRAL, *IGNORED):
+                near = did_you_mean(name, known)
+                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
+            if value is None or name in IGNORED:
+                continue
+            if name in known:
+                fields[name] = value
+            elif value not in NEUTRAL[name]:
+                allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
+                raise ApiError(400, f"{name}: this server has no such feature; it takes {allowed}", name)
+        return fields
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The values of the method."""
+        return dict(self.model_extra or {})
+
+    @property
+    def question(self) -> str:
+        """The last message, a user's. ApiError 400 for anything else."""
+        if self.messages[-1].role != "user":
+            raise ApiError(400, "messages: the last message must be of role user", "messages")
+        return self.messages[-1].text
+
+    @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        """The turns before the question, (role, text) of each, without empty ones. ApiError 400 for a tool's."""
+        turns = []
+        for message in self.messages[:-1]:
+            if message.role == "tool":
+                raise ApiError(400, "messages: these models have no place for a tool message", "messages")
+            # OpenAI's newer name of the same.
+            role = "system" if message.role == "developer" else message.role
+            if message.text.strip():
+                turns.append((role, message.text))
+        return tuple(turns)
+
+
+def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """One line for the first of pydantic's errors, with the name of the field."""
+    mistake = errors[0]
+    kind = mistake["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body must be JSON: {mistake['ctx']['error']}")
+    # FastAPI's places begin with "body".
+    place = ".".join(str(part) for part in mistake["loc"][1:])
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field {place!r}", place, "unknown_parameter")
+    if kind == "missing":
+        return ApiError(400, f"{place or 'the body'} is missing", place or None, "missing_required_parameter")
+    # Our own checks' words without pydantic's "Value error, ".
+    words = mistake["ctx"]["error"] if kind == "value_error" else mistake["msg"]
+    return ApiError(400, f"{place}: {words}", place)
+
+
+# The response
+
+
+@dataclass
+class Sample:
+    """One sample of an answer so far; complete with its last piece."""
+
+    request: Request
+    """The engine's. Its `sample` is the index of the choice."""
+    begun: bool = False
+    """True once a stream has had an event of it."""
+    text: str = ""
+    reasoning: str = ""
+    thoughts: list[dict[str, Any]] = field(default_factory=list)
+    n_thoughts: int = 0
+    n_tokens: int = 0
+    forward_passes: int = 1
+    """One for the question, one for each embedding fed after it."""
+    finish: str = ""
+    """"stop", or "length" where the answer met its limit."""
+    cut: bool = False
+    """True where a limit ended the answer or the thinking."""
+    started: float = field(default_factory=time.perf_counter)
+    answer_began: float | None = None
+    last_event: float = 0.0
+    """Time of the engine's last event, on the clock of `started`."""
+
+    def add(
+        self, text: str = "", reasoning: str = "", thought: dict[str, Any] | None = None, last: bool = False
+    ) -> "SamplePiece":
+        """The piece of such news, after which the sample has them too."""
+        self.text += text
+        self.reasoning += reasoning
+        if thought is not None:
+            self.thoughts.append(thought)
+        return SamplePiece(self, text, reasoning, thought, last)
+
+
+@dataclass(frozen=True)
+class SamplePiece:
+    """The news of a sample: a thought, some text, or its end."""
+
+    sample: Sample
+    text: str
+    reasoning: str
+    thought: dict[str, Any] | None
+    last: bool
+    """True for the last piece. `sample` itself may be ahead of pieces that wait."""
+
+
+@dataclass(frozen=True)
+class ChatResponse:
+    """The response to one request, with a choice for each sample."""
+
+    id: str
+    model: str
+    body: ChatRequest
+    samples: Sequence[Sample]
+    prompt_tokens: int
+    warning: str | None
+    """Of values beyond those that were trained."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self) -> dict[str, Any]:
+        """The response in one piece."""
+        choices = []
+        for sample in self.samples:
+            message: dict[str, Any] = {"role": "assistant", "content": sample.text, "refusal": None}
+            if self.body.include_reasoning:
+                message |= _reasoning(sample.reasoning)
+            if self.body.return_thoughts:
+                message["colar"] = {"thoughts": sample.thoughts, **self.details(sample)}
+            choices.append(_choice("message", sample, message, sample.finish))
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+
+    def events(self, piece: SamplePiece) -> list[bytes]:
+        """The events of a piece, none where it has nothing to show."""
+        sample = piece.sample
+        delta: dict[str, Any] = {} if sample.begun else {"role": "assistant", "content": ""}
+        sample.begun = True
+        if piece.reasoning and self.body.include_reasoning:
+            delta |= _reasoning(piece.reasoning)
+        if piece.thought is not None:
+            delta["colar"] = {"thought": piece.thought}
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.last and self.body.return_thoughts:
+            delta["colar"] = self.details(sample)
+        if not delta and not piece.last:
+            return []
+        choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
+        # Where the usage is requested, chunks without it have the key too.
+        return [self._chunk([choice], {"usage": None} if self.body.stream_options.include_usage else {})]
+
+    def end(self) -> list[bytes]:
+        """The last events of a stream."""
+        events = [event("[DONE]")]
+        if self.body.stream_options.include_usage:
+            events.insert(0, self._chunk([], {"usage": self._usage()}))
+        return events
+
+    def details(self, sample: Sample) -> dict[str, Any]:
+        """The key `colar` of docs/serve.md, without the thoughts."""
+        began = sample.last_event if sample.answer_began is None else sample.answer_began
+        fields = {
+            "forward_passes": sample.forward_passes,
+            "thinking_ms": round(1000 * (began - sample.started), 3),
+            "answer_ms": round(1000 * (sample.last_event - began), 3),
+            "finish": "length" if sample.cut else "stop",
+            "seed": sample.request.seed,
+            "params": asdict(sample.request.params),
+        }
+        return fields | ({"warning": self.warning} if self.warning else {})
+
+    def _usage(self) -> dict[str, Any]:
+        """OpenAI's token counts: thoughts are reasoning tokens; completion tokens are these and the answer's."""
+        reasoning = sum(sample.n_thoughts for sample in self.samples)
+        completion = reasoning + sum(sample.n_tokens for sample in self.samples)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        chunk = {**self._head("chat.completion.chunk"), "choices": choices, **more}
+        return event(json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
+def event(data: str) -> bytes:
+    """A server-sent event."""
+    return f"data: {data}\n\n".encode()
+
+
+def _choice(key: str, sample: Sample, fields: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": sample.request.sample, key: fields, "logprobs": None, "finish_reason": finish}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """The two names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
