@@ -70,7 +70,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    # It needs torch, and the other commands do not.
+    # It needs torch, which the other `data` commands do not.
     from colar.recipe import auto_recipe
 
     reader = auto_recipe.RowReader.of(args.model)

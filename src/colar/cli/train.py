@@ -14,8 +14,9 @@ from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 NEEDED = ("model", "data", "output")
+"""Options that `colar train auto` must have."""
 CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
-"""Options of `colar train auto`: those that it cannot do without, and the others."""
+"""Those that it may have."""
 
 
 def add_train(train: Parser) -> None:
@@ -84,10 +85,9 @@ def run_train(args: argparse.Namespace) -> None:
         recipes.find(args.recipe)
     _check_options(args, auto)
     from colar import processes, recipe
+    from colar.recipe import auto_run
 
     if auto:
-        from colar.recipe import auto_run
-
         call = auto_run.AutoCall(
             args.model, args.data, files.require_writable(args.output), **_auto_options(args)
         )
@@ -102,9 +102,8 @@ def run_train(args: argparse.Namespace) -> None:
     if auto and not args.stages:
         _show(auto_run.finish(call.output, stages))
         best = call.output
-    # The path is printed when all processes are done.
     processes.leave()
-    # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
+    # Nothing else goes to stdout, so that a script can write out=$(colar train ...).
     if progress.is_main():
         print(best)
 
@@ -127,12 +126,12 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
 
 
 def overrides(words: list[str], output: str | None) -> list[str]:
-    """The overrides of a recipe: the words that argparse did not know, and `--output`, which it knows for `auto`."""
+    """The overrides of a recipe: the words that argparse does not know, and --output, which it knows for `auto`."""
     return words if output is None else [*words, "--output", output]
 
 
 def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that the command line has, beside model and data, as fields of `auto_run.AutoCall`."""
+    """The `CHOICES` of the command line, as fields of `auto_run.AutoCall`."""
     options = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
     if args.columns:
         options["columns"] = columns_of(args.columns)
@@ -167,7 +166,7 @@ def _check(stages: Any) -> None:
 
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
-        # Only stages make a start that is not there yet: what else is missing is an error of `measure`.
+        # A start that no earlier stage makes must be there: where it is missing, `measure` raises an error.
         earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
         if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
             others = ", ".join(later.name for later in stages[place:])
@@ -191,7 +190,7 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    # A program that reads the list gets one line each, with nothing cut off; so does a person, as far as there is room.
+    # One line each, cut at the width of a terminal. A program that reads the list gets whole lines.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for name in recipes.names():
         print(f"{name:<28} {recipes.describe(name)}"[:width])

@@ -1,7 +1,7 @@
 """The recipe of `colar train auto`, for any backbone and any rows: `Facts` about these, and the values chosen by them.
 
-    model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
-    stages: cot, then the method's own, then grpo where it is requested
+model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
+stages: cot, then the method's own, then grpo where it is requested
 """
 
 import math
@@ -139,9 +139,7 @@ class RowReader:
                 )
         return reasons
 
-    def fitting(
-        self, examples: Sequence[Example], kind: str, generated: int | None = None
-    ) -> list[Example]:
+    def fitting(self, examples: Sequence[Example], kind: str, generated: int | None = None) -> list[Example]:
         """The rows without those that are `too_long`, which are logged; `kind` names them ("training rows")."""
         return without_too_long(examples, self.too_long(examples, generated), kind, LONGER)
 

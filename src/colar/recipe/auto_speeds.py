@@ -1,7 +1,7 @@
 """The end of `colar train auto`: every speed is measured beside the run's own CoT on questions held out.
 
-    records, seconds of single questions -> report -> table, picture                   OUTPUT/results
-    report -> the speed with the fewest thoughts that answers as well as CoT           OUTPUT/best
+records, seconds of single questions -> report -> table, picture                   OUTPUT/results
+report -> the speed with the fewest thoughts that answers as well as CoT           OUTPUT/best
 """
 
 import base64

@@ -1,7 +1,7 @@
 """`colar train --check`: a recipe's longest batch, a few of its updates and a validation batch, measured here.
 
-Data and model are loaded as for the run, in a temporary folder. The numbers are those of this device: on another one, or
-with other processes beside this one, they differ.
+Data and model are loaded as for the run, in a temporary folder. The numbers are those of this device: on another one,
+or with other processes beside this one, they differ.
 """
 
 import math

@@ -150,9 +150,7 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
     return lm
 
 
-def load_model_and_rows(
-    recipe: Recipe, method: Method
-) -> tuple[LatentLM, list[Example], Validation | None]:
+def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], Validation | None]:
     """The model, the training rows, and the validation with those questions that fit the model's context."""
     examples, held_out = load_example_sets(recipe.data)
     lm = load_model(recipe, method)
@@ -255,7 +253,10 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     many validation questions are also trained on, if any.
     """
     load = partial(
-        sources.load_examples, data_dir=data.data_dir or None, skip_malformed=data.skip_malformed, judge=data.judge
+        sources.load_examples,
+        data_dir=data.data_dir or None,
+        skip_malformed=data.skip_malformed,
+        judge=data.judge,
     )
     held_out = _validation_rows(data, load)
     limit = None if data.train_size is None else data.train_skip + data.train_size
