@@ -193,13 +193,9 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     named_sources = name_sources(args.data)
     # An option may name the data set or its source.
     known = {*named_sources.keys(), *named_sources.values()}
-    for pair in args.options:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner and owner not in known:
-            raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        own = options.source_options(args.options, source, name)
+        own = options.source_options(args.options, source, name, known)
         datasets[name] = options.examples_of(args, source, args.split, own)
     return datasets
 

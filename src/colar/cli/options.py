@@ -1,6 +1,7 @@
 """Options that several commands have, and the reading of their values. Nothing here needs torch."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from colar import yaml_settings
@@ -162,20 +163,25 @@ def number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def source_options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
+def source_options(
+    pairs: list[str], source: str, called: str = "", others: Iterable[str] = ()
+) -> dict[str, Any]:
     """The options of one source, which may also be `called` by a name of its own, from the texts of --options.
 
     KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
-    key the later one counts.
+    key the later one counts. ValueError for the option of a source that is none of the command's: `others` are those.
     """
     chosen = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
-        owner, dot, key = name.rpartition(".")
-        if not dot or owner in (source, called):
+        owner, _, key = name.rpartition(".")
+        if owner in ("", source, called):
             chosen[key] = yaml_settings.read_yaml(f"--options {pair}", value)
+        elif owner not in others:
+            known = ", ".join(sorted({source, *others}))
+            raise ValueError(f"--options {pair}: no source here is called {owner} (there is {known})")
     return chosen
 
 
@@ -187,15 +193,6 @@ def columns_of(text: str | None) -> dict[str, str] | None:
     if not all(key and column for key, _, column in pairs):
         raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
     return {key.strip(): column.strip() for key, _, column in pairs}
-
-
-def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
-    """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
-    for pair in pairs:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner not in ("", source):
-            raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
-    return source_options(pairs, source)
 
 
 def examples_of(
@@ -215,7 +212,7 @@ def examples_of(
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=single_source_options(args.options, source) if options is None else options,
+        options=source_options(args.options, source) if options is None else options,
         columns=columns_of(args.columns),
         judge=args.judge,
     )

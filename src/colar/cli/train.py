@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
@@ -79,13 +78,19 @@ def run_train(args: argparse.Namespace) -> None:
             "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "
             "`colar recipes list` shows"
         )
+    # The same command would begin anew.
+    if args.no_resume or args.check:
+        args.resumes = False
     auto = args.recipe == AUTO
     # A misspelt name is found before seconds of imports.
     if not auto:
         recipes.find(args.recipe)
     _check_options(args, auto)
+    from rich.console import Console
+
     from colar import processes, recipe
-    from colar.recipe import auto_run
+    from colar.evaluation.tables import print_tables
+    from colar.recipe import auto_run, measure
 
     if auto:
         call = auto_run.AutoCall(
@@ -95,12 +100,17 @@ def run_train(args: argparse.Namespace) -> None:
     else:
         stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
     if args.check:
-        _check(stages)
+        for table in measure.measure_stages(stages):
+            if progress.is_main():
+                Console().print(table)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
     if auto and not args.stages:
-        _show(auto_run.finish(call.output, stages))
+        outcome = auto_run.finish(call.output, stages)
+        if progress.is_main():
+            print_tables([outcome.speeds_table], Console(stderr=True))
+            progress.say(outcome.sentence)
         best = call.output
     processes.leave()
     # Nothing else goes to stdout, so that a script can write out=$(colar train ...).
@@ -138,17 +148,6 @@ def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _show(outcome: Any) -> None:
-    """Print the table and its sentence on stderr: stdout has the path alone."""
-    from rich.console import Console
-
-    from colar.evaluation.tables import print_tables
-
-    if progress.is_main():
-        print_tables([outcome.speeds_table], Console(stderr=True))
-        progress.say(outcome.sentence)
-
-
 def _print_keys() -> None:
     """Print every key with its default and its meaning."""
     from colar.recipe import Recipe
@@ -156,27 +155,6 @@ def _print_keys() -> None:
     for key, default, meaning in yaml_settings.keys(Recipe):
         value = "" if default is dataclasses.MISSING else f" (default: {json.dumps(default)})"
         print(textwrap.fill(meaning, 100, initial_indent=f"{key}{value}: ", subsequent_indent="    "))
-
-
-def _check(stages: Any) -> None:
-    """Print the table of what was measured of each stage whose start is there."""
-    from rich.console import Console
-
-    from colar.recipe.measure import measure
-
-    for place, stage in enumerate(stages):
-        start = stage.recipe.model.init_from
-        # A start that no earlier stage makes must be there: where it is missing, `measure` raises an error.
-        earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
-        if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
-            others = ", ".join(later.name for later in stages[place:])
-            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
-            return
-        table = measure(stage.recipe)
-        if stage.name:
-            table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
-        if progress.is_main():
-            Console().print(table)
 
 
 def add_recipes(parser: Parser) -> None:

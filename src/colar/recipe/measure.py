@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import torch
 from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
+from colar import progress
 from colar.progress import duration
 from colar.recipe.run import Validation, load_method, load_model_and_rows, sampling_pool
-from colar.recipe.schema import Recipe
+from colar.recipe.schema import Recipe, Stage
 from colar.training import preflight, sft
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.train import GrpoTrainer
@@ -42,6 +44,22 @@ class Updates(TrainerCallback):  # type: ignore[misc]
             torch.get_device_module(self.device).synchronize()
             self.seconds = (time.perf_counter() - self.began) / UPDATES
             self.began = time.perf_counter()
+
+
+def measure_stages(stages: Sequence[Stage]) -> Iterator[Table]:
+    """Measure the stages one after another; stop, with a message, at one whose start is yet to be trained."""
+    for place, stage in enumerate(stages):
+        start = stage.recipe.model.init_from
+        # A start that no earlier stage trains must be there: where it is missing, `measure` raises an error.
+        earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
+        if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
+            others = ", ".join(later.name for later in stages[place:])
+            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
+            return
+        table = measure(stage.recipe)
+        if stage.name:
+            table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
+        yield table
 
 
 def measure(recipe: Recipe) -> Table:

@@ -183,8 +183,9 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
             raise ValueError(NO_OUTPUT)
         recipe = yaml_settings.built(Recipe, tree)
         method = build_method(recipe)
+        generates = recipe.grpo is not None or recipe.data.validation_size != 0
         name = recipe.model.attn_implementation
-        if recipe.generates and name is not None and name not in MASKED:
+        if generates and name is not None and name not in MASKED:
             raise ValueError(
                 f"model.attn_implementation must be one of {', '.join(MASKED)} or null where the run generates (to "
                 f"validate, or for grpo), got {name!r}; with data.validation_size 0 it may be used"

@@ -23,7 +23,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
-from colar.recipe.schema import DataConfig, Recipe, Stage, build_method, to_json
+from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, to_json
 from colar.template.template import SEPARATORS
 from colar.training import sft
 from colar.training.grpo import rollout
@@ -324,7 +324,8 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
     source = data.validation_source or data.source
     # By the file: its rows have ids by their split, and its path may be written in several ways.
     file = sources.user_file(source, VALIDATION)
-    for trained in (data, *data.mixed_in):
+    sections: list[DataConfig | SourceRows] = [data, *data.mixed_in]
+    for trained in sections:
         if file is not None and file == sources.user_file(trained.source, trained.train_split):
             raise ValueError(
                 f"{trained.source} is one file, {file}, which would validate on its own training rows: name another in "

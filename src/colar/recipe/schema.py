@@ -194,11 +194,6 @@ class Recipe:
         if self.model.load_in_4bit and self.training.fsdp:
             raise ValueError("model.load_in_4bit and training.fsdp exclude each other: set one of them false")
 
-    @property
-    def generates(self) -> bool:
-        """True if the run generates: to validate, or to learn from its own outputs."""
-        return self.grpo is not None or self.data.validation_size != 0
-
 
 @dataclass(frozen=True)
 class Stage:
