@@ -71,20 +71,7 @@ def add_generate(generate: Parser) -> None:
 def run_generate(args: argparse.Namespace) -> None:
     # Answers that are in the output already are not made again.
     args.resumes = bool(args.output)
-    # Wrong options are found before a model is loaded.
-    if (args.question is None) == (args.input is None):
-        raise ValueError("give a question, or --input with a file of questions, one of the two")
-    if args.question is not None and not args.question.strip():
-        raise ValueError("the question is empty")
-    if args.system is not None and not args.system.strip():
-        raise ValueError("--system is empty")
-    # Not `is_file`: a pipe can be read as well.
-    if args.input and args.ray is None and (not Path(args.input).exists() or Path(args.input).is_dir()):
-        raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
-    if args.output and not args.input:
-        raise ValueError("--output goes with --input")
-    if args.ray is not None and not (args.input and args.output):
-        raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
+    _check_options(args)
     folder = checkpoint.resolve(args.checkpoint)
     check_backbone([folder], args)
     methods = methods_of({args.checkpoint: folder})
@@ -110,9 +97,10 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.ray is not None:
         _generate_with_ray(args, settings, make_requests)
         return
-    rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
         rows = answer_files.read_questions(args.input)
+    else:
+        rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
@@ -131,6 +119,24 @@ def run_generate(args: argparse.Namespace) -> None:
             if not args.input and len(requests) > 1:
                 print(_params_text(completion.request.params).strip())
             _print_completion(lm, completion, expected.get(completion.request.id), args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Reject options that do not go together, before a model is loaded."""
+    if (args.question is None) == (args.input is None):
+        raise ValueError("give a question, or --input with a file of questions, one of the two")
+    if args.question is not None and not args.question.strip():
+        raise ValueError("the question is empty")
+    if args.system is not None and not args.system.strip():
+        raise ValueError("--system is empty")
+    # Not `is_file`: a pipe can be read as well.
+    path = None if args.input is None else Path(args.input)
+    if path is not None and args.ray is None and (path.is_dir() or not path.exists()):
+        raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
+    if args.output and not args.input:
+        raise ValueError("--output goes with --input")
+    if args.ray is not None and not (args.input and args.output):
+        raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
 
 
 def _write_answers(

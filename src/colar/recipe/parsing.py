@@ -68,8 +68,8 @@ def load_stages(
         return [Stage("", _parsed(str(path), tree, pairs))]
     keys_of = _checked_stages(path, tree.pop("stages"))
     by_stage = _overrides_by_stage(pairs, list(keys_of), only)
-    output = dict(pairs).get("output") or tree.get("output")
-    if output is None:
+    output = dict(pairs).get("output", tree.get("output"))
+    if not output:
         raise ValueError(f"{path}: {NO_OUTPUT}")
     stages: list[Stage] = []
     before: str | None = None

@@ -57,17 +57,17 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     # Processes join once, for all stages: with the longest timeout of any.
     processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
-        best = RunFolder(stage.recipe.output).best
+        folder = RunFolder(stage.recipe.output)
         if stage.name:
-            finished = partial(RunFolder(stage.recipe.output).has_finished, to_json(stage.recipe))
+            finished = partial(folder.has_finished, to_json(stage.recipe))
             if resume and processes.from_main(finished):
-                progress.say(f"stage {stage.name}: finished, {best}")
+                progress.say(f"stage {stage.name}: finished, {folder.best}")
                 continue
             progress.say(f"stage {stage.name}: {stage.recipe.output}")
         run(stage.recipe, resume)
         # The model of one stage is freed before the next one is loaded.
         gc.collect()
-    return best
+    return folder.best
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
