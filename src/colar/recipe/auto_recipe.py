@@ -52,11 +52,9 @@ class Facts:
     context: int
     rows: int
     chain: int
-    """Tokens of a chain at the percentile."""
     question: int
-    """Tokens of a question at the percentile."""
     answer: int
-    """Tokens of an answer at the percentile."""
+    """Tokens of a chain, a question and an answer at the `PERCENTILE`."""
     row: float
     """Mean tokens of a row."""
     equations: bool
