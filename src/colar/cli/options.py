@@ -1,4 +1,4 @@
-"""Options that several commands have, and the reading of their values. Nothing here needs torch."""
+"""Options that several commands have, and the reading of their values. Every command imports it: torch comes later."""
 
 import argparse
 from collections.abc import Iterable
@@ -145,6 +145,7 @@ def ray_options(parser: Parser, more: str = "") -> None:
 
 def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
+    # It needs torch.
     from colar.methods import registry
 
     # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
