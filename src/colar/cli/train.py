@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
 from colar.cli.options import Parser, columns_of, columns_option, judge_option
@@ -15,7 +14,7 @@ AUTO = "auto"
 NEEDED = ("model", "data", "output")
 """Options that `colar train auto` must have."""
 CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
-"""Those that it may have."""
+"""Those that it may have: the other fields of `auto_run.AutoCall`."""
 
 
 def add_train(train: Parser) -> None:
@@ -93,9 +92,9 @@ def run_train(args: argparse.Namespace) -> None:
     from colar.recipe import auto_run, measure
 
     if auto:
-        call = auto_run.AutoCall(
-            args.model, args.data, files.require_writable(args.output), **_auto_options(args)
-        )
+        args.columns = columns_of(args.columns)
+        given = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
+        call = auto_run.AutoCall(args.model, args.data, files.require_writable(args.output), **given)
         stages = auto_run.prepare_run(call, args.overrides, args.stages)
     else:
         stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
@@ -138,14 +137,6 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
 def overrides(words: list[str], output: str | None) -> list[str]:
     """The overrides of a recipe: the words that argparse does not know, and --output, which it knows for `auto`."""
     return words if output is None else [*words, "--output", output]
-
-
-def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The `CHOICES` of the command line, as fields of `auto_run.AutoCall`."""
-    options = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
-    if args.columns:
-        options["columns"] = columns_of(args.columns)
-    return options
 
 
 def _print_keys() -> None:
