@@ -30,7 +30,7 @@ PERCENTILE = 99.5
 SLOT = 32
 """Positions reserved for the speed in the prompt."""
 LONGER = "choose a --model with a longer context"
-"""What to do about rows that are too long."""
+"""The remedy for rows that are too long."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25

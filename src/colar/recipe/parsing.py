@@ -216,7 +216,7 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
     value: Any = text
     if hint == str | None and text == "null":
         value = None
-    # The shell has removed a text's quotes: it is a text whatever it looks like.
+    # The shell has removed a text's quotes: 12 for a field of text is the text "12".
     elif hint not in (str, str | None):
         value = yaml_settings.read_yaml(where, text)
     yaml_settings.check(where, Recipe, _with_key({}, path, value))
