@@ -102,7 +102,7 @@ MISTAKES = [
     (["evaluate", "{out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
     (["evaluate", "a={out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
     (["evaluate", "{cot}", "--data", "{out}/n=2.jsonl", "--output", "{out}"], 2, "{out}/n=2.jsonl"),
-    (["evaluate", "{cot}", "--limit", "2", "--options", "hard.max_number=9", "--output", "{out}"], 2, "--data names no hard (it has arithmetic)"),
+    (["evaluate", "{cot}", "--limit", "2", "--options", "hard.max_number=9", "--output", "{out}"], 2, "no source here is called hard (there is arithmetic)"),
     (["evaluate", "{cot}", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "none of the methods (cot) thinks in any"),
     (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
@@ -200,6 +200,16 @@ def test_a_stopped_command_says_that_it_resumes(number, code, monkeypatch, capsy
         signal.signal(signal.SIGINT, inherited)
     assert capsys.readouterr().err == "stopped; the same command resumes from here\n"
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("option", ["--no_resume", "--check"])
+def test_a_stopped_command_that_begins_anew_does_not_say_that_it_resumes(option, monkeypatch, capsys):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("colar.recipe.load_stages", stop)
+    assert main(["train", "tiny/cot", option]) == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_generate_prints_the_answer_on_stdout_and_reads_latents(checkpoints, capsys):

@@ -598,7 +598,10 @@ def test_prepare_writes_the_splits_that_a_source_has(
         ),
         (["arithmetic", "--options", "max_number=nine"], "max_number must be a whole number, 4 or more"),
         (["arithmetic", "--options", "steps={"], "--options steps={: not valid YAML: while parsing"),
-        (["arithmetic", "--options", "gsm8k.steps=3"], "the source is arithmetic, not gsm8k"),
+        (
+            ["arithmetic", "--options", "gsm8k.steps=3"],
+            "no source here is called gsm8k (there is arithmetic)",
+        ),
     ],
 )
 def test_mistakes_in_data_show_are_named(

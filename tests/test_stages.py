@@ -93,6 +93,10 @@ def test_stages_need_a_folder(staged: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"staged\.yaml: output is missing: name the run's folder"):
         recipe.load_stages(staged)
     assert recipe.load_stages(staged, ["--output", "there"])[0].recipe.output == "there/cot"
+    # A shell's variable that is not set: the folder that the file names is not meant.
+    staged.write_text(SMALL.format(folder=tmp_path))
+    with pytest.raises(ValueError, match="output is missing"):
+        recipe.load_stages(staged, ["--output", ""])
 
 
 def test_a_recipe_without_stages_is_one(tmp_path: Path, staged: Path) -> None:

@@ -31,7 +31,7 @@ COMMANDS = {
     "generate": ("generate", "answer a question, or a file of questions"),
     "serve": ("serve", "serve checkpoints behind the OpenAI API"),
     "inspect": (
-        "inspect",
+        "evaluate",
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
     "report": ("evaluate", "aggregate the records of one or more evaluations into a report"),
@@ -40,11 +40,11 @@ COMMANDS = {
     "recipes": ("train", "list or copy the recipes that ship with colar"),
     "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),
 }
-"""Every command, the module here whose `add_COMMAND` gives it options, and its help."""
+"""By command: the module here whose `add_COMMAND` adds its options, and its help."""
 HARMLESS = (
-    # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
+    # peft uses a deprecated name of transformers, and the new one where there is no other.
     ("`is_gradient_checkpointing` is deprecated", FutureWarning),
-    # peft's remark on GPT-2, whose linears are stored transposed: it has seen that and does the right thing.
+    # peft on GPT-2, whose linears are stored transposed: it sets fan_in_fan_out right by itself.
     ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
 )
 """Warnings of libraries that a user can do nothing about: how each begins, and its category."""
@@ -53,37 +53,37 @@ TRACEBACK = "COLAR_TRACEBACK"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted, 143 terminated.
+    """Run a command; returns the exit code: 0 done, 2 wrong input (named on stderr), 130 interrupted, 143 terminated.
 
     1: another process of the run, started by torchrun, has failed or does not answer.
     """
     _quiet_libraries()
-    # A console that cannot show "±" shows "?": an error would come after an hour's work. stderr never raises one.
+    # A console that cannot show "±" shows "?" instead of an error after hours of work. stderr never raises one.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    # Libraries make a million objects that stay: to look for garbage among them takes a fifth of their import, and at
-    # the end half a second.
+    # Libraries make a million objects that stay: searching these for garbage is a fifth of the import time, and half a
+    # second at the end.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     argv = sys.argv[1:] if argv is None else argv
     words = [underscored(word) for word in argv]
-    # Behind "--" argparse takes no word for an option of its own: --help is lm-eval's.
+    # After "--" argparse leaves all words to the command: --help is lm-eval's.
     if words[:1] == ["lm-eval"]:
         words.insert(1, "--")
     parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # Of a command that takes a recipe: keys of it, which the recipe's parser checks.
+    # Of `train`: keys of the recipe, which the recipe's parser checks.
     args.overrides = rest
     try:
-        # Bytes that are no UTF-8 come as such halves: no tokenizer reads them, and no file can hold the command.
+        # Python reads bytes that are no UTF-8 as halves of surrogate pairs, which neither tokenizers nor files take.
         for word in argv:
             checks.check_text(f"the command line's {word!r}", word)
-        # A server has its own answer to SIGTERM.
+        # A server handles SIGTERM by itself.
         with contextlib.nullcontext() if args.command == "serve" else _terminated_as_interrupted():
             args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads our output (`head`, say) has seen enough. Python flushes stdout once more when it ends.
+        # The reader of our output (`head`, say) has closed it. Python would flush stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
@@ -119,14 +119,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _quiet_libraries() -> None:
     """Keep the libraries' own bars, advice and known harmless warnings off the terminal.
 
-    For commands alone: who uses colar as a library sees everything. The variables are read when a library is imported.
+    For commands alone: users of colar as a library see all of it. The variables are read when a library is imported.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # The Hub's client says each of its retries, and then our error says what it was.
+    # The Hub's client logs each of its retries; what was wrong is in our error.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
+    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not installed.
     os.environ["MPLBACKEND"] = "agg"
     # Both warn of kernels for other machines when they are imported, and torch warns of the first.
     for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
@@ -138,9 +138,9 @@ def _quiet_libraries() -> None:
 def _failed(command: str, error: Exception) -> int:
     """Print an error in one line and return the exit code; raise it again where it is a defect of ours.
 
-    Of several processes each prints its own error, but for one that only repeats another's.
+    Of several processes each prints its own error, except one that only repeats another's.
     """
-    # Loaded already by every command that can have several processes.
+    # Imported already by every command that can have several processes.
     processes = sys.modules.get("colar.processes")
     one_of_several = processes is not None and processes.launched() > 1
     if isinstance(error, RuntimeError) and not one_of_several:
@@ -149,7 +149,7 @@ def _failed(command: str, error: Exception) -> int:
     if isinstance(error, RuntimeError):
         code, text = 1, ""
         if processes is not None and not isinstance(error, processes.OtherProcessError):
-            # A group that has lost a process raises plain RuntimeErrors, as a defect of ours may.
+            # A group that has lost a process raises a plain RuntimeError, as a defect of ours may.
             traceback.print_exception(error)
             rank = os.environ.get("RANK")
             text = f"process {rank} stopped; if another one was killed or hangs, the same command resumes"
@@ -158,18 +158,18 @@ def _failed(command: str, error: Exception) -> int:
     elif not (isinstance(error, (OSError, RuntimeError)) or _raised_by_colar(error)):
         text = f"{text or type(error).__name__} ({TRACEBACK}=1 shows where)"
     if text:
-        # Libraries explain themselves in paragraphs.
+        # Libraries' errors may have several lines.
         line = " ".join(part.strip() for part in text.splitlines() if part.strip())
         print(f"colar {command}: error: {line}", file=sys.stderr, flush=True)
     if one_of_several:
-        # The rest of a broken group may be waited for without end.
+        # Python's own exit could wait for the rest of a broken group without end.
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
 def _raised_by_colar(error: Exception) -> bool:
-    """True if a `raise` in colar made the error: its words are for users. Others may be defects."""
+    """True if a `raise` in colar made the error: its text is for users. Others may be defects."""
     (origin,) = traceback.extract_tb(error.__traceback__, limit=-1)
     ours = Path(__file__).parents[1] in Path(origin.filename).parents
     return ours and (origin.line or "").startswith("raise ")
@@ -179,7 +179,7 @@ def underscored(word: str) -> str:
     """`--data-dir` as `--data_dir`: options may be spelt either way."""
     if not word.startswith("--"):
         return word
-    # Hyphens in a value stay: --output=runs/my-run.
+    # Hyphens in a value remain: --output=runs/my-run.
     name, equals, value = word.partition("=")
     return "--" + name[2:].replace("-", "_") + equals + value
 

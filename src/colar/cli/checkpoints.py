@@ -1,11 +1,10 @@
-"""`colar export`; and shared by the commands that load checkpoints: their names, limits, data, values, and the weights
-themselves."""
+"""`colar export`; and what commands share that load checkpoints: names, default data, methods, limits, per-request
+values, and the weights."""
 
 import argparse
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,7 +58,7 @@ def run_export(args: argparse.Namespace) -> None:
     progress.say(f"wrote {target} (weights {size / 1e6:.1f} MB, {args.dtype})")
 
 
-# Names of what is evaluated: each checkpoint and each data set has one, and no two have the same
+# Names: each checkpoint and each data set of a command has one of its own
 
 
 class CheckpointName(NamedTuple):
@@ -84,21 +83,14 @@ def name_checkpoints(texts: Iterable[str], label: str | None) -> dict[Checkpoint
     named = []
     for model, path in map(name_and_path, texts):
         info = checkpoint.read_info(checkpoint.resolve(path))
-        run = info["run"]
         # A checkpoint that was made in code, not by `colar train`, has neither label nor seed.
-        own_label = run.get("label", "")
-        name = CheckpointName(
-            model=model,
-            method=registry.rebuild(info["method"], path).name,
-            label=own_label if label is None else label,
-            train_seed=run.get("seed"),
-        )
-        named.append((name, path))
-    return unique_names(named)
+        own_label, seed = info["run"].get("label", ""), info["run"].get("seed")
+        method = registry.rebuild(info["method"], path).name
+        named.append((CheckpointName(model, method, own_label if label is None else label, seed), path))
+    return _by_unique_name(named)
 
 
-def unique_names(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
-    """Checkpoints by their names. ValueError where two have one."""
+def _by_unique_name(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
     by_name: dict[Name, str] = {}
     for name, path in pairs:
         if name in by_name:
@@ -112,21 +104,21 @@ def unique_names(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
 def name_sources(texts: Iterable[str]) -> dict[str, str]:
     """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
 
-    A source names itself, a file by its name without endings, a folder of files by its name, however its path is
-    written. Raises ValueError for two of one name, and for the name of the report's means.
+    Without NAME it is the source's own; of a file its name without endings, of a folder of files its name. Raises
+    ValueError for two of one name, and for the name of the report's means.
     """
     pairs = []
     for text in texts:
         name, source = split_name(text)
         if name is None:
-            # A whole path would be a wide head for a column, and may be written in several ways.
+            # A path would be a wide head for a column, and may be written in several ways.
             if Path(text).is_dir() and text not in SOURCES:
                 name = Path(text).resolve().name
             else:
                 name = data_files.name_of(Path(text)) if data_files.is_user_file(text) else text
         pairs.append((name, source))
     names = [name for name, _ in pairs]
-    # Rejected before all questions are answered: the report would reject the records.
+    # Found now: the report would reject the records, after all questions are answered.
     if AVERAGE in names:
         raise ValueError(
             f"no data set of --data may be called {AVERAGE!r}, as the report's mean is; write NAME=..."
@@ -148,6 +140,22 @@ def split_name(text: str) -> tuple[str | None, str]:
     return name, path
 
 
+def name_and_path(text: str) -> tuple[str, str]:
+    """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
+    name, path = split_name(text)
+    if name is not None:
+        return name, path
+    folder = Path(text).resolve()
+    # Every run publishes its checkpoint under one name: the folder above tells runs apart.
+    own = folder.parent if folder.name == "best" else folder
+    return own.name, text
+
+
+def paths_by_name(texts: Iterable[str]) -> dict[str, str]:
+    """Checkpoints of a command line, folder or Hub id, by their names. ValueError where two have one name."""
+    return _by_unique_name(map(name_and_path, texts))
+
+
 # Their methods, limits, data and values
 
 LIMITS = ("max_latents", "max_completion_length")
@@ -163,7 +171,7 @@ def shared_limits(args: argparse.Namespace, methods: Mapping[str, Method]) -> di
     """The limits of requests to several checkpoints: of one that was not given, the largest of the checkpoints' own."""
     given = {name: getattr(args, name) for name in LIMITS}
     decodings = [decoding_of(method, **given) for method in methods.values()]
-    return {name: max(map(attrgetter(name), decodings)) for name in LIMITS}
+    return {name: max(getattr(decoding, name) for decoding in decodings) for name in LIMITS}
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
@@ -181,7 +189,7 @@ def data_of_runs(checkpoints: Iterable[str]) -> str:
 
 
 def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
-    """Warn where a run of `auto` was judged by a function of the user's, and this command is not."""
+    """Warn where a run of `auto` was judged by a function of the user's, and this command has no judge."""
     for folder in checkpoints:
         # It is named, and not called: a folder must not choose code that runs.
         own = AutoFolder.of(folder).judge()
@@ -192,34 +200,15 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
 
 
 def say_trained_on(name: str, examples: Sequence[Example], checkpoints: Iterable[str]) -> None:
-    """Say how many questions a run of `auto` was trained on."""
+    """Warn where a run of `auto` was trained on some of the questions of the data set `name`."""
     for folder in checkpoints:
         path = AutoFolder.of(folder).rows("train")
-        if path.exists():
-            trained = {
-                conversation(row["question"], row.get("context", ())) for _, row in files.read_jsonl(path)
-            }
-            n = sum(example.conversation in trained for example in examples)
-            if n:
-                progress.say(
-                    f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"
-                )
-
-
-def name_and_path(text: str) -> tuple[str, str]:
-    """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
-    name, path = split_name(text)
-    if name is not None:
-        return name, path
-    folder = Path(text).resolve()
-    # Every run publishes its checkpoint under one name: the folder above tells runs apart.
-    own = folder.parent if folder.name == "best" else folder
-    return own.name, text
-
-
-def paths_by_name(texts: Iterable[str]) -> dict[str, str]:
-    """Checkpoints of a command line, folder or Hub id, by their names. ValueError where two have one name."""
-    return unique_names(map(name_and_path, texts))
+        if not path.exists():
+            continue
+        trained = {conversation(row["question"], row.get("context", ())) for _, row in files.read_jsonl(path)}
+        n = sum(example.conversation in trained for example in examples)
+        if n:
+            progress.say(f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}")
 
 
 def absolute(path_or_id: str) -> str:
@@ -230,7 +219,7 @@ def absolute(path_or_id: str) -> str:
 def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     device: str = args.device or devices.best()
-    # A tensor tells: torch raises one error or another where a device is unknown, not built in, or not there.
+    # By a tensor: torch raises different errors for a device that is unknown, not built in, or not there.
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -267,7 +256,7 @@ def engine_settings(path: str, args: argparse.Namespace) -> Any:
 
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
-    """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
+    """Reject --backbone where no checkpoint is an adapter: it would have no effect."""
     folders = list(folders)
     if args.backbone and not any(_backbone_of(folder, args) for folder in folders):
         names = ", ".join(map(str, folders))
@@ -275,10 +264,10 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
 
 
 def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Of each method, by name: every combination of the given per-request values that it has, or its own.
+    """Of each method, by name: every combination of the given per-request values that it has, or its defaults.
 
-    ValueError for a value that is out of range, or that none of the methods has; one that only some have fills their
-    rows of a table.
+    ValueError for a value that is out of range, or that none of the methods has. One that only some have is used for
+    these.
     """
     values_of = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
     for name in values_of:

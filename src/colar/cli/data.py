@@ -57,7 +57,7 @@ def data_show(args: argparse.Namespace) -> None:
 
 def _show_user_rows(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
-    check_known("file option", options.single_source_options(args.options, args.source), ())
+    check_known("file option", options.source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
     columns = options.columns_of(args.columns)
@@ -70,7 +70,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    # It needs torch, and the other commands do not.
+    # It needs torch, which the other `data` commands do not.
     from colar.recipe import auto_recipe
 
     reader = auto_recipe.RowReader.of(args.model)
@@ -108,7 +108,7 @@ def data_prepare(args: argparse.Namespace) -> None:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=options.single_source_options(args.options, args.source),
+        options=options.source_options(args.options, args.source),
         columns=options.columns_of(args.columns),
     )
     for path in written:

@@ -1,8 +1,10 @@
-"""`colar evaluate`, `colar report`, which aggregates its records again, and `colar lm-eval`."""
+"""The commands that measure checkpoints: `colar evaluate`, `report`, which aggregates its records again, `inspect`, and
+`lm-eval`."""
 
 import argparse
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from accelerate import PartialState
 from rich.console import Console
 
-from colar import files, processes, progress
+from colar import checks, files, processes, progress
 from colar.cli import options
 from colar.cli.checkpoints import (
     absolute,
@@ -23,16 +25,20 @@ from colar.cli.checkpoints import (
     name_checkpoints,
     name_sources,
     param_combinations,
+    paths_by_name,
     say_judged_by,
     say_trained_on,
     shared_limits,
 )
 from colar.cli.options import Parser
+from colar.engine.request import Decoding
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, claim_evaluation, find_records, settings_of
 from colar.evaluation.tables import print_tables
+from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.look.page import tables_of
 from colar.model import checkpoint
 
 
@@ -122,7 +128,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
     checkpoints = name_checkpoints(args.checkpoints, args.label)
-    # Before any model is loaded: a wrong folder then costs a second, not a minute.
+    # Before any model is loaded: the error of a wrong folder comes within a second.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
     methods = methods_of(folders)
@@ -137,15 +143,14 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "dtype": options.dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
     }
-    # No process reads records before they are known to be of this evaluation.
+    # Before any process reads records: they must be of this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
     records = output / "records.jsonl"
-    with _cluster(args, checkpoints.values()) as maker_for:
+    with _cluster(args, checkpoints.values()) as actors:
         # Where a cluster answers, this process needs neither a GPU nor quantised layers.
-        loading = (
-            argparse.Namespace(**{**vars(args), "device": "cpu", "weights": None}) if maker_for else args
-        )
+        here = {} if actors is None else {"device": "cpu", "weights": None}
+        loading = argparse.Namespace(**{**vars(args), **here})
         models = []
         grid = []
         for name, path in checkpoints.items():
@@ -157,8 +162,13 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             grid = [point for point in grid if point.model in models]
             evaluate_controls(grid, args.control, datasets, records, answer_settings)
         else:
-            of_models = zip(models, checkpoints.values(), strict=True)
-            maker = maker_for and maker_for({model: engine_settings(path, args) for model, path in of_models})
+            maker = None
+            if actors is not None:
+                from colar.integrations import ray_answers
+
+                of_models = zip(models, checkpoints.values(), strict=True)
+                engines = {model: engine_settings(path, args) for model, path in of_models}
+                maker = functools.partial(ray_answers.make_records, engines, actors)
             evaluate.evaluate(grid, datasets, records, answer_settings, maker)
     if PartialState().is_main_process:
         _write_report([records], output)
@@ -166,31 +176,26 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
 @contextlib.contextmanager
 def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[Any]:
-    """Joins the cluster of --ray. Gives the function from the engines' settings, by model, to the `RecordMaker` that
-    answers there; None without the option."""
+    """Join the cluster of --ray. Gives its `Actors`, which answer; None without the option."""
     if args.ray is None:
         yield None
         return
     # Nothing of Ray is imported without --ray.
-    from colar.integrations import ray_answers, ray_cluster
+    from colar.integrations import ray_cluster
 
     pool = ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus)
     with ray_cluster.joined(pool, args.device, [absolute(path) for path in checkpoints], []) as actors:
-        yield lambda engines: functools.partial(ray_answers.make_records, engines, actors)
+        yield actors
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
-    """The examples of each data set under the name that its rows have."""
+    """The examples of each data set, by its name in the report."""
     named_sources = name_sources(args.data)
     # An option may name the data set or its source.
     known = {*named_sources.keys(), *named_sources.values()}
-    for pair in args.options:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner and owner not in known:
-            raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        own = options.source_options(args.options, source, name)
+        own = options.source_options(args.options, source, name, known)
         datasets[name] = options.examples_of(args, source, args.split, own)
     return datasets
 
@@ -210,13 +215,77 @@ def _write_report(records: list[Path], output: Path, **how: Any) -> None:
     progress.say(f"wrote {', '.join(map(str, paths))}")
 
 
-def add_lm_eval(harness: Parser) -> None:
-    harness.description = (
+def add_inspect(parser: Parser) -> None:
+    parser.description = (
+        "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
+        "in reading latents, writing them, stopping, the plan or the arithmetic. A page shows this, and each "
+        "question's chains beside the reference's."
+    )
+    options.checkpoint_options(parser)
+    options.data_options(parser)
+    options.judge_option(parser)
+    parser.add_argument(
+        "--data",
+        help="source or file; of rows without reasoning steps no chain is compared (default: the questions that a run "
+        "of `colar train auto` held out, or else arithmetic)",
+    )
+    parser.add_argument("--split", default="test", help="split of the source")
+    parser.add_argument("--limit", type=int, default=200, help="first N problems")
+    options.params_options(parser)
+    options.limit_options(parser)
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="FILE.html: the page, and FILE.json with the numbers beside it; FILE.json: the numbers alone",
+    )
+    options.model_options(parser)
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(args: argparse.Namespace) -> None:
+    output = Path(args.output)
+    allowed = "a file that ends in .html or a file that ends in .json"
+    checks.check_holds("--output", output.suffix in (".html", ".json"), args.output, allowed)
+    files.require_writable(output.parent)
+    paths = paths_by_name(args.checkpoints)
+    args.data = args.data or data_of_runs(paths.values())
+    say_judged_by(args.judge, paths.values())
+    examples = options.examples_of(args, args.data, args.split)
+    say_trained_on(args.data, examples, paths.values())
+    have_steps = any(example.steps for example in examples)
+    if not have_steps:
+        progress.say(f"{args.data} has no reasoning steps: chains are compared with none")
+    folders = {name: checkpoint.resolve(path) for name, path in paths.items()}
+    check_backbone(folders.values(), args)
+    methods = methods_of(folders)
+    combinations = param_combinations(methods, args)
+    decoding = Decoding(**shared_limits(args, methods))
+    systems = []
+    for name, folder in folders.items():
+        lm, method = load_checkpoint(str(folder), args)
+        for params in combinations[name]:
+            systems.append(inspect_system(key_of(name, params), lm, method, examples, params, decoding))
+            if systems[-1]["diagnosis"] is None and have_steps:
+                progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
+    origin = {"data": args.data, "split": args.split, "limit": args.limit}
+    inspection = Inspection(examples, systems, {"asked": origin})
+    # First the numbers, in the file and on the terminal: they are there if the page fails.
+    written = [output.with_suffix(".json")]
+    files.write_json(written[0], inspection.to_json())
+    print_tables(itertools.chain(*tables_of(systems)), Console())
+    if output.suffix == ".html":
+        written.append(inspection.save(output))
+    progress.say(f"wrote {' and '.join(map(str, written))}")
+
+
+def add_lm_eval(parser: Parser) -> None:
+    parser.description = (
         "Run lm-evaluation-harness's own command line, with the model colar and our tasks known to it. "
         "All words go to lm-eval; `colar lm-eval run --help` has its options."
     )
-    harness.add_argument("words", nargs=argparse.REMAINDER, help="lm-eval's arguments, as they are")
-    harness.set_defaults(run=run_lm_eval)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="lm-eval's arguments, as they are")
+    parser.set_defaults(run=run_lm_eval)
 
 
 def run_lm_eval(args: argparse.Namespace) -> None:

@@ -69,22 +69,9 @@ def add_generate(generate: Parser) -> None:
 
 
 def run_generate(args: argparse.Namespace) -> None:
-    # What is appended to a file is not asked again.
+    # Answers that are in the output already are not made again.
     args.resumes = bool(args.output)
-    # Wrong options are found before a model is loaded.
-    if (args.question is None) == (args.input is None):
-        raise ValueError("give a question, or --input with a file of questions, one of the two")
-    if args.question is not None and not args.question.strip():
-        raise ValueError("the question is empty")
-    if args.system is not None and not args.system.strip():
-        raise ValueError("--system is empty")
-    # Not `is_file`: a pipe can be read, too.
-    if args.input and args.ray is None and (not Path(args.input).exists() or Path(args.input).is_dir()):
-        raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
-    if args.output and not args.input:
-        raise ValueError("--output goes with --input")
-    if args.ray is not None and not (args.input and args.output):
-        raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
+    _check_options(args)
     folder = checkpoint.resolve(args.checkpoint)
     check_backbone([folder], args)
     methods = methods_of({args.checkpoint: folder})
@@ -110,16 +97,17 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.ray is not None:
         _generate_with_ray(args, settings, make_requests)
         return
-    rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
         rows = answer_files.read_questions(args.input)
+    else:
+        rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
     requests = make_requests(rows)
     lm, method = load_checkpoint(str(folder), args)
-    # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time.
+    # No more slots than there are requests: a cache of 32 rows costs a single question a quarter of its time.
     batch_size = min(args.batch_size, len(requests))
     engine = Engine(lm, method, batch_size, cuda_graphs=False if args.eager else None)
     if args.output:
@@ -127,10 +115,28 @@ def run_generate(args: argparse.Namespace) -> None:
     else:
         for completion in engine.generate(requests):
             completion.require_answer()
-            # Several answers to one question: each under the values that it was asked with.
+            # Several answers to one question: each below its per-request values.
             if not args.input and len(requests) > 1:
                 print(_params_text(completion.request.params).strip())
             _print_completion(lm, completion, expected.get(completion.request.id), args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Reject options that do not go together, before a model is loaded."""
+    if (args.question is None) == (args.input is None):
+        raise ValueError("give a question, or --input with a file of questions, one of the two")
+    if args.question is not None and not args.question.strip():
+        raise ValueError("the question is empty")
+    if args.system is not None and not args.system.strip():
+        raise ValueError("--system is empty")
+    # Not `is_file`: a pipe can be read as well.
+    path = None if args.input is None else Path(args.input)
+    if path is not None and args.ray is None and (path.is_dir() or not path.exists()):
+        raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
+    if args.output and not args.input:
+        raise ValueError("--output goes with --input")
+    if args.ray is not None and not (args.input and args.output):
+        raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
 
 
 def _write_answers(
@@ -142,7 +148,6 @@ def _write_answers(
     args: argparse.Namespace,
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
-    # A run that was stopped left some of the answers.
     answered = answer_files.find_answers(args.output, settings)
     missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
@@ -151,7 +156,7 @@ def _write_answers(
             write(_row(args, settings, lm, completion, expected.get(completion.request.id)))
             bar.update()
     there = len(requests) - len(missing)
-    # Of questions that were edited, or left out of the file, since they were answered.
+    # Some may be of questions that were edited, or removed from the file, since they were answered.
     others = f", beside {len(answered) - there} to other questions or values" if len(answered) > there else ""
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
 
@@ -191,18 +196,18 @@ def _generate_with_ray(
 def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     return {
-        # However the checkpoint's path is spelt; an adapter fits one backbone alone.
+        # By digest: the checkpoint may lie at another path. The backbone is left out, as an adapter fits one alone.
         "weights_digest": checkpoint.digest(folder),
         "seed": args.seed,
         "dtype": options.dtype_of(args),
-        # Rows with thoughts, and with how many tokens for each.
+        # Tokens for each thought, in rows that have thoughts.
         "neighbours": NEAREST if args.show_latents else None,
         **dataclasses.asdict(decoding),
     }
 
 
 def _texts(lm: LatentLM, completion: Completion) -> list[Any]:
-    """A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it."""
+    """Each thought: its text where it is a token; of a latent the tokens that it was chosen as, or those nearest."""
     texts_of_thoughts: list[Any] = []
     for thought in read_thoughts(lm, completion, NEAREST):
         shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
@@ -214,7 +219,7 @@ def _texts(lm: LatentLM, completion: Completion) -> list[Any]:
 def _print_completion(
     lm: LatentLM, completion: Completion, expected: str | None, args: argparse.Namespace
 ) -> None:
-    """The thoughts with their numbers, each on a line or two, and the answer."""
+    """Print the thoughts with their numbers, each on a line or two, and the answer."""
     if args.input:
         print(f"\n{completion.request.question}{_params_text(completion.request.params)}")
     for number, thought in enumerate(read_thoughts(lm, completion, NEAREST), start=1):
@@ -235,8 +240,8 @@ def _params_text(params: Any) -> str:
 
 
 def _thought_text(thought: Any) -> str:
-    """A token; or those that a latent was chosen as, with their probabilities, and below them those near it, with their
-    cosines; or these alone, with its spread where it has one."""
+    """A token; or, of a latent, the tokens that it was chosen as with their probabilities, and below them those
+    nearest to it with their cosines. A latent that was not chosen as tokens has the nearest alone, and its spread."""
     if thought["kind"] == "token":
         return repr(thought["tokens"][0]["text"])
     near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:NEAREST]]

@@ -1,6 +1,7 @@
-"""Options that several commands have, and their values."""
+"""Options that several commands have, and the reading of their values. Every command imports it: torch comes later."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from colar import yaml_settings
@@ -13,23 +14,25 @@ class Formatter(argparse.HelpFormatter):
     """Adds the default value to an option's help, where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # By identity: 0 equals False, and is a default to show.
-        shows = not any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
-        has_default = shows and action.default != []
+        # 0 equals False, and is a default to show.
+        has_default = action.default is not False and action.default not in (None, [], argparse.SUPPRESS)
         if action.option_strings and has_default:
             return f"{action.help} (default: %(default)s)"
         return action.help
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that accepts full option names only, and shows the usage of the command that was given."""
+    """argparse that accepts full option names only, and names the nearest of one that is unknown."""
 
-    # An abbreviation that is understood today means two things when another option comes.
+    # An abbreviation would become ambiguous with the next option of the same beginning.
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Reject what is left, unless the command `takes_keys` of a recipe. argparse asks the inner parser first."""
+        """Reject words that no option takes, unless the command `takes_keys` of a recipe.
+
+        argparse calls a command's own parser first: the error shows the usage of that command.
+        """
         known, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(known, "takes_keys", False):
             options = self._option_string_actions
@@ -103,14 +106,17 @@ def dtype_of(args: argparse.Namespace) -> str:
 
 
 def limit_options(parser: Parser) -> None:
-    meanings = {
-        "max_latents": "maximum number of thoughts",
-        "max_completion_length": "maximum tokens of an answer",
-    }
-    # Defaults are those of `Decoding`.
-    for (name, meaning), default in zip(meanings.items(), (128, 64), strict=True):
-        text = f"{meaning} (default: the checkpoint's own, or else {default})"
-        parser.add_argument(f"--{name}", type=int, help=text)
+    # The numbers are those of `Decoding`.
+    parser.add_argument(
+        "--max_latents",
+        type=int,
+        help="maximum number of thoughts (default: the checkpoint's own, or else 128)",
+    )
+    parser.add_argument(
+        "--max_completion_length",
+        type=int,
+        help="maximum tokens of an answer (default: the checkpoint's own, or else 64)",
+    )
 
 
 def batching_options(parser: Parser) -> None:
@@ -123,7 +129,7 @@ def batching_options(parser: Parser) -> None:
 
 
 def ray_options(parser: Parser, more: str = "") -> None:
-    """Options of a Ray cluster whose engines answer; `more` goes behind the help of --ray."""
+    """Options of a Ray cluster whose engines answer; `more` is added to the help of --ray."""
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -139,6 +145,7 @@ def ray_options(parser: Parser, more: str = "") -> None:
 
 def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
+    # It needs torch.
     from colar.methods import registry
 
     # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
@@ -152,26 +159,30 @@ def params_options(parser: Parser) -> None:
 
 
 def number(text: str) -> float:
-    """A number of the command line, as int where it is whole."""
-    # argparse names this function in its error: "invalid number value: 'two'".
+    """A number of the command line, as int where it is whole. argparse's errors show the function's name."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
 
-def source_options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
-    """The options of one source, or of the source that has the name `called`, from the texts of --options.
+def source_options(
+    pairs: list[str], source: str, called: str = "", others: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The options of one source, which may also be `called` by a name of its own, from the texts of --options.
 
     KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
-    key the later one counts.
+    key the later one counts. ValueError for the option of a source that is none of the command's: `others` are those.
     """
     chosen = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
-        owner, dot, key = name.rpartition(".")
-        if not dot or owner in (source, called):
+        owner, _, key = name.rpartition(".")
+        if owner in ("", source, called):
             chosen[key] = yaml_settings.read_yaml(f"--options {pair}", value)
+        elif owner not in others:
+            known = ", ".join(sorted({source, *others}))
+            raise ValueError(f"--options {pair}: no source here is called {owner} (there is {known})")
     return chosen
 
 
@@ -185,15 +196,6 @@ def columns_of(text: str | None) -> dict[str, str] | None:
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
-    """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
-    for pair in pairs:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner not in ("", source):
-            raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
-    return source_options(pairs, source)
-
-
 def examples_of(
     args: argparse.Namespace, source: str, split: str, options: dict[str, Any] | None = None
 ) -> list[Any]:
@@ -201,7 +203,7 @@ def examples_of(
 
     `options` are the source's own, by default those of a command that reads this source alone.
     """
-    # `colar --help` does without.
+    # `colar --help` does not need it.
     from colar.data import sources
 
     return sources.load_examples(
@@ -211,7 +213,7 @@ def examples_of(
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=single_source_options(args.options, source) if options is None else options,
+        options=source_options(args.options, source) if options is None else options,
         columns=columns_of(args.columns),
         judge=args.judge,
     )

@@ -3,8 +3,7 @@
 import argparse
 import contextlib
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,10 @@ from colar import checks, progress
 from colar.cli import options
 from colar.cli.checkpoints import LIMITS, absolute, check_backbone, load_checkpoint, paths_by_name
 from colar.cli.options import Parser
+from colar.engine.async_engine import run_in_temporary_thread
+from colar.engine.engine import Engine
+from colar.engine.request import decoding_of
+from colar.model import checkpoint
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -64,66 +67,61 @@ def add_serve(serve: Parser) -> None:
 
 def run_serve(args: argparse.Namespace) -> None:
     try:
-        from colar.model import checkpoint
         from colar.serve import app
     except ModuleNotFoundError as error:
         raise ValueError(
             f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"
         ) from error
 
-    # Wrong options are found before a model is loaded. The system would take the port modulo 2^16.
+    # Wrong options are found before a model is loaded.
     checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
     checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
     checks.check_number("drain", args.drain, 1)
-    serving = _serving(args)
+    replicas = None
+    if args.ray is not None:
+        # Nothing of Ray is imported without --ray.
+        from colar.serve import ray_serve
+
+        replicas = ray_serve.Replicas.parse(args.ray, args.ray_address, args.ray_cpus, args.batch_size)
+    elif args.ray_address is not None:
+        raise ValueError("--ray_address goes with --ray, a number of replicas")
     keys = app.read_keys(args.api_key_file)
     models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
     args.backbone = args.backbone and absolute(args.backbone)
-    # Before the models as well: a port that is taken is found at once.
-    bound = app.bind(args.host, args.port)
-    with bound:
+    # A port that is taken is found before a model is loaded, too.
+    with app.bind(args.host, args.port) as bound:
         check_backbone([checkpoint.resolve(path) for path in models.values()], args)
         alone = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         if not keys and not alone:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
-        with serving(partial(_application, models, args, keys, hosts), models) as application:
+        make_app = partial(_application, models, args, keys, hosts)
+        running = (
+            contextlib.nullcontext(make_app())
+            if replicas is None
+            else ray_serve.running(make_app, models, replicas, args.device, args.drain)
+        )
+        with running as application:
             server = app.make_server(application, args.drain)
             # With --port 0 this is how a caller learns the port.
             print(app.url(bound), flush=True)
             app.run_server(server, bound)
 
 
-def _serving(args: argparse.Namespace) -> Callable[..., AbstractContextManager[Any]]:
-    """The way to make the application: in this process, or in replicas on a Ray cluster."""
-    if args.ray is None:
-        if args.ray_address is not None:
-            raise ValueError("--ray_address goes with --ray, a number of replicas")
-        return lambda make_app, models: contextlib.nullcontext(make_app())
-    # Nothing of Ray is imported without --ray.
-    from colar.serve import ray_serve
-
-    replicas = ray_serve.Replicas.parse(args.ray, args.ray_address, args.ray_cpus, args.batch_size)
-    return partial(ray_serve.running, replicas=replicas, device=args.device, drain=args.drain)
-
-
 def _application(
     models: Mapping[str, str], args: argparse.Namespace, keys: Sequence[str], hosts: Sequence[str]
 ) -> "FastAPI":
-    """Load the models, and make the application over them."""
-    from colar.engine.async_engine import run_in_temporary_thread
+    """Load the models, and make the application that serves them."""
     from colar.serve import app
 
-    # In threads that end: else this thread's OpenMP threads would be in the way of the engine's.
+    # In threads that end: otherwise this thread's OpenMP threads would compete with the engine's.
     served = [run_in_temporary_thread(partial(_serve, name, path, args)) for name, path in models.items()]
     return app.build(served, keys, hosts)
 
 
 def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     """Load a checkpoint and start its engine."""
-    from colar.engine.engine import Engine
-    from colar.engine.request import decoding_of
     from colar.serve.served_model import ServedModel
 
     lm, method = load_checkpoint(path, args)

@@ -6,16 +6,15 @@ import json
 import shutil
 import sys
 import textwrap
-from pathlib import Path
-from typing import Any
 
 from colar import files, progress, recipes, yaml_settings
 from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 NEEDED = ("model", "data", "output")
+"""Options that `colar train auto` must have."""
 CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
-"""Options of `colar train auto`: those that it cannot do without, and the others."""
+"""Those that it may have: the other fields of `auto_run.AutoCall`."""
 
 
 def add_train(train: Parser) -> None:
@@ -78,33 +77,42 @@ def run_train(args: argparse.Namespace) -> None:
             "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "
             "`colar recipes list` shows"
         )
+    # The same command would begin anew.
+    if args.no_resume or args.check:
+        args.resumes = False
     auto = args.recipe == AUTO
     # A misspelt name is found before seconds of imports.
     if not auto:
         recipes.find(args.recipe)
     _check_options(args, auto)
+    from rich.console import Console
+
     from colar import processes, recipe
+    from colar.evaluation.tables import print_tables
+    from colar.recipe import auto_run, measure
 
     if auto:
-        from colar.recipe import auto_run
-
-        call = auto_run.AutoCall(
-            args.model, args.data, files.require_writable(args.output), **_auto_options(args)
-        )
+        args.columns = columns_of(args.columns)
+        given = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
+        call = auto_run.AutoCall(args.model, args.data, files.require_writable(args.output), **given)
         stages = auto_run.prepare_run(call, args.overrides, args.stages)
     else:
         stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
     if args.check:
-        _check(stages)
+        for table in measure.measure_stages(stages):
+            if progress.is_main():
+                Console().print(table)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
     if auto and not args.stages:
-        _show(auto_run.finish(call.output, stages))
+        outcome = auto_run.finish(call.output, stages)
+        if progress.is_main():
+            print_tables([outcome.speeds_table], Console(stderr=True))
+            progress.say(outcome.sentence)
         best = call.output
-    # The path is printed when all processes are done.
     processes.leave()
-    # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
+    # Nothing else goes to stdout, so that a script can write out=$(colar train ...).
     if progress.is_main():
         print(best)
 
@@ -127,27 +135,8 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
 
 
 def overrides(words: list[str], output: str | None) -> list[str]:
-    """The overrides of a recipe: the words that argparse did not know, and `--output`, which it knows for `auto`."""
+    """The overrides of a recipe: the words that argparse does not know, and --output, which it knows for `auto`."""
     return words if output is None else [*words, "--output", output]
-
-
-def _auto_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that the command line has, beside model and data, as fields of `auto_run.AutoCall`."""
-    options = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
-    if args.columns:
-        options["columns"] = columns_of(args.columns)
-    return options
-
-
-def _show(outcome: Any) -> None:
-    """Print the table and its sentence on stderr: stdout has the path alone."""
-    from rich.console import Console
-
-    from colar.evaluation.tables import print_tables
-
-    if progress.is_main():
-        print_tables([outcome.speeds_table], Console(stderr=True))
-        progress.say(outcome.sentence)
 
 
 def _print_keys() -> None:
@@ -157,27 +146,6 @@ def _print_keys() -> None:
     for key, default, meaning in yaml_settings.keys(Recipe):
         value = "" if default is dataclasses.MISSING else f" (default: {json.dumps(default)})"
         print(textwrap.fill(meaning, 100, initial_indent=f"{key}{value}: ", subsequent_indent="    "))
-
-
-def _check(stages: Any) -> None:
-    """Print the table of what was measured of each stage whose start is there."""
-    from rich.console import Console
-
-    from colar.recipe.measure import measure
-
-    for place, stage in enumerate(stages):
-        start = stage.recipe.model.init_from
-        # Only stages make a start that is not there yet: what else is missing is an error of `measure`.
-        earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
-        if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
-            others = ", ".join(later.name for later in stages[place:])
-            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
-            return
-        table = measure(stage.recipe)
-        if stage.name:
-            table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
-        if progress.is_main():
-            Console().print(table)
 
 
 def add_recipes(parser: Parser) -> None:
@@ -191,7 +159,7 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    # A program that reads the list gets one line each, with nothing cut off; so does a person, as far as there is room.
+    # One line each, cut at the width of a terminal. A program that reads the list gets whole lines.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for name in recipes.names():
         print(f"{name:<28} {recipes.describe(name)}"[:width])

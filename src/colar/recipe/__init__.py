@@ -1,14 +1,14 @@
-"""`Recipe`: everything that a training run is, from one YAML file (a shipped one by its name) and exact dotted
-overrides.
+"""`Recipe`: all settings of a training run, from one YAML file (a shipped one by its name) and dotted overrides.
 
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
-An unknown key is an error that names the nearest right one; every value is checked before any work starts.
+An unknown key is an error that names the nearest right one; all that needs no data or weights is checked at first.
 
     schema         the sections and keys;  parsing reads a file of them, with overrides
     run            stages, one after another, each in a folder of its own; the rows to train on, and to validate with
-    measure        `colar train --check`: what a recipe takes on this machine
-    auto_run       `colar.train`: auto_recipe for a backbone and rows; auto_speeds at its end
+    measure        `colar train --check`: the time and memory that a recipe requires on this machine
+    auto_run       `colar.train`: makes a recipe for a backbone and rows (auto_recipe), runs it, and measures every
+                   speed (auto_speeds)
 """
 
 from colar.recipe.parsing import load, load_stages

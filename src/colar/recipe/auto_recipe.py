@@ -1,10 +1,7 @@
-"""`colar train auto`: a recipe for any backbone and any file of problems, its values chosen from what is there.
+"""The recipe of `colar train auto`, for any backbone and any rows: `Facts` about these, and the values chosen by them.
 
-    rows -> split by a hash of the question -> OUTPUT/data/{train,validation,test}.jsonl
-    model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
-    stages cot, then the method's own, then grpo where it is asked for
-
-The recipe is written once: the same command goes on with it, also where it was changed.
+model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
+stages: cot, then the method's own, then grpo where it is requested
 """
 
 import math
@@ -22,21 +19,22 @@ from transformers import AutoModelForCausalLM
 from colar import files, yaml_settings
 from colar.checks import check_choice
 from colar.data.example import Example
+from colar.data.fields import without_too_long
 from colar.methods.sequential.boundaries import DIGITS, Equations
 from colar.model import backbones
 from colar.ops import devices
 from colar.template.template import Format, Template, TemplateConfig
 
 PERCENTILE = 99.5
-"""Of the lengths of the rows: what is longer is cut in generation."""
+"""Of the rows' lengths: generation is cut at limits that follow from it."""
 SLOT = 32
-"""Positions left for the speed in the prompt."""
+"""Positions reserved for the speed in the prompt."""
 LONGER = "choose a --model with a longer context"
+"""The remedy for rows that are too long."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
-FROM_SCRATCH = backbones.TINY
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
@@ -47,18 +45,16 @@ VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_fa
 
 @dataclass(frozen=True)
 class Facts:
-    """A backbone and rows, as far as the values of a recipe follow from them."""
+    """The properties of a backbone and rows from which the values of a recipe follow."""
 
     model: str
     parameters: int
     context: int
     rows: int
     chain: int
-    """Tokens of a chain at the percentile."""
     question: int
-    """Tokens of a question at the percentile."""
     answer: int
-    """Tokens of an answer at the percentile."""
+    """Tokens of a chain, a question and an answer at the `PERCENTILE`."""
     row: float
     """Mean tokens of a row."""
     equations: bool
@@ -68,12 +64,26 @@ class Facts:
     signs: bool
     """True if the chains' signs and "=" are tokens by themselves."""
     judged: bool
-    """True if an answer can be judged right or wrong: all but free text."""
+    """True if all answers can be judged right or wrong: none is free text."""
     prompt_format: Format
     """plain, or chat, as the tokenizer's chat template lays out a prompt."""
     device: str
     bfloat16: bool
     """True if the device computes faster in bfloat16."""
+
+    @property
+    def scratch(self) -> bool:
+        """True if the backbone has no weights yet."""
+        return self.model in backbones.TINY
+
+    @property
+    def lora(self) -> bool:
+        """True if an adapter is trained, False if all weights are."""
+        return self.parameters > SMALL
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,10 @@ class RowReader:
 
     @classmethod
     def of(cls, model: str, prompt_format: str = "auto", separator: str | None = None) -> "RowReader":
-        """The reader of a backbone, without its weights; `prompt_format` is plain, chat or auto.
+        """Read a backbone's config and tokenizer, without its weights. ValueError where it is not there.
 
-        auto is chat where the tokenizer has a chat template. `separator` is that of the template's config. ValueError
-        where the backbone is not there.
+        `prompt_format` is plain, chat, or auto, which is chat where the tokenizer has a chat template. `separator` is
+        that of `TemplateConfig`.
         """
         if model in backbones.BUILT_IN:
             backbone = backbones.load(model)
@@ -112,9 +122,9 @@ class RowReader:
         return len(question), sum(map(len, chain)), len(self.template.answer(example.answer)) - 2
 
     def too_long(self, examples: Sequence[Example], generated: int | None = None) -> dict[int, str]:
-        """The rows that do not fit the context, by index with the reason.
+        """The rows that do not fit the context: their indices, each with the reason.
 
-        Counted is the question with its chain and answer, or with the positions that are `generated`.
+        Positions are those of the question, its chain and answer; with `generated`, of the question and that many.
         """
         context = backbones.context_of(self.config)
         reasons = {}
@@ -127,16 +137,21 @@ class RowReader:
                 )
         return reasons
 
+    def fitting(self, examples: Sequence[Example], kind: str, generated: int | None = None) -> list[Example]:
+        """The rows without those that are `too_long`, which are logged; `kind` names them ("training rows")."""
+        return without_too_long(examples, self.too_long(examples, generated), kind, LONGER)
+
 
 def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None = None) -> Facts:
-    """Describe a backbone and the training rows."""
+    """The facts about a backbone and the training rows."""
     lengths = np.array([reader.tokens(example) for example in examples])
     question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()
     device = device or devices.best()
     fast = devices.computes_bfloat16(torch.device(device))
-    # A model of shapes takes no memory.
+    # On meta a model has shapes, and no memory.
     with torch.device("meta"):
         parameters = int(AutoModelForCausalLM.from_config(reader.config).num_parameters())
+    digits, signs = _single_tokens(reader.template, examples)
     return Facts(
         model=reader.model,
         parameters=parameters,
@@ -147,8 +162,8 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
         answer=answer,
         row=float(lengths.sum(1).mean()),
         equations=_equations(examples),
-        digits=_digits(reader.template),
-        signs=_signs(reader.template, examples),
+        digits=digits,
+        signs=signs,
         judged=all(example.answer_type != "text" for example in examples),
         prompt_format=reader.template.config.format,
         device=device,
@@ -165,7 +180,7 @@ def _bfloat16_speed() -> float:
     for dtype in (torch.float32, torch.bfloat16):
         # The shape of a small model's layer with a batch of rows.
         factors = {"left": torch.ones(1024, 576, dtype=dtype), "right": torch.ones(576, 1536, dtype=dtype)}
-        # The fastest: others had the cores to share, or were the first.
+        # The fastest of five: another may have been the first, or have shared the cores.
         seconds[dtype] = min(timeit.repeat("left @ right", globals=factors, number=1, repeat=5))
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
@@ -178,23 +193,14 @@ def _equations(examples: Sequence[Example]) -> bool:
     return bool(are_equations) and sum(are_equations) >= 0.9 * len(are_equations)
 
 
-def _signs(template: Template, examples: Sequence[Example]) -> bool:
-    """True if the groups of equations see the signs of these chains."""
+def _single_tokens(template: Template, examples: Sequence[Example]) -> tuple[bool, bool]:
+    """`Facts.digits` and `Facts.signs`: what of equations the tokenizer has as tokens by themselves."""
     try:
         equations = Equations.of(template)
     except ValueError:
-        return False
-    return equations.are_seen(template, [row.steps for row in examples])
-
-
-def _digits(template: Template) -> bool:
-    """True if a number is as many tokens as it has digits."""
-    try:
-        Equations.of(template)
-    except ValueError:
-        return False
+        return False, False
     [ids] = template.steps(("".join(DIGITS),))
-    return len(ids) == len(DIGITS)
+    return len(ids) == len(DIGITS), equations.are_seen(template, [row.steps for row in examples])
 
 
 # --- the choice of values ------------------------------------------------------------------------------------
@@ -203,32 +209,30 @@ def _digits(template: Template) -> bool:
 def make_recipe(
     facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the recipe, and the reasons for those that depend on the backbone, the rows or the device."""
+    """The keys of the recipe, and a reason for each choice. ValueError where `grpo` has nothing to judge answers by."""
     check_choice("--method", method, METHODS)
     if grpo and not facts.judged and judge is None:
         raise ValueError(
             "--grpo needs answers that can be judged right or wrong, and these are free text: give --judge"
         )
-    scratch, lora = facts.model in FROM_SCRATCH, facts.parameters > SMALL
-    on_cpu = facts.device == "cpu"
     why = []
     model: dict[str, Any] = {"backbone": facts.model}
-    if lora:
+    if facts.lora:
         model["lora"] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
         model["dtype"] = "bfloat16" if facts.bfloat16 else "float32"
     size = f"{facts.parameters / 1e6:,.0f} M weights" if facts.parameters >= 1e6 else "under 1 M weights"
-    why.append(f"model: {size}: {'LoRA on all linears' if lora else 'all are trained'}")
+    why.append(f"model: {size}: {'LoRA on all linears' if facts.lora else 'all are trained'}")
     speed = "bfloat16, which this device computes faster" if facts.bfloat16 else "float32"
-    why.append(f"precision: {speed if lora or not on_cpu else 'float32, small weights'}")
-    if on_cpu and facts.row < 256:
+    why.append(f"precision: {'float32, small weights' if facts.on_cpu and not facts.lora else speed}")
+    if facts.on_cpu and facts.row < 256:
         model["attn_implementation"] = "eager"
         why.append("attention: eager, faster than sdpa for short rows on a CPU")
 
-    # Within the context: nearly every question must have room for what is generated.
+    # Within the context: nearly every question must leave enough of it for chain and answer.
     room = max(2, facts.context - facts.question - SLOT)
     answer = min(math.ceil(ROOM * facts.answer) + 4, room // 2)
     chain = min(math.ceil(ROOM * facts.chain) + 4, room - answer)
-    limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": 64 if lora else 256}
+    limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": 64 if facts.lora else 256}
     why.append(
         f"limits: {PERCENTILE}% of chains have at most {facts.chain} tokens, of answers {facts.answer}"
     )
@@ -236,35 +240,36 @@ def make_recipe(
         "output": output,
         "model": model,
         "data": {"source": f"{output}/data", "validation_size": None},
-        "training": _training(facts, scratch, lora),
+        "training": _training(facts),
         "validation": {"limits": limits},
+        "template": {"format": facts.prompt_format},
     }
     if judge is not None:
         tree["data"]["judge"] = judge
     why.append(f"template: {facts.prompt_format}")
-    tree["template"] = {"format": facts.prompt_format}
-    own, note = _method_stage(facts, method, scratch, lora)
+    own, note = _method_stage(facts, method)
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
     if grpo:
-        tree["stages"]["grpo"] = _grpo_stage(method, limits, lora)
+        tree["stages"]["grpo"] = _grpo_stage(method, limits, facts.lora)
     return tree, why
 
 
-def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
-    """Length, batch and rates of a stage of SFT."""
-    on_cpu = facts.device == "cpu"
-    passes = 20_000
-    epochs = min(20 if scratch else 6, max(2 if facts.rows < 100_000 else 1, round(passes / facts.rows)))
+def _training(facts: Facts) -> dict[str, Any]:
+    """Length, batch and rates of the stages of SFT."""
+    scratch, on_cpu = facts.scratch, facts.on_cpu
+    # About 20,000 rows in all.
+    fewest, most = (2 if facts.rows < 100_000 else 1), (20 if scratch else 6)
+    epochs = min(most, max(fewest, round(20_000 / facts.rows)))
     batch = 8 if facts.rows * epochs < 8_000 else 16
     training: dict[str, Any] = {
         "num_train_epochs": epochs,
         "per_device_train_batch_size": batch if on_cpu else 32,
-        "learning_rate": 2e-3 if scratch else _rate(facts.parameters) if lora else 3e-4,
+        "learning_rate": _rate(facts),
         "lr_scheduler_type": "linear" if scratch else "cosine",
         "warmup_steps": 0.05,
         "weight_decay": 0.01,
-        "bf16": facts.bfloat16 and (lora or not on_cpu),
+        "bf16": facts.bfloat16 and (facts.lora or not on_cpu),
         "eval_steps": 0.2,
         "save_steps": 0.05,
     }
@@ -273,22 +278,27 @@ def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
     if not on_cpu:
         training["tokens_per_batch"] = 16_384
         training["dataloader_num_workers"] = 2
-    # On CUDA they are by themselves.
+    # On CUDA layers are compiled by default.
     if on_cpu and facts.parameters >= COMPILED and devices.can_compile(torch.device("cpu")):
         training["compile"] = True
     return training
 
 
-def _rate(parameters: int) -> float:
-    """The learning rate of an adapter on all linears."""
-    if parameters < 300e6:
+def _rate(facts: Facts) -> float:
+    """The learning rate of SFT."""
+    if facts.scratch:
+        return 2e-3
+    if not facts.lora:
+        return 3e-4
+    # Of an adapter on all linears.
+    if facts.parameters < 300e6:
         return 8e-4
-    return 4e-4 if parameters < 2e9 else 2e-4
+    return 4e-4 if facts.parameters < 2e9 else 2e-4
 
 
-def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
-    """The stage of SFT by the method."""
-    training: dict[str, Any] = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
+def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
+    """The stage of SFT by the method, and the reason for its grouping."""
+    training: dict[str, Any] = {"modules_learning_rate": 6e-3 if facts.scratch else 1e-3}
     if method == "colar":
         config: dict[str, Any] = {
             "name": "colar",
@@ -305,11 +315,11 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
         "grouping": "equations" if grouped else "tokens",
         "merge": "ordered" if facts.digits else "sqrt",
         "lookahead_weight": 0.2,
-        "shortlist": facts.equations and not scratch,
+        "shortlist": facts.equations and not facts.scratch,
     }
-    if lora:
+    if facts.lora:
         training["draws_per_example"] = 4
-        training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
+        training["per_device_train_batch_size"] = 32 if facts.on_cpu else 64
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
@@ -323,9 +333,9 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
 
 
 def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
-    """The stage of reinforcement, from the method's own."""
+    """The stage of reinforcement, which starts from the method's own stage."""
     return {
-        # The start's own config, which a command line may have changed.
+        # No other keys: the checkpoint has its own, which a command line may have changed.
         "method": {"name": method},
         "grpo": {
             "num_generations": 8,

@@ -6,7 +6,7 @@
     OUTPUT/results/    every speed on questions held out (`auto_speeds.py`)
     OUTPUT/best/       the model
 
-Each part is made once: the same call goes on where it was stopped.
+Each part is made once: the same call resumes where it was stopped.
 """
 
 import json
@@ -18,7 +18,6 @@ from typing import Any
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
-from colar.data.fields import without_too_long
 from colar.data.judge import answers
 from colar.data.judge.answers import Judge
 from colar.methods import registry
@@ -115,16 +114,18 @@ def prepare_run(
 
     A recipe that is there for the same call is taken as it is: a user may have changed it.
     """
-    # Before rows are read: a misspelt key costs a second.
+    # Before rows are read: the error of a misspelt key comes within a second.
     keys = parsing.keys_of_overrides(overrides).get("training", {})
     timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
-    # Processes join once: the recipe that is made here comes too late to say for how long they wait.
+    # Processes join before the main one makes the recipe: their timeout is read from the overrides.
     processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
     processes.from_main(lambda: _make_recipe(call, overrides, only))
     recipe = AutoFolder(call.output).recipe
     progress.say(f"recipe: {recipe}")
     stages = parsing.load_stages(recipe, overrides, only)
-    if not only and not can_be_measured(stages):
+    first, last = (registry.METHODS[stage.recipe.method["name"]] for stage in (stages[0], stages[-1]))
+    # A user may have changed the recipe.
+    if not only and not (first.name == "cot" and "compression_factor" in registry.param_names(last)):
         raise ValueError(
             f"{recipe} was changed: a run of auto begins with cot and ends with a method that has a "
             f"compression_factor; `colar train {recipe}` trains its stages"
@@ -141,20 +142,21 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         check_same_run(folder.path, before or {}, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
         return
-    # What an earlier call left that trained nothing may have been a mistake: it is made anew.
+    # Files of an earlier call that trained nothing may be of a mistaken one: they are made anew.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
     reader = auto_recipe.RowReader.of(call.model, call.template, separator)
     split = _split(call)
-    too_long = reader.too_long(split.train)
-    rows = {"train": without_too_long(split.train, too_long, "training rows", auto_recipe.LONGER)}
-    facts = auto_recipe.facts_of(reader, rows["train"])
+    train_rows = reader.fitting(split.train, "training rows")
+    facts = auto_recipe.facts_of(reader, train_rows)
     tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
     limits = tree["validation"]["limits"]
     generated = limits["max_latents"] + limits["max_completion_length"]
-    for name, held_out in (("validation", split.validation), ("test", split.test)):
-        too_long = reader.too_long(held_out, generated)
-        rows[name] = without_too_long(held_out, too_long, f"{name} questions", auto_recipe.LONGER)
-    # The plain command, and the recipe by itself, go on with what this command asked for.
+    rows = {
+        "train": train_rows,
+        "validation": reader.fitting(split.validation, "validation questions", generated),
+        "test": reader.fitting(split.test, "test questions", generated),
+    }
+    # Into the file: the same command without its overrides, and the recipe by itself, run with them too.
     parsing.override_stages(tree["stages"], overrides, only)
     try:
         auto_recipe.write_recipe(folder.recipe, tree, why)
@@ -167,12 +169,6 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     files.write_json(folder.call, values)
     for reason in why:
         progress.say(reason)
-
-
-def can_be_measured(stages: Sequence[Stage]) -> bool:
-    """True if the first stage is CoT and the last has speeds to compare with it: a user may have changed the recipe."""
-    first, last = (registry.METHODS[stage.recipe.method["name"]] for stage in (stages[0], stages[-1]))
-    return first.name == "cot" and "compression_factor" in registry.param_names(last)
 
 
 def _split(call: AutoCall) -> user_rows.Divided:
@@ -194,12 +190,12 @@ def _split(call: AutoCall) -> user_rows.Divided:
 
 
 def _in_memory(data: Any) -> Any:
-    """The rows of an iterator, which can be read once, as a list: a digest is made of them first."""
+    """An iterator's rows as a list: they are read twice, first for a digest."""
     return list(data) if isinstance(data, Iterator) else data
 
 
 def _identity(data: Any) -> str | None:
-    """A digest of the file, the folder's files, or the rows, however the path is spelt; the id of a Hub data set."""
+    """A digest of the file, the folder's files or the rows; of a Hub data set its id. The path does not matter."""
     if data is None:
         return None
     if isinstance(data, str | Path):
@@ -208,7 +204,10 @@ def _identity(data: Any) -> str | None:
 
 
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
-    """Measure what the stages have learnt, and publish it: all speeds within the limits of the first stage."""
+    """Measure every speed of the last stage beside the first one's CoT, and publish the model.
+
+    All are measured within the limits of the first stage.
+    """
     first, last = stages[0].recipe, stages[-1].recipe
     if last.validation.limits != first.validation.limits:
         progress.say(

@@ -1,7 +1,7 @@
 """The end of `colar train auto`: every speed is measured beside the run's own CoT on questions held out.
 
-records, seconds of single questions -> report -> table, picture -> OUTPUT/results
-report -> the speed of the fewest thoughts that answers as well as CoT, in one sentence -> OUTPUT/best
+records, seconds of single questions -> report -> table, picture                   OUTPUT/results
+report -> the speed with the fewest thoughts that answers as well as CoT           OUTPUT/best
 """
 
 import base64
@@ -28,8 +28,12 @@ from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.training.run_folder import AutoFolder
 
-SPEEDS: tuple[Mapping[str, Any], ...] = tuple({"compression_factor": c} for c in (1, 2, 3, 5))
-"""Compression factors of the table, where they were trained."""
+SPEEDS: tuple[Mapping[str, Any], ...] = (
+    *({"compression_factor": c} for c in (1, 2, 3, 5)),
+    # Groups of two that also end before a token of low confidence.
+    {"compression_factor": 2, "confidence_threshold": 0.8},
+)
+"""Per-request values of the table, where the method has them and was trained with them."""
 NO_CHAIN = "no chain"
 """Label of the CoT model that answers at once."""
 DATASET = "held out"
@@ -41,8 +45,6 @@ NARROW = 2.0
 """Points of half an interval below which a decimal is shown."""
 TOO_WIDE = 0.05
 """Half of a 95% interval from which rows are too few to choose by."""
-WITH_THRESHOLD: Mapping[str, Any] = {"compression_factor": 2, "confidence_threshold": 0.8}
-"""Groups of two that also end before a token of low confidence, of a method that has these."""
 TIMED_SINGLY = 16
 """Questions that are timed one at a time."""
 
@@ -88,9 +90,9 @@ def measure_and_publish(
     settings: evaluate.AnswerSettings,
     dtype: str,
 ) -> Outcome:
-    """Ask the checkpoints `cot` and `last` the held-out questions, and write the run's `results` and `best`.
+    """Ask the checkpoints `cot` and `last` the held-out `examples`, and write the run's `results` and `best`.
 
-    What was answered before is not asked again. Processes that have joined call it together.
+    Answers that are there already are not made again. Processes that have joined call it together.
     """
     records: list[Path] = []
     seconds: dict[str, float] = {}
@@ -127,29 +129,30 @@ def _answer(
     examples: Sequence[Example],
     settings: evaluate.AnswerSettings,
 ) -> None:
-    """Append to `records` the answers at each of `params` that are not there yet; `asked` and `settings` fix them."""
+    """Append to `records` the answers at each of `params` that are not there yet.
+
+    Records of other weights, questions or dtype (`asked`), or of other settings, are dropped first.
+    """
     processes.from_main(partial(_drop_stale_records, records, {**asked, **asdict(settings)}))
-    # One after another: batches that several speeds share would share their time.
+    # One speed after another: in shared batches the time of each could not be told.
     for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
         evaluate.evaluate([point], {DATASET: list(examples)}, records, settings)
 
 
 def params_of_speeds(method: Method) -> list[Any]:
-    """The per-request values of the table: those of `SPEEDS` and `WITH_THRESHOLD` that the method was trained with, or
-    else its own default."""
+    """The values in `SPEEDS` that the method was trained with, or else its own default."""
     names = set(registry.param_names(method))
-    speeds = [values for values in [*SPEEDS, WITH_THRESHOLD] if names.issuperset(values)]
-    possible = registry.possible_params(method, speeds)
-    # A default is chosen among them: no speed that a warning goes with.
+    possible = registry.possible_params(method, [values for values in SPEEDS if names.issuperset(values)])
+    # The default is chosen among them: it must be no speed that warns.
     trained = [params for params in possible if method.check_params(params) is None]
     return trained or [registry.make_params(method, {})]
 
 
 def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
-    """Drop answers, and their times, that were not `asked` so: a stage was trained again, a limit or judge changed."""
+    """Drop answers, and their times, unless they were `asked` so: a stage may be trained again, a limit changed."""
     path = records.with_suffix(".json")
     before = files.read_json(path) if path.exists() else {}
-    # Times of single questions, and a setting of earlier versions, which no answer depends on.
+    # No answer depends on these: times of single questions, and a setting of earlier versions.
     for key in ("alone", "compile"):
         before.pop(key, None)
     if before != asked:
@@ -164,10 +167,7 @@ def _time_singly(
     settings: evaluate.AnswerSettings,
     records: Path,
 ) -> dict[str, float]:
-    """Median seconds of a question that is computed by itself, by the system that answered it.
-
-    They are measured once, and stored beside the records.
-    """
+    """Median seconds of a question that is computed alone, by `system_key`. Measured once: stored with the records."""
     path = records.with_suffix(".json")
     stored: dict[str, Any] = files.read_json(path)
     if "alone" in stored:
@@ -205,7 +205,7 @@ def publish(
 
 
 def _link(source: str, target: str) -> None:
-    """A second name of a file, or a copy where the file system has no links."""
+    """Hard-link a file, or copy it where the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -216,10 +216,11 @@ def _link(source: str, target: str) -> None:
 
 
 def choose(report: Report) -> tuple[dict[str, Any], str]:
-    """The speed of the fewest thoughts within a point of CoT and of the slowest speed, and a sentence about it.
+    """The default speed, and a sentence about it.
 
-    It is the slowest, c = 1 if that was trained, where there is no such speed, where CoT has not learnt, and where the
-    rows are too few to tell.
+    Of the speeds within a point of CoT and of the slowest speed it is that with the fewest thoughts. It is the slowest
+    (c = 1 if that was trained) where no speed is within a point, where CoT has not learnt, and where the rows are too
+    few to tell.
     """
     cot, _, latent_rows, differences = _rows_of(report)
     percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
@@ -234,14 +235,15 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     difference = differences[best.system]
     half = half_interval(difference.se) or 0.0
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
-    # Far enough behind to be sure, with however few rows.
+    # So far behind CoT that even a few rows show it.
     if not within and difference.difference + half < 0:
         return safest, f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
         name = speed_name(slowest.system.params)
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so {name} is the default"
-        it = _beside(best, cot, difference, name="it") if best is slowest else _beside(best, cot, difference)
-        return safest, f"{accuracy}. {few}{':' if best is slowest else ';'} {it}."
+        if best is slowest:
+            return safest, f"{accuracy}. {few}: {_beside(best, cot, difference, name='it')}."
+        return safest, f"{accuracy}. {few}; {_beside(best, cot, difference)}."
     if within:
         verdict = _beside(best, cot, difference, verb="answers as well as CoT,")
     return dict(best.system.params), f"{accuracy}; {verdict}."
@@ -263,7 +265,7 @@ def _beside(
 
 
 def _rows_of(report: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
-    """The rows of CoT, of CoT without a chain and of the method's own speeds, and the differences to CoT."""
+    """The row of CoT, that of CoT without a chain, those of the method's speeds, and the differences to CoT."""
     rows = [row for row in report.rows if row.dataset == DATASET]
     [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
     [no_chain] = [row for row in rows if row.system.label == NO_CHAIN]
@@ -308,11 +310,11 @@ def speeds_table(
             ]
         )
     head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch"]
-    columns = "ms is the time of a question, alone and in a batch."
-    no_chain_note = (
-        f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
-    )
-    notes = [f"{cot.n} questions held out, greedy. {columns}", no_chain_note, PAIRED]
+    notes = [
+        f"{cot.n} questions held out, greedy. ms is the time of a question, alone and in a batch.",
+        f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so.",
+        PAIRED,
+    ]
     return tables.TextTable(f"Speeds of {latent_rows[0].system.method}", head, rows, notes)
 
 

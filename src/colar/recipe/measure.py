@@ -1,14 +1,15 @@
 """`colar train --check`: a recipe's longest batch, a few of its updates and a validation batch, measured here.
 
-Data and model are loaded as for the run, in a folder that is gone at the end. The device at hand is the one that is
-measured: on another one, or with other processes beside it, numbers differ.
+Data and model are loaded as for the run, in a temporary folder. The numbers are those of this device: on another one,
+or with other processes beside this one, they differ.
 """
 
-import contextlib
 import math
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import torch
 from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
-from colar.data.example import Example
-from colar.evaluation.evaluate import validate
+from colar import progress
 from colar.progress import duration
-from colar.recipe.run import load_method, load_model_and_rows, sampling_pool
-from colar.recipe.schema import Recipe
+from colar.recipe.run import Validation, load_method, load_model_and_rows, sampling_pool
+from colar.recipe.schema import Recipe, Stage
 from colar.training import preflight, sft
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.train import GrpoTrainer
@@ -46,25 +46,41 @@ class Updates(TrainerCallback):  # type: ignore[misc]
             self.began = time.perf_counter()
 
 
+def measure_stages(stages: Sequence[Stage]) -> Iterator[Table]:
+    """Measure the stages one after another; stop, with a message, at one whose start is yet to be trained."""
+    for place, stage in enumerate(stages):
+        start = stage.recipe.model.init_from
+        # A start that no earlier stage trains must be there: where it is missing, `measure` raises an error.
+        earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
+        if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
+            others = ", ".join(later.name for later in stages[place:])
+            progress.say(f"not in these times: {others}; --check measures them once {start} is there")
+            return
+        table = measure(stage.recipe)
+        if stage.name:
+            table.title = f"stage {place + 1} of {len(stages)}, {stage.name}: {table.title}"
+        yield table
+
+
 def measure(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
     method = load_method(recipe)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        roll_out = stack.enter_context(sampling_pool(recipe, method))
-        lm, examples, held_out = load_model_and_rows(recipe, method)
+    with tempfile.TemporaryDirectory() as folder, sampling_pool(recipe, method) as roll_out:
+        lm, examples, validation = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
         if recipe.grpo is None:
+            held_out = [] if validation is None else validation.examples
             trainer = sft.make_trainer(lm, method, examples, recipe.training, run, held_out=held_out)
         else:
             trainer = grpo_train.make_trainer(
                 lm, method, examples, recipe.training, recipe.grpo, run, roll_out=roll_out
             )
-        return _table(recipe, trainer, held_out)
+        return _table(trainer, validation)
 
 
-def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
+def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
     preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
     curriculum = trainer.curriculum
@@ -87,7 +103,7 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"
             table.add_row("longest batch", duration(longest.seconds), size)
-            # What it has sampled for that batch stays in the time of an update of reinforcement.
+            # This batch is no part of an update. What GRPO samples for it is, and stays counted.
             started += longest.seconds
         trainer.remove_callback(PrinterCallback)
         trainer.args.save_strategy = "no"
@@ -95,7 +111,8 @@ def _table(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> T
         update = _grpo_update(table, trainer, started) if trainer.samples else _sft_update(table, trainer)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
-    _validation(table, recipe, trainer, held_out)
+    if validation is not None:
+        _validation_row(table, trainer, validation)
     peak, total_memory = peak_memory(lm.device)
     if peak is not None:
         table.add_row("peak memory", f"{peak / GIB:.1f} GiB", f"of {total_memory / GIB:.1f} GiB")
@@ -123,32 +140,30 @@ def _sft_update(table: Table, trainer: LatentTrainer) -> float:
     return updates.seconds
 
 
-def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> None:
-    """Time the first batch of the validation questions."""
-    settings = recipe.validation
-    first = held_out[: settings.limits.batch_size]
-    if not first:
-        return
-    lm, method = trainer.objective.lm, trainer.objective.method
+def _validation_row(table: Table, trainer: LatentTrainer, validation: Validation) -> None:
+    """Time the first batch of the validation questions, and add a row."""
+    batch_size, n = validation.limits.batch_size, len(validation.examples)
+    first = replace(validation, examples=validation.examples[:batch_size])
+    lm = trainer.objective.lm
     lm.eval()
     started = time.perf_counter()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), lm.merged():
-        validate(lm, method, first, settings.method_params(method), settings.decoding, settings.limits)
-    batches = math.ceil(len(held_out) / settings.limits.batch_size)
-    note = f"{len(held_out):,} questions; timed on {len(first)}"
-    table.add_row("a validation", duration((time.perf_counter() - started) * batches), note)
+        first(lm, trainer.objective.method)
+    seconds = (time.perf_counter() - started) * math.ceil(n / batch_size)
+    note = f"{n:,} questions; timed on {len(first.examples)}"
+    table.add_row("a validation", duration(seconds), note)
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int]:
-    """Bytes that were allocated at most on the device, or that this process had at most on a CPU; and all there are.
+    """Peak bytes, and all that there are: allocated on a device, or of this process where that is the CPU.
 
-    None where torch, or the operating system, does not count them.
+    The peak is None where neither torch nor the operating system counts it.
     """
     if device.type != "cpu":
         module: Any = torch.get_device_module(device)
         if hasattr(module, "max_memory_allocated"):
             return module.max_memory_allocated(device), int(module.mem_get_info(device)[1])
-        # Apple's: counted by torch.accelerator alone, from torch 2.9 on.
+        # Apple's: only torch.accelerator counts it, from torch 2.9 on.
         peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
         return peak(device), int(module.recommended_max_memory())
     try:

@@ -25,7 +25,9 @@ from typing import Any
 
 from colar import processes, recipes, yaml_settings
 from colar.checks import check_known
+from colar.methods.rollouts import require_scorable
 from colar.recipe.schema import Recipe, Stage, build_method
+from colar.training.grpo import rewards
 
 NO_OUTPUT = "output is missing: name the run's folder"
 Override = tuple[str, str]
@@ -33,7 +35,7 @@ Override = tuple[str, str]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 """A stage's name is also that of its folder. No hyphen: the command line takes `-` for `_` in options."""
 OF_THE_RECIPE = ("output", "stages", "base")
-"""Keys that a stage has none of."""
+"""Keys of the whole recipe, which a stage must not have."""
 START = ("model.backbone", "model.init_from", "template")
 """Keys of the command line for the first stage alone: the others start from the stage before them."""
 
@@ -65,8 +67,8 @@ def load_stages(
         return [Stage("", _parsed(str(path), tree, pairs))]
     keys_of = _checked_stages(path, tree.pop("stages"))
     by_stage = _overrides_by_stage(pairs, list(keys_of), only)
-    output = dict(pairs).get("output") or tree.get("output")
-    if output is None:
+    output = dict(pairs).get("output", tree.get("output"))
+    if not output:
         raise ValueError(f"{path}: {NO_OUTPUT}")
     stages: list[Stage] = []
     before: str | None = None
@@ -90,14 +92,14 @@ def load_stages(
 def override_stages(
     stages: dict[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> None:
-    """Set the overrides of a command line in the stages that they are for, or in those in `only`."""
+    """Set the overrides of a command line in the keys of the stages that they are for, of all or of `only` some."""
     for name, pairs in _overrides_by_stage(parse_overrides(overrides), list(stages), only).items():
         for pair in pairs:
             stages[name] = _overridden(stages[name], *pair)
 
 
 def keys_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """The keys that overrides set, in any stage. ValueError for unknown ones, or values of another type."""
+    """The tree of keys that overrides set, in any stage. ValueError for unknown ones, or values of another type."""
     tree: dict[str, Any] = {}
     for key, text in parse_overrides(overrides):
         tree = _overridden(tree, re.sub(r"^stages\.[^.]*\.", "", key), text)
@@ -107,7 +109,7 @@ def keys_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def _overrides_by_stage(
     pairs: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
 ) -> dict[str, list[Override]]:
-    """The overrides of each stage that is wanted."""
+    """The overrides of each stage that is wanted, by its name."""
     check_known("--stages", only or [], names)
     check_known("--stages", [key.split(".")[1] for key, _ in pairs if key.startswith("stages.")], names)
     by_stage: dict[str, list[Override]] = {}
@@ -133,7 +135,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
-    """The stages of a file. ValueError for names that are no names of folders, and for what is no keys and values."""
+    """The stages of a file. ValueError for a name that cannot be a folder's, and for what is no keys and values."""
     if not isinstance(stages, dict) or not stages:
         raise ValueError(f"{path}: stages must name each stage with its keys, got {stages!r}")
     for name, own in stages.items():
@@ -185,9 +187,6 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
         else:
             if recipe.model.init_from is None:
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
-            from colar.methods.rollouts import require_scorable
-            from colar.training.grpo import rewards
-
             recipe.grpo.plan(recipe.training, processes.launched())
             rewards.by_name(recipe.grpo.reward_funcs)
             require_scorable(method)
@@ -202,14 +201,14 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
     path = key.split(".")
     hint: Any = Recipe
     for name in path:
-        # Below a mapping of the user's own (method, data.options) there are no sections.
+        # Below a plain mapping (method, data.options) there are no sections.
         section = yaml_settings.section_of(hint)
         hint = typing.get_type_hints(section).get(name) if section else None
     where = f"--{key} {text}".rstrip()
     value: Any = text
     if hint == str | None and text == "null":
         value = None
-    # A text has lost its quotes to the shell, and stays one.
+    # The shell has removed a text's quotes: 12 for a field of text is the text "12".
     elif hint not in (str, str | None):
         value = yaml_settings.read_yaml(where, text)
     yaml_settings.check(where, Recipe, _with_key({}, path, value))
@@ -217,7 +216,7 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
 
 
 def _with_key(tree: dict[str, Any], path: Sequence[str], value: Any, merge: bool = False) -> dict[str, Any]:
-    """The tree with a value at a path, or, to `merge` a section, the value's keys laid over those that are there."""
+    """The tree with a value at a path. With `merge` the value is a section, laid over the one that is there."""
     first, *rest = path
     before = tree.get(first)
     if rest:
@@ -228,10 +227,11 @@ def _with_key(tree: dict[str, Any], path: Sequence[str], value: Any, merge: bool
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
-    """Reject a backbone or layout of the command line that would not be used. A recipe's file may have it from its
-    base."""
+    """Reject a backbone or layout of the command line that would not be used. A file may have it from its base."""
     start = recipe.model.init_from
-    for key, _ in overrides if start is not None else ():
+    if start is None:
+        return
+    for key, _ in overrides:
         if key == "model.backbone":
             raise ValueError(
                 f"--model.backbone has no effect beside model.init_from ({start}), which has a backbone of its own: "

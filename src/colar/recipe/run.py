@@ -1,14 +1,13 @@
 """From a `Recipe` to a run: rows, model, method, validation and training wired together."""
 
 import gc
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -19,43 +18,56 @@ from colar.data.example import Example
 from colar.engine import cache
 from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
+from colar.look import inspect
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
-from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, ValidationConfig, build_method, to_json
+from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, to_json
 from colar.template.template import SEPARATORS
 from colar.training import sft
+from colar.training.grpo import rollout
+from colar.training.grpo import train as grpo_train
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
-
-if TYPE_CHECKING:
-    from colar.training.grpo.rollout import RollOut
 
 VALIDATION = "validation"
 """The split that selects the checkpoint."""
 
 
-def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
-    """Run stages one after another, those that are finished excepted. Returns the last one's published checkpoint.
+@dataclass(frozen=True)
+class Validation:
+    """Questions that select the checkpoint, and how they are answered; called, it validates a model."""
 
-    A stage that was stopped resumes. A finished one that began from other weights than its start has now is an error.
+    examples: list[Example]
+    params: list[Any]
+    """Per-request values of the method: each question is asked at every one."""
+    decoding: str
+    limits: evaluate.AnswerSettings
+
+    def __call__(self, lm: LatentLM, method: Method) -> dict[str, float]:
+        return evaluate.validate(lm, method, self.examples, self.params, self.decoding, self.limits)
+
+
+def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
+    """Run stages one after another, without those that are finished. Returns the last one's published checkpoint.
+
+    A stage that was stopped resumes. ValueError for a finished one whose start has other weights by now.
     """
-    # They join once: the longest time that any stage may take to answer counts.
+    # Processes join once, for all stages: with the longest timeout of any.
     processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
         folder = RunFolder(stage.recipe.output)
-        best = folder.best
-        finished = partial(folder.has_finished, to_json(stage.recipe))
-        if stage.name and resume and processes.from_main(finished):
-            progress.say(f"stage {stage.name}: finished, {best}")
-            continue
         if stage.name:
+            finished = partial(folder.has_finished, to_json(stage.recipe))
+            if resume and processes.from_main(finished):
+                progress.say(f"stage {stage.name}: finished, {folder.best}")
+                continue
             progress.say(f"stage {stage.name}: {stage.recipe.output}")
-        best = run(stage.recipe, resume).best
-        # The model of one stage is gone before the next one is loaded.
+        run(stage.recipe, resume)
+        # The model of one stage is freed before the next one is loaded.
         gc.collect()
-    return best
+    return folder.best
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
@@ -69,20 +81,22 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
         if resume:
             processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
         with sampling_pool(recipe, method) as roll_out:
-            lm, examples, held_out = load_model_and_rows(recipe, method)
-            result = _train(recipe, folder, lm, method, examples, held_out, resume, roll_out)
+            lm, examples, validation = load_model_and_rows(recipe, method)
+            result = _train(recipe, folder, lm, method, examples, validation, roll_out, resume)
         if PartialState().is_main_process:
-            _write_page(recipe.validation, folder, lm, method, held_out)
+            if validation is not None and recipe.validation.page_size > 0:
+                _write_page(folder, lm, method, validation, recipe.validation.page_size)
             files.write_json(folder.finished, {"steps": result.steps, "seconds": round(result.seconds, 1)})
         return result
 
 
 def load_method(recipe: Recipe) -> Method:
-    """The method as the run trains it; ValueError, before rows are read, for a start that is no checkpoint or no fit.
+    """The method that the run trains. A checkpoint of the Hub to start from is downloaded.
 
-    Reinforcement continues with the method that the weights have learnt, a measured sigma_e and the checkpoint's own
-    default speed and limits included: the recipe may not name another method, give a key another value than the
-    checkpoint has, or set what that method has no use for. A checkpoint of the Hub is downloaded.
+    Reinforcement continues with the checkpoint's method, its measured sigma_e, default speed and limits included.
+    ValueError, before rows are read, where `model.init_from` is no checkpoint; and, under reinforcement, where the
+    recipe names another method, gives a key another value than the checkpoint has, or validates at values that the
+    checkpoint's method cannot work with.
     """
     method = build_method(recipe)
     if recipe.model.init_from is None:
@@ -107,7 +121,7 @@ def load_method(recipe: Recipe) -> Method:
 
 
 def load_model(recipe: Recipe, method: Method) -> LatentLM:
-    """The model, with the modules that the method (`load_method`) adds to it, ready to train."""
+    """The model to train, with the modules that the method (`load_method`) adds to it."""
     model, seed = recipe.model, recipe.training.seed
     # peft draws an adapter's first weights from the global generator.
     torch.manual_seed(seed)
@@ -125,8 +139,8 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
                 f"separator: {lm.template.config.separator} ({SEPARATORS[0]} is not one token of this tokenizer)"
             )
         pretrained.attach(lm, method, seed)
-    # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
-    # attention is replaced: a run that never generates may train with one that takes no mask.
+    # Otherwise the engine would refuse the backbone at the first validation, or once training has ended. Checked before
+    # the attention is replaced: a run that never generates may train with one that takes no mask.
     cache.check_attention(lm.causal_lm)
     if model.attn_implementation is not None:
         try:
@@ -136,26 +150,26 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
     return lm
 
 
-def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:
-    """Model, training rows, and those validation rows that fit the model's context."""
+def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], Validation | None]:
+    """The model, the training rows, and the validation with those questions that fit the model's context."""
     examples, held_out = load_example_sets(recipe.data)
     lm = load_model(recipe, method)
     if not held_out:
-        return lm, examples, held_out
+        return lm, examples, None
     settings = recipe.validation
     params, decoding = settings.method_params(method), settings.limits.decoding(settings.decoding)
     remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
-    held_out = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
-    return lm, examples, held_out
+    fitting = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
+    return lm, examples, Validation(fitting, params, settings.decoding, settings.limits)
 
 
 @contextmanager
-def sampling_pool(recipe: Recipe, method: Method) -> "Iterator[RollOut | None]":
-    """The pool that samples for a run with `grpo.rollout_workers`; None where the process that trains does."""
-    if recipe.grpo is None or recipe.grpo.rollout_workers == 0:
+def sampling_pool(recipe: Recipe, method: Method) -> Iterator[rollout.RollOut | None]:
+    """The pool of processes that sample for a run with `grpo.rollout_workers`; None where the one that trains does."""
+    n = 0 if recipe.grpo is None else recipe.grpo.rollout_workers
+    if n == 0:
         yield None
         return
-    n = recipe.grpo.rollout_workers
     launched = processes.launched()
     if launched > 1:
         raise ValueError(
@@ -163,9 +177,8 @@ def sampling_pool(recipe: Recipe, method: Method) -> "Iterator[RollOut | None]":
         )
     # Nothing of Ray is imported without them.
     from colar.integrations import ray_cluster
-    from colar.training.grpo import rollout
 
-    # Their working directories are their own.
+    # An absolute path: the workers have working directories of their own.
     start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
     there = replace(recipe, model=replace(recipe.model, init_from=start))
     with ray_cluster.rollout_pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
@@ -178,92 +191,85 @@ def _train(
     lm: LatentLM,
     method: Method,
     examples: list[Example],
-    held_out: list[Example],
+    validation: Validation | None,
+    roll_out: rollout.RollOut | None,
     resume: bool,
-    roll_out: "RollOut | None",
 ) -> TrainResult:
-    validation = recipe.validation
-    validate = None
-    if held_out:
-        validate = partial(
-            evaluate.validate,
-            examples=held_out,
-            params=validation.method_params(method),
-            decoding=validation.decoding,
-            settings=validation.limits,
-        )
-    info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
-    if recipe.grpo is not None:
-        # SFT does without.
-        from colar.training.grpo import train as grpo_train
-
-        result = grpo_train.train(
-            lm, method, examples, recipe.training, recipe.grpo, folder.path,
-            roll_out=roll_out, held_out=held_out, validate=validate, run_info=info, resume=resume,
-        )  # fmt: skip
+    """Train by SFT or GRPO, and log which files were written."""
+    training = recipe.training
+    how: dict[str, Any] = {
+        "held_out": [] if validation is None else validation.examples,
+        "validate": validation,
+        "run_info": {"recipe": to_json(recipe), "seed": training.seed, "label": recipe.label},
+        "resume": resume,
+    }
+    if recipe.grpo is None:
+        result = sft.train(lm, method, examples, training, folder.path, **how)
     else:
-        result = sft.train(
-            lm, method, examples, recipe.training, folder.path,
-            held_out=held_out, validate=validate, run_info=info, resume=resume,
-        )  # fmt: skip
+        result = grpo_train.train(
+            lm, method, examples, training, recipe.grpo, folder.path, roll_out=roll_out, **how
+        )
     written = [f"{result.best} (the checkpoint)"]
     if folder.history.exists():
         written.append(str(folder.history))
-    if recipe.training.report_to == "tensorboard" and folder.logs.exists():
+    if training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
     progress.say(f"wrote {', '.join(written)}")
     return result
 
 
 def _write_page(
-    settings: ValidationConfig, folder: RunFolder, lm: LatentLM, method: Method, held_out: Sequence[Example]
+    folder: RunFolder, lm: LatentLM, method: Method, validation: Validation, page_size: int
 ) -> None:
-    """Write what the published weights think of a few validation questions: a page and its numbers.
+    """Write what the published weights think of the first validation questions: a page, and the numbers on it.
 
-    They are those of `colar inspect` without controls, which take long. A failure is reported and harmless.
+    They are those of `colar inspect` without controls, which take long. A failure is a warning, and harmless.
     """
-    examples = list(held_out[: settings.page_size])
-    if not examples:
-        return
-    # Needed when training has ended, and not by runs without a page.
-    from colar.look.inspect import Inspection, inspect_system, key_of
-
-    decoding = settings.limits.decoding(settings.decoding)
+    examples = validation.examples[:page_size]
+    decoding = validation.limits.decoding(validation.decoding)
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = [
-            inspect_system(key_of(name, params), lm, method, examples, params, decoding, controls=False)
-            for params in settings.method_params(method)
+            inspect.inspect_system(
+                inspect.key_of(name, params), lm, method, examples, params, decoding, controls=False
+            )
+            for params in validation.params
         ]
-        inspection = Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})
+        inspection = inspect.Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})
         files.write_json(folder.numbers, inspection.to_json())
         inspection.save(folder.page)
         progress.say(f"page of the best checkpoint: {folder.page}")
 
 
-# Rows: none is both trained on and validated with. A question may be, in two rows of their own: published sets overlap
-# a little, so that is only said.
+# Rows. None is both trained on and validated with. Two rows may ask the same question, as published sets overlap a
+# little: that is logged.
 
 
 def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows, and validation rows ([] where the recipe has none).
 
-    ValueError where validation would be on training rows, where rows occur twice, or where none are left. Says on
-    stderr how many validation questions are also trained on, if any.
+    ValueError where validation would be on training rows, where rows occur twice, or where none are left. Logs how
+    many validation questions are also trained on, if any.
     """
-    held_out = _validation_rows(data)
+    load = partial(
+        sources.load_examples,
+        data_dir=data.data_dir or None,
+        skip_malformed=data.skip_malformed,
+        judge=data.judge,
+    )
+    held_out = _validation_rows(data, load)
     limit = None if data.train_size is None else data.train_skip + data.train_size
-    main = SourceRows(data.source, data.train_split, limit, data.seed, data.options)
-    sections = {"data": main} | {f"data.mixed_in[{i}]": source for i, source in enumerate(data.mixed_in)}
-    rows_of: dict[str, list[Example]] = {}
-    for key, source in sections.items():
-        seed = data.seed if source.seed is None else source.seed
-        rows = _load_source(data, source.source, source.train_split, source.train_size, seed, source.options)
-        rows_of[key] = _selected(data, rows) if source is main else rows
-    train_rows = list(itertools.chain.from_iterable(rows_of.values()))
+    rows = load(data.source, data.train_split, limit=limit, seed=data.seed, options=data.options)
+    rows_of = {"data": _selected(data, rows)}
+    for place, more in enumerate(data.mixed_in):
+        seed = data.seed if more.seed is None else more.seed
+        rows_of[f"data.mixed_in[{place}]"] = load(
+            more.source, more.train_split, limit=more.train_size, seed=seed, options=more.options
+        )
+    train_rows = [row for rows in rows_of.values() for row in rows]
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
-    repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
+    repeated = [id for id, n in Counter(row.id for row in train_rows).items() if n > 1]
     if repeated:
         where = " and ".join(
             key for key, rows in rows_of.items() if any(row.id == repeated[0] for row in rows)
@@ -272,38 +278,31 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"{where}: some rows occur twice, {repeated[0]!r} for one: name a source once, and give rows of files of "
             "one name ids of their own"
         )
-    trained = {(example.id, example.conversation) for example in train_rows}
-    shared = [example.id for example in held_out if (example.id, example.conversation) in trained]
+    trained = {(row.id, row.conversation) for row in train_rows}
+    shared = [row.id for row in held_out if (row.id, row.conversation) in trained]
     if shared:
         raise ValueError(
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
             "rows, there or in data.train_split, or set data.validation_size 0"
         )
-    _say_asked_twice(train_rows, held_out)
-    return train_rows, held_out
-
-
-def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
-    """Say how many validation questions are also trained on, under any id; log nothing if there are none.
-
-    Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
-    """
-    trained = {example.conversation for example in train_rows}
-    both = [example.id for example in held_out if example.conversation in trained]
+    # Under another id: ids name their split or file, so two copies of a question have two.
+    questions = {row.conversation for row in train_rows}
+    both = [row.id for row in held_out if row.conversation in questions]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
             "on these says little about new questions"
         )
+    return train_rows, held_out
 
 
 def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
     """The main source's rows from train_skip on, without those of too many steps."""
-    if len(rows) <= data.train_skip:
+    rows = rows[data.train_skip :]
+    if not rows:
         raise ValueError(
             f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
         )
-    rows = rows[data.train_skip :]
     longest = data.max_reasoning_steps
     if longest is None:
         return rows
@@ -318,36 +317,20 @@ def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
     return short_rows
 
 
-def _validation_rows(data: DataConfig) -> list[Example]:
+def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> list[Example]:
     """The rows that select the checkpoint."""
     if data.validation_size == 0:
         return []
     source = data.validation_source or data.source
-    # Its rows have ids by their split; and the same file may be written in several ways.
+    # By the file: its rows have ids by their split, and its path may be written in several ways.
     file = sources.user_file(source, VALIDATION)
-    trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
-    for section in trained:
-        if file is not None and file == sources.user_file(section.source, section.train_split):
+    sections: list[DataConfig | SourceRows] = [data, *data.mixed_in]
+    for trained in sections:
+        if file is not None and file == sources.user_file(trained.source, trained.train_split):
             raise ValueError(
-                f"{section.source} is one file, {file}, which would validate on its own training rows: name another in "
+                f"{trained.source} is one file, {file}, which would validate on its own training rows: name another in "
                 "data.validation_source, or set data.validation_size 0"
             )
     # The main source's options mean nothing to another one.
     options = data.options if source == data.source else {}
-    return _load_source(data, source, VALIDATION, data.validation_size, data.seed, options)
-
-
-def _load_source(
-    data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
-) -> list[Example]:
-    """The first rows of a source, with what all sources of a recipe share."""
-    return sources.load_examples(
-        source,
-        split,
-        data_dir=Path(data.data_dir) if data.data_dir else None,
-        limit=limit,
-        seed=seed,
-        skip_malformed=data.skip_malformed,
-        options=options,
-        judge=data.judge,
-    )
+    return load(source, VALIDATION, limit=data.validation_size, seed=data.seed, options=options)

@@ -77,7 +77,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Training rows of one source: an entry of `data.mixed_in`, or those of `data.source` itself."""
+    """More training rows: an entry of `data.mixed_in`."""
 
     source: str
     """As data.source."""
@@ -155,11 +155,11 @@ class ValidationConfig:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
 
     def method_params(self, method: Method) -> list[Any]:
-        """`params` as the method has them. ValueError for a value that it lacks."""
+        """`params` as objects of the method's `Params`. ValueError for a value that it lacks."""
         return [registry.make_params(method, values) for values in self.params]
 
     def check_params(self, method: Method) -> None:
-        """Reject `params` that the method, as it is trained, cannot work with."""
+        """Reject `params` that the method lacks, or with which its weights, as they are trained, cannot work."""
         for params in self.method_params(method):
             try:
                 method.check_params(params)
@@ -212,10 +212,11 @@ def build_method(recipe: Recipe) -> Method:
         raise ValueError(f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}")
     method = registry.build(str(name), config)
     # A value that the method lacks fails here, and not at the first validation.
-    recipe.validation.method_params(method)
-    # Under reinforcement the start knows what was trained (`run.load_method`).
     if recipe.grpo is None:
         recipe.validation.check_params(method)
+    else:
+        # What was trained, and so what it can work with, only the start knows (`run.load_method`).
+        recipe.validation.method_params(method)
     return method
 
 

@@ -1,6 +1,6 @@
 """The recipes that ship with colar: YAML files in the folders beside this module, found by name.
 
-`tiny/colar` names the file `tiny/colar.yaml`. A recipe may begin from another one: its key `base` names that file,
+`tiny/colar` names the file `tiny/colar.yaml`. A recipe may be based on another one: its key `base` names that file,
 relative to its own. Nothing here needs torch, so `colar recipes list` is instant.
 """
 
@@ -59,7 +59,7 @@ def copy(name: str, target: str | Path) -> list[Path]:
     for source in yaml_settings.yaml_layers(FOLDER / f"{name}.yaml"):
         path = Path(target) / source.resolve().relative_to(FOLDER)
         texts[path] = source.read_text(encoding="utf-8")
-    # Two recipes may share a base: a file that is there already and says the same is left alone.
+    # Two recipes may share a base: the same file may be there already.
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_text(encoding="utf-8") == text):
             raise ValueError(
@@ -73,5 +73,5 @@ def copy(name: str, target: str | Path) -> list[Path]:
 
 
 def _nearest(name: str | Path) -> str:
-    """`, did you mean 'tiny/colar'?`, also where the name was written as a checkout's file, recipes/tiny/colar.yaml."""
+    """`, did you mean 'tiny/colar'?`, also for the path of a file in a clone, recipes/tiny/colar.yaml."""
     return did_you_mean(str(name).removeprefix("recipes/").removesuffix(".yaml"), [*names(), "auto"])
