@@ -46,8 +46,8 @@ from colar.training.grpo.loss import (
 )
 from colar.training.grpo.rollout import Output
 from colar.training.grpo.train import EarlyStopping, GrpoTrainer, ReferenceWeights, zero_dropout
+from colar.training.objective import take
 from colar.training.resumable_run import TrainResult, arguments
-from colar.training.rows import take
 from colar.training.run_folder import RunFolder
 
 SMALL = {

@@ -29,7 +29,7 @@ from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.model.masks import masks_without_waiting
 from colar.ops import devices
-from colar.training.rows import count_rows
+from colar.training.objective import count_rows
 from colar.training.trainer import LatentTrainer
 
 
@@ -131,7 +131,7 @@ def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestB
 
 def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
     """Halve the parts that a batch is taken in. ValueError where none has more positions than the longest row."""
-    rows, longest = int(count_rows([batch])), int(trainer.positions(batch).max())
+    rows, longest = count_rows(batch), int(trainer.positions(batch).max())
     at_once = min(rows * longest, trainer.tokens_per_batch or rows * longest)
     device = trainer.objective.lm.device
     if at_once <= longest:
@@ -151,7 +151,7 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
     objective = trainer.objective
     device = objective.lm.device
     parts = trainer.parts(batch)
-    positions = max(int(trainer.positions(part).max()) * int(count_rows([part])) for part in parts)
+    positions = max(int(trainer.positions(part).max()) * count_rows(part) for part in parts)
     was_training = objective.training
     objective.train()
     started = time.perf_counter()
@@ -174,7 +174,7 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
             weight.grad = None
         objective.train(was_training)
         devices.empty_cache(device)
-    return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
+    return LongestBatch(count_rows(batch), positions, time.perf_counter() - started)
 
 
 def moments(trainer: LatentTrainer) -> list[Tensor]:

@@ -42,8 +42,7 @@ from colar.training.callbacks import (
     best_evaluation,
 )
 from colar.training.config import TrainingConfig
-from colar.training.curriculum import Curriculum
-from colar.training.rows import digest_of
+from colar.training.rows import Curriculum, digest_of
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
@@ -282,7 +281,7 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Examp
     lm = trainer.objective.lm
     begun_with = {
         "rows_per_update": trainer.get_total_train_batch_size(trainer.args),
-        "rows": trainer.schedule.digest,
+        "rows": digest_of(trainer.schedule.examples),
         "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
         # A checkpoint has all other weights.
         "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,

@@ -16,7 +16,9 @@ Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state. I
 wherever they suffice; a test lists the private names, and why no public one serves.
 """
 
+import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -38,12 +40,9 @@ from colar.model import sharded, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.config import TrainingConfig
-from colar.training.curriculum import Curriculum
-from colar.training.objective import LossTermSums, Objective
-from colar.training.rows import (
-    RowSchedule,
-    Schedule,
-    TrainingRows,
+from colar.training.objective import (
+    LossTermSums,
+    Objective,
     collate,
     count_rows,
     divide,
@@ -51,6 +50,7 @@ from colar.training.rows import (
     part_indices,
     take,
 )
+from colar.training.rows import Curriculum, RowSchedule, Schedule, TrainingRows
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
@@ -64,7 +64,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     (`resumable_run.arguments`).
     """
 
-    loss_is_scaled_for_ga = True
     samples: ClassVar[bool] = False
     """True where batches are outputs of the model, which it samples as they are due, and no rows of a file."""
 
@@ -131,17 +130,17 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
             self._mark_copies(batches)
-        own_rows = devices.send(count_rows(batches), device)
-        return batches, self.accelerator.gather(own_rows[None]).sum()
+        own_rows = devices.numbers([sum(map(count_rows, batches))], device)
+        return batches, self.accelerator.gather(own_rows).sum()
 
     def _mark_copies(self, batches: list[Any]) -> None:
         """Mark the rows of an epoch's last update that are there twice."""
         assert isinstance(self.schedule, Sized)
-        turns = math.ceil(len(self.schedule) / (self.args.train_batch_size * self.args.world_size))
+        n_rows, size, n = len(self.schedule), self.args.train_batch_size, self.args.world_size
+        turns = math.ceil(n_rows / (size * n))
         updates = math.ceil(turns / self.args.gradient_accumulation_steps)
         first = self.state.global_step % updates * self.args.gradient_accumulation_steps
-        size, process, n = self.args.train_batch_size, self.args.process_index, self.args.world_size
-        mark_copies(batches, first, size, process, n, len(self.schedule))
+        mark_copies(batches, first, size, self.args.process_index, n, n_rows)
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of each row of a batch, (B,)."""
@@ -166,32 +165,32 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
-        if self.tokens_per_batch is None:
-            return [inputs]
         indices = part_indices(self.positions(inputs), self.tokens_per_batch)
         return [inputs] if len(indices) == 1 else [take(inputs, rows) for rows in indices]
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return inputs
 
     # Loss
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
+        """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's.
+
+        Trainer's own step would move the batch to the device before Python has decided by it.
+        """
         parts = self.parts(inputs)
         if self.fsdp:
             # All gather weights together, part by part.
             parts = divide(parts, max(gather_object([len(parts)])), self.positions)
-        *earlier, last = parts
-        total: Tensor | float = 0.0
-        for part in earlier:
+        model.train()
+        total: Any = 0.0
+        for part in parts:
             # Processes have different numbers of parts: their gradients meet at the last.
-            with self.accelerator.no_sync(model):
-                total = total + super().training_step(model, part, num_items_in_batch)
-        loss: Tensor = total + super().training_step(model, last, num_items_in_batch)
-        return loss
+            with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, part, num_items_in_batch=num_items_in_batch)
+                self.accelerator.backward(loss)
+            total = total + loss.detach()
+        return total
 
     def compute_loss(
         self,
@@ -201,10 +200,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The loss of one batch, whose terms are added up for the log."""
-        rows = int(count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         # Means weighted by rows: the last batch of an epoch may be shorter.
-        self.term_sums.add(outputs, rows)
+        self.term_sums.add(outputs, count_rows(inputs))
         for name, term in outputs.items():
             now, before = term.detach(), self.last_terms.get(name)
             # Of the update's batches and their parts the first that is not finite stays.
@@ -257,7 +255,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self._require_finite()
         if "loss" in logs:
             logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
-            self.term_sums.clear()
+            self.term_sums = LossTermSums()
             if self.config.modules_learning_rate is not None:
                 # Both rates follow one schedule, so their ratio stays.
                 ratio = self.config.modules_learning_rate / self.args.learning_rate
@@ -340,21 +338,21 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             return {}
         epoch = self.curriculum.epoch(self.state.global_step)
         size = self.args.train_batch_size
-        sums: dict[str, float] = {}
+        sums: defaultdict[str, float] = defaultdict(float)
         state = self.accelerator.state
         for start in range(size * state.process_index, len(rows), size * state.num_processes):
             end = min(start + size, len(rows))
-            tensors = collate([rows.at(epoch, index) for index in range(start, end)])
-            for part in self.parts(tensors):
+            batch = [rows.encoded(epoch, index, draws_of=0)[0] for index in range(start, end)]
+            for part in self.parts(collate(batch)):
                 # In the precision of training: the two losses are compared.
                 with self.accelerator.autocast():
                     means = self.objective(**part)
                 for name, mean in means.items():
-                    sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
-        totals: dict[str, float] = {}
+                    sums[name] += float(mean) * count_rows(part)
+        totals: defaultdict[str, float] = defaultdict(float)
         for share in gather_object([sums]):
             for name, total in share.items():
-                totals[name] = totals.get(name, 0.0) + total
+                totals[name] += total
         return {name: total / len(rows) for name, total in totals.items()}
 
     # Resume state

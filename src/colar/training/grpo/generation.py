@@ -36,7 +36,7 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output, RollOut
-from colar.training.rows import Schedule, digest_of, epoch_order
+from colar.training.rows import Schedule, epoch_order
 
 LOGGED = 2
 """Outputs of each generation that are written to completions.jsonl."""
@@ -55,12 +55,10 @@ class QuestionSchedule(Schedule):
     def __init__(self, examples: Sequence[Example], seed: int, plan: GenerationPlan) -> None:
         self.examples = examples
         self.plan = plan
-        self.epoch = 0
         self.generations_per_epoch = len(examples) // plan.questions
         if not self.generations_per_epoch:
             raise ValueError(f"{len(examples)} questions do not fill a generation of {plan.questions}")
         self.seed = seed
-        self.digest = digest_of(examples)
         self._ordered_epoch = -1
         self._order: list[int] = []
 
@@ -78,8 +76,7 @@ class QuestionSchedule(Schedule):
         """Indices of the questions of a generation."""
         epoch, place = divmod(number, self.generations_per_epoch)
         if self._ordered_epoch != epoch:
-            ids = [example.id for example in self.examples]
-            self._order = epoch_order(ids, self.seed, epoch, self.plan.questions)
+            self._order = epoch_order(self.examples, self.seed, epoch, self.plan.questions)
             self._ordered_epoch = epoch
         start = place * self.plan.questions
         return self._order[start : start + self.plan.questions]

@@ -48,8 +48,8 @@ from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation, QuestionSchedule, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.rollout import RollOut
+from colar.training.objective import part_indices, take
 from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
-from colar.training.rows import part_indices, take
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 
