@@ -6,19 +6,12 @@
       one update
     on_step_end         Evaluations, ResumeStates and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
-    on_evaluate         PublishBest has the Publisher write `best/` where validation is better than before;
+    on_evaluate         Publisher writes `best/` where validation is better than before;
                         History writes history.json, at saves too
     on_save             ResumeStates marks the state that was saved as whole, and deletes old states
     on_train_end        Clock stops
 
 None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
-
-`best/` is written when validation is better than before, and loaded again at the end:
-
-    update   ...   evaluation: accuracy 0.2 -> publish   ...   0.6 -> publish   ...   0.6 with a higher loss, 0.1
-
-Of equal accuracies the lower held-out loss wins, and then the earlier checkpoint. A curriculum is judged in its last
-stage only, where the model thinks as it will at test time: before that, the best of iCoT would be plain CoT.
 With `load_best_model_at_end` false the last weights are published at the end, and nothing before it.
 """
 
@@ -77,9 +70,8 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
 class ResumeStates(TrainerCallback):  # type: ignore[misc]
     """Marks a resume state as whole when all processes have written, and deletes old ones.
 
-    Requests a log where a save is due. A row of the log is a mean over the steps since the last row, in the same
-    process. Without a row at the save, a resumed run's next row would cover fewer steps than an uninterrupted
-    run's.
+    Requests a log where a save is due: a row of the log is a mean over the steps since the last one in the same
+    process, and a resumed run's first row would otherwise cover fewer steps than an uninterrupted run's.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -141,8 +133,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if math.isinf(self.limit):
             return
-        # Clocks differ between processes, but all must stop at the same step: the main process decides, by way of the
-        # CPU, so that no GPU waits for it.
+        # Clocks differ between processes, but all must stop at the same step.
         if processes.from_main(lambda: self.is_up):
             # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
             control.should_training_stop = True
@@ -162,23 +153,26 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            # A resumed run's bar begins where the run stopped.
-            self.bar = progress.bar("train", state.max_steps, done=state.global_step)
+        # A resumed run's bar begins where the run stopped.
+        self.bar = progress.bar("train", state.max_steps, done=state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.update()
+        self.bar.update()
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        logs = kwargs.get("logs") or {}
-        if self.bar is not None and "loss" in logs:
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: Any
+    ) -> None:
+        if "loss" in logs:
             self.bar.set_postfix_str(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}", refresh=False)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        metrics = kwargs.get("metrics") or {}
-        if self.bar is None or "eval_accuracy" not in metrics:
-            return
+    def on_evaluate(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
         result = f"accuracy {metrics['eval_accuracy']:.4f}"
         if "eval_length" in metrics:
             result += f", #L {metrics['eval_length']:.2f}"
@@ -192,14 +186,20 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
 
 
 @dataclass
-class Publisher:
-    """Writes `best/` with its provenance, and loads it again."""
+class Publisher(TrainerCallback):  # type: ignore[misc]
+    """Writes `best/` with its provenance, and loads it again; as a callback, at each `best_evaluation` so far."""
 
     lm: LatentLM
     method: Method
     folder: RunFolder
     info: dict[str, Any]
     clock: Clock
+    curriculum: Curriculum
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        best = best_evaluation(state, self.curriculum)
+        if state.is_world_process_zero and best is not None and best["step"] == state.global_step:
+            self.publish(state)
 
     def publish(self, state: TrainerState, gathered: dict[str, Tensor] | None = None) -> None:
         """Write model, method and model card; the old folder stays until the new one is whole.
@@ -236,23 +236,12 @@ class Publisher:
         return metrics
 
 
-class PublishBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation that is the best one so far: `best_evaluation`."""
-
-    def __init__(self, publisher: Publisher, curriculum: Curriculum) -> None:
-        self.publisher = publisher
-        self.curriculum = curriculum
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        best = best_evaluation(state, self.curriculum)
-        if state.is_world_process_zero and best is not None and best["step"] == state.global_step:
-            self.publisher.publish(state)
-
-
 def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, Any] | None:
     """The logged evaluation with the highest accuracy; None where there is none in the stage that the run ends with.
 
     Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
+    A curriculum is judged in its last stage only, where the model thinks as it will at test time: before that, the
+    best of iCoT would be plain CoT.
     """
 
     def rank(row: dict[str, Any]) -> tuple[float, float]:

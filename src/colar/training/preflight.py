@@ -16,12 +16,12 @@ of a chain, and iCoT some tokens.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from colar import progress
 from colar.engine.engine import out_of_memory
@@ -39,9 +39,20 @@ def prepared(
 ) -> Iterator[None]:
     """Fuse or compile, and recompute, the layers inside the block, and pack rows; the model is as before after it, its
     state dict throughout."""
+    # torch would fail on this at the first update, with a traceback of its own.
+    if compiled and not devices.can_compile(lm.device):
+        raise ValueError(
+            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
+            "false"
+        )
+    layers = lm.decoder_layers() if compiled else []
+    if layers:
+        progress.say("compiling the layers: the first updates take about half a minute")
+    for layer in layers:
+        # In place: a wrapper module would change the names in the state dict.
+        layer.compile(dynamic=True)
     if recomputed:
         _checkpointing(lm, "enable", {"use_reentrant": False})
-    layers = _compile(lm) if compiled else []
     lm.packs_rows = packed
     try:
         # On a CPU there is memory enough, and no kernel to wait for.
@@ -54,21 +65,6 @@ def prepared(
             layer._compiled_call_impl = None
         if recomputed:
             _checkpointing(lm, "disable")
-
-
-def _compile(lm: LatentLM) -> list[nn.Module]:
-    layers = lm.decoder_layers()
-    # torch would fail on this at the first update, with a traceback of its own.
-    if not devices.can_compile(lm.device):
-        raise ValueError(
-            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
-            "false"
-        )
-    progress.say("compiling the layers: the first updates take about half a minute")
-    for layer in layers:
-        # In place: a wrapper module would change the names in the state dict.
-        layer.compile(dynamic=True)
-    return layers
 
 
 def check_packing(lm: LatentLM) -> None:
@@ -94,10 +90,6 @@ class LongestBatch:
     """Of its longest part, padding included: the positions that are in memory at once."""
     seconds: float
 
-    def __str__(self) -> str:
-        took = progress.duration(self.seconds)
-        return f"longest batch: {self.rows} rows, {self.positions} positions at once, {took} forward and backward"
-
 
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
     """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic."""
@@ -112,20 +104,23 @@ def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
         )
 
 
-def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestBatch:
-    """Measure the run's longest batch, and log it. `epochs` are those at which the curriculum's stages begin.
+def before_training(trainer: LatentTrainer) -> LongestBatch:
+    """Measure the run's longest batch, and log it.
 
     Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
     results stay the same. ValueError where one row alone does not fit.
     """
-    batch = trainer.longest_batch(epochs)
+    batch = trainer.longest_batch()
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
         measured = measure_batch(trainer, batch)
         while measured is None:
             halve(trainer, batch)
             measured = measure_batch(trainer, batch)
-    progress.say(str(measured))
+    progress.say(
+        f"longest batch: {measured.rows} rows, {measured.positions} positions at once, "
+        f"{progress.duration(measured.seconds)} forward and backward"
+    )
     return measured
 
 

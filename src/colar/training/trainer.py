@@ -19,7 +19,7 @@ wherever they suffice; a test lists the private names, and why no public one ser
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,11 +146,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Positions of each row of a batch, (B,)."""
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
-    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
-        """The batch with the most positions in the first epoch, in the stage that makes it longest.
-
-        `epochs` are those at which the curriculum's stages begin.
-        """
+    def longest_batch(self) -> dict[str, Tensor]:
+        """The batch with the most positions in the first epoch, in the curriculum's stage that makes it longest."""
         rows, schedule = self.train_dataset, self.schedule
         assert isinstance(rows, TrainingRows), "a run that samples has no rows"
         assert isinstance(schedule, RowSchedule), "rows have a schedule"
@@ -159,7 +156,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
         widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
         in_stages = []
-        for epoch in epochs:
+        for epoch in self.curriculum.stage_epochs():
             in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
         return max(in_stages, key=lambda batch: int(self.positions(batch).max()))
 
@@ -269,29 +266,26 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.fsdp and not sharded.is_sharded(self.objective):
             sharded.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
         if self.optimizer is None:
-            target = self.model if model is None else model
-            cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
-            self.optimizer: torch.optim.Optimizer = cls(self.parameter_groups(target), **options)
+            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self.objective)
+            self.optimizer: torch.optim.Optimizer = cls(self.parameter_groups(self.objective), **options)
         return self.optimizer
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
-        own_rate = self.config.modules_learning_rate
-        groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+        groups: defaultdict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            # LatentLM keeps the modules of the method under `extra`.
-            is_module = ".extra." in f".{name}"
-            decays = name in decayed_names
-            if (is_module, decays) not in groups:
-                rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
-                decay = self.args.weight_decay if decays else 0.0
-                groups[is_module, decays] = {"params": [], "lr": rate, "weight_decay": decay}
-            groups[is_module, decays]["params"].append(parameter)
+            if parameter.requires_grad:
+                # LatentLM keeps the modules of the method under `extra`.
+                groups[".extra." in f".{name}", name in decayed_names].append(parameter)
+        own_rate = self.config.modules_learning_rate
+        options = []
         # In a fixed order: the optimiser's saved state knows its groups by their place.
-        return [groups[key] for key in sorted(groups)]
+        for is_module, decays in sorted(groups):
+            rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
+            decay = self.args.weight_decay if decays else 0.0
+            options.append({"params": groups[is_module, decays], "lr": rate, "weight_decay": decay})
+        return options
 
     # Evaluation
 
@@ -302,31 +296,27 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.validate is None:
             return {}
         self._require_finite()
-        own = self._validate(self.validate)
-        # A function of a user's own may know nothing of several processes, and find another number in each.
-        metrics = processes.from_main(lambda: own)
-        logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(logs)
-        handler = self.callback_handler
-        self.control: TrainerControl = handler.on_evaluate(self.args, self.state, self.control, logs)
-        return logs
-
-    def _validate(self, validate: Validate) -> dict[str, float]:
         lm = self.objective.lm
         # Training continues with the random numbers that it would have had without an evaluation.
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
         with lm.evaluating(), devices.forked_rng(lm.device), torch.no_grad(), eager:
-            metrics = self._held_out_losses()
+            own = self._held_out_losses()
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
-                metrics.update(validate(lm, self.objective.method))
+                own |= self.validate(lm, self.objective.method)
         graphs.leave_room(lm)
+        # A function of a user's own may know nothing of several processes, and find another number in each.
+        metrics = processes.from_main(lambda: own)
         if "accuracy" not in metrics:
             raise ValueError(
                 f"validate must return an accuracy, it returned {', '.join(metrics) or 'nothing'}"
             )
-        return metrics
+        logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(logs)
+        handler = self.callback_handler
+        self.control: TrainerControl = handler.on_evaluate(self.args, self.state, self.control, logs)
+        return logs
 
     def _held_out_losses(self) -> dict[str, float]:
         """Mean of each term of the loss over the validation rows: the training loss on rows that were not trained on.

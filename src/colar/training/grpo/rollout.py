@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,28 +79,23 @@ RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], 
 def requests(
     method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
 ) -> list[Request]:
-    """G requests a question, question by question."""
+    """G requests a question, question by question. The outputs of a question share a drawn factor and threshold."""
     queue = []
     for example in examples:
         # One seed for a question: the number of the sample tells the draws of its outputs apart.
         question_seed = seed_from(seed, "rollout", generation, example.id)
-        params = draw_params(method, config, question_seed)
+        values = {}
+        for name, choices in config.param_choices.items():
+            # Each has a draw of its own. The factor's keeps its first name: older runs' draws stay as they were.
+            which = "factor" if name == "compression_factor" else name
+            values[name] = Random(seed_from(question_seed, which)).choice(choices)
+        params = registry.make_params(method, values)
         for sample in range(config.num_generations):
             request = Request.of(
                 example, params, config.decoding, question_seed, sample=sample, keep_latents=True
             )
             queue.append(request)
     return queue
-
-
-def draw_params(method: Method, config: GrpoConfig, question_seed: int) -> Any:
-    """The per-request values of a question's outputs: its factor and threshold, drawn."""
-    values = {}
-    for name, choices in config.param_choices.items():
-        # Each has a draw of its own. The factor's keeps its first name, so that older runs' draws stay as they were.
-        which = "factor" if name == "compression_factor" else name
-        values[name] = Random(seed_from(question_seed, which)).choice(choices)
-    return registry.make_params(method, values)
 
 
 def roll_out(
@@ -123,14 +117,12 @@ def roll_out(
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        outputs.append(Output(example, question_ids, _on_cpu(completion), lm.template.eos_id))
+        # On the CPU, from where they can be sent to other processes.
+        latents = None if completion.latents is None else completion.latents.cpu()
+        info = {name: column.cpu() for name, column in completion.info.items()}
+        completion = replace(completion, latents=latents, info=info)
+        outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
     return outputs
-
-
-def _on_cpu(completion: Completion) -> Completion:
-    """The completion with its tensors on the CPU, from where they can be sent to other processes."""
-    latents = None if completion.latents is None else completion.latents.cpu()
-    return replace(completion, latents=latents, info={name: x.cpu() for name, x in completion.info.items()})
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:
@@ -174,7 +166,7 @@ def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     for row, output in enumerate(outputs):
         latents_KD = output.completion.latents
         if width and latents_KD is not None:
-            latents_RKD[row, : output.completion.length] = latents_KD.cpu()
+            latents_RKD[row, : output.completion.length] = latents_KD
     return latents_RKD
 
 
@@ -185,18 +177,15 @@ def _ids_of_thoughts(
 
     `otherwise` is a thought's shape where the method gives none.
     """
-    found = {
-        row: output.completion.info[name]
-        for row, output in enumerate(outputs)
-        if name in output.completion.info
-    }
+    columns = [output.completion.info.get(name) for output in outputs]
     # All thoughts of a method have the same shape: a group's places are those of its largest factor.
-    shape = next((tuple(column.shape[1:]) for column in found.values()), otherwise)
-    ids = torch.full((len(outputs), longest, *shape), -1)
-    for row, column in found.items():
-        n = outputs[row].completion.length
-        ids[row, :n] = column[:n].cpu()
-    return ids
+    shape = next((column.shape[1:] for column in columns if column is not None), otherwise)
+    ids_RK = torch.full((len(outputs), longest, *shape), -1)
+    for row, column in enumerate(columns):
+        if column is not None:
+            n = outputs[row].completion.length
+            ids_RK[row, :n] = column[:n]
+    return ids_RK
 
 
 def engine_logps(method: Scorable, outputs: Sequence[Output], rollouts: Rollouts) -> Tensor:

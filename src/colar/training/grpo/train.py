@@ -146,15 +146,14 @@ def _checked_questions(
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
-    # Each value once, in their order.
-    values_of = {name: list(dict.fromkeys(values)) for name, values in grpo.param_choices.items()}
     params = []
-    for combination in itertools.product(*values_of.values()):
-        params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
-    for values in params:
-        warning = method.check_params(values)
+    # Each value once, in their order.
+    for values in itertools.product(*map(dict.fromkeys, grpo.param_choices.values())):
+        drawn = registry.make_params(method, dict(zip(grpo.param_choices, values, strict=True)))
+        warning = method.check_params(drawn)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
+        params.append(drawn)
     remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"
     return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
 
@@ -207,7 +206,7 @@ class GrpoTrainer(LatentTrainer):
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.action_positions()
 
-    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
+    def longest_batch(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
         if self.generation is None:
             self.generation = self._generate(0)
@@ -219,7 +218,7 @@ class GrpoTrainer(LatentTrainer):
         number = int(keys["generations"][0])
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        return take(self.generation.tensors, keys["slots"].cpu())
+        return take(self.generation.tensors, keys["slots"])
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
@@ -271,12 +270,9 @@ class GrpoTrainer(LatentTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add to a row of training the means over the generations that were sampled since the last row."""
         if "loss" in logs:
-            collected: dict[str, list[float]] = {}
-            for metrics in self.unlogged_metrics:
-                for name, value in metrics.items():
-                    collected.setdefault(name, []).append(value)
             # A generation may lack a metric, where no output had a value for it.
-            for name, values in collected.items():
+            for name in dict.fromkeys(itertools.chain.from_iterable(self.unlogged_metrics)):
+                values = [metrics[name] for metrics in self.unlogged_metrics if name in metrics]
                 logs[name] = sum(values) / len(values)
             self.unlogged_metrics = []
         super().log(logs, start_time)
@@ -290,21 +286,20 @@ class GrpoTrainer(LatentTrainer):
         if not self.args.should_save:
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        state: dict[str, Any] = {
+        used_up = self.state.global_step % self.plan.updates_per_generation == 0
+        in_use = None if used_up else self.generation
+        if in_use is not None:
+            # safetensors takes contiguous tensors only.
+            tensors = {name: column.contiguous() for name, column in in_use.tensors.items()}
+            save_file(tensors, folder / ROLLOUTS)
+        lowered = self.tokens_per_batch != self.config.tokens_per_batch
+        state = {
             "plan": self._plan(),
             "length": self.sampler.dr_grpo_length,
-            "generation": None,
-            "tokens_per_batch": None,
+            "generation": None if in_use is None else in_use.number,
+            # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
+            "tokens_per_batch": self.tokens_per_batch if lowered else None,
         }
-        # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
-        if self.tokens_per_batch != self.config.tokens_per_batch:
-            state["tokens_per_batch"] = self.tokens_per_batch
-        used_up = self.state.global_step % self.plan.updates_per_generation == 0
-        if self.generation is not None and not used_up:
-            state["generation"] = self.generation.number
-            # safetensors takes contiguous tensors only.
-            tensors = {name: column.contiguous() for name, column in self.generation.tensors.items()}
-            save_file(tensors, folder / ROLLOUTS)
         files.write_json(folder / STATE, state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
