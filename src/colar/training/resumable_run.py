@@ -12,13 +12,13 @@ and the one before it is taken. Updates after the last whole checkpoint are made
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
@@ -83,14 +83,12 @@ def run_trainer(
     run_info: Mapping[str, Any] | None,
     resume: bool,
     held_out: Sequence[Example],
-    callbacks: Iterable[TrainerCallback] = (),
     stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
     `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `held_out` are the
-    validation rows. `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and
-    must not resume.
+    validation rows. `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -109,10 +107,8 @@ def run_trainer(
         clock = _clock(trainer, saved, held_out)
         curriculum = trainer.curriculum
         publisher = Publisher(objective.lm, objective.method, folder, info, clock, curriculum)
-        # The first of ours: what the others do at a save finds a checkpoint that is whole.
+        # The first of these: what the others do at a save finds a checkpoint that is whole.
         trainer.add_callback(ResumeStates(folder))
-        for callback in callbacks:
-            trainer.add_callback(callback)
         if saved.global_step > curriculum.max_steps:
             raise ValueError(
                 f"{folder.path} is at update {saved.global_step:,}, and with these settings the run would end at "

@@ -116,8 +116,8 @@ class TrainingRows(Dataset[Row]):
                 # One of its own: torch's would give other random numbers afterwards.
                 generator=torch.Generator(),
             )
-            lengths = itertools.chain.from_iterable(loader)
-            for _, of_row in zip(progress.track(indices, f"check {name} rows"), lengths, strict=False):
+            encoded = itertools.chain.from_iterable(loader)
+            for of_row in progress.track(encoded, f"check {name} rows", len(indices)):
                 if isinstance(of_row, ValueError):
                     raise of_row
                 yield of_row

@@ -184,27 +184,16 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             # Processes have different numbers of parts: their gradients meet at the last.
             with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
-                    loss = self.compute_loss(model, part, num_items_in_batch=num_items_in_batch)
+                    loss, outputs = self.compute_loss(model, part, True, num_items_in_batch)
                 self.accelerator.backward(loss)
             total = total + loss.detach()
+            # Means weighted by rows: the last batch of an epoch may be shorter.
+            self.term_sums.add(outputs, count_rows(part))
+            for name, term in outputs.items():
+                now, before = term.detach(), self.last_terms.get(name)
+                # Of the update's batches and their parts the first that is not finite stays.
+                self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
         return total
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The loss of one batch, whose terms are added up for the log."""
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        # Means weighted by rows: the last batch of an epoch may be shorter.
-        self.term_sums.add(outputs, count_rows(inputs))
-        for name, term in outputs.items():
-            now, before = term.detach(), self.last_terms.get(name)
-            # Of the update's batches and their parts the first that is not finite stays.
-            self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
-        return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once an update, before the optimiser: a number that is not finite must not reach the weights.
@@ -237,15 +226,12 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """NonFiniteError where an update since the last log had a loss or a gradient that is not finite."""
         if self.last_update is None:
             return
-        for step, norm, *terms in self.last_update.tolist():
-            if all(map(math.isfinite, (norm, *terms))):
+        for step, *norm_and_terms in self.last_update.tolist():
+            if all(map(math.isfinite, norm_and_terms)):
                 continue
-            values = ", ".join(
-                f"{name} {value:g}" for name, value in zip(self.last_terms, terms, strict=True)
-            )
-            raise NonFiniteError(
-                f"step {step:.0f}: {values}, gradient norm {norm:g}; training stops before it reaches the weights"
-            )
+            names = ("gradient norm", *self.last_terms)
+            values = ", ".join(f"{name} {x:g}" for name, x in zip(names, norm_and_terms, strict=True))
+            raise NonFiniteError(f"step {step:.0f}: {values}; training stops before it reaches the weights")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""

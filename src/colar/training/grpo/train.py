@@ -94,8 +94,9 @@ def train(
         reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
     )  # fmt: skip
     stopping = EarlyStopping(grpo.early_stopping_patience)
+    trainer.add_callback(stopping)
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
-    return run_trainer(trainer, folder, info, resume, list(held_out), [stopping], stopping.out_of_patience)
+    return run_trainer(trainer, folder, info, resume, list(held_out), stopping.out_of_patience)
 
 
 def make_trainer(
