@@ -510,13 +510,13 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     lm, method = model(lora=LORA)
     made = trainer(tmp_path, lm, method, grpo())
     made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
-    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = take(made._tensors_of(0), torch.arange(8))
     made.objective(**inputs)["loss"].backward()
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
     made.sampler.reward_funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
-    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = take(made._tensors_of(0), torch.arange(8))
     made.objective(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
 

@@ -1,14 +1,13 @@
 """Actions around the steps of a run: epochs, evaluations, the clock, the published checkpoint, the progress bar.
 
-    on_train_begin      Clock starts, ProgressBar opens, ResumeStates sets how often to save and log
+    on_train_begin      Clock starts, ProgressBar opens, RunFiles sets how often to save and log
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
-    on_step_end         Evaluations, ResumeStates and Clock set flags of `control`: evaluate, save, log, stop
+    on_step_end         Evaluations, RunFiles and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
-    on_evaluate         Publisher writes `best/` where validation is better than before;
-                        History writes history.json, at saves too
-    on_save             ResumeStates marks the state that was saved as whole, and deletes old states
+    on_evaluate         RunFiles writes history.json; Publisher writes `best/` where validation is better than before
+    on_save             RunFiles marks the state that was saved as whole, deletes old ones, and writes history.json
     on_train_end        Clock stops
 
 None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
@@ -17,7 +16,6 @@ With `load_best_model_at_end` false the last weights are published at the end, a
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +65,8 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = True
 
 
-class ResumeStates(TrainerCallback):  # type: ignore[misc]
-    """Marks a resume state as whole when all processes have written, and deletes old ones.
+class RunFiles(TrainerCallback):  # type: ignore[misc]
+    """Writes history.json, marks a resume state as whole when all processes have written, and deletes old ones.
 
     Requests a log where a save is due: a row of the log is a mean over the steps since the last one in the same
     process, and a resumed run's first row would otherwise cover fewer steps than an uninterrupted run's.
@@ -86,11 +84,16 @@ class ResumeStates(TrainerCallback):  # type: ignore[misc]
         if control.should_save:
             control.should_log = True
 
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.folder.write_history(state.log_history)
+
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             self.folder.finish_state(state.global_step)
+            self.folder.write_history(state.log_history)
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -100,15 +103,10 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     update, digests of all rows, the frozen backbone (`resumable_run.py`).
     """
 
-    def __init__(
-        self,
-        seconds: float = 0.0,
-        max_hours: float | None = None,
-        begun_with: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, seconds: float, max_hours: float | None, begun_with: dict[str, Any]) -> None:
         self.earlier_seconds = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
-        self.begun_with = dict(begun_with or {})
+        self.begun_with = begun_with
         self.started: float | None = None
 
     @property
@@ -159,20 +157,13 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.bar.update()
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
         if "loss" in logs:
             self.bar.set_postfix_str(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}", refresh=False)
 
-    def on_evaluate(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        metrics = kwargs["metrics"]
         result = f"accuracy {metrics['eval_accuracy']:.4f}"
         if "eval_length" in metrics:
             result += f", #L {metrics['eval_length']:.2f}"
@@ -251,19 +242,6 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
 
     rows = [row for row in state.log_history if "eval_accuracy" in row]
     return max((row for row in rows if curriculum.ends_with(row["step"])), key=rank, default=None)
-
-
-class History(TrainerCallback):  # type: ignore[misc]
-    """Writes history.json, which shows how the run goes."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.folder.write_history(state.log_history)
-
-    on_save = on_evaluate
 
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:

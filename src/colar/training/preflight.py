@@ -10,8 +10,7 @@ before. One that does not fit into the device's memory is found now, and not aft
 and not again.
 
 A curriculum's rows change from stage to stage: the batch that is longest in the first is measured in the stage where it
-has the most positions. Rows are measured as they are drawn in the first epoch: in a later one TokenSkip may keep more
-of a chain, and iCoT some tokens.
+has the most positions. In a later epoch TokenSkip may draw more of a chain, and iCoT some tokens.
 """
 
 import contextlib

@@ -7,8 +7,8 @@ uninterrupted run would have: rows, draws, order, optimiser and random numbers a
     checkpoint           save 20       save 40     X kill  resume 40     save 60
     best/                   published when validation improves                          loaded at the end
 
-At a save, the file `whole` is written last. A checkpoint that was torn by a kill lacks it: it is dropped at the resume,
-and the one before it is taken. Updates after the last whole checkpoint are made again, with the same numbers.
+A checkpoint that was torn by a kill is dropped at the resume, and the one before it is taken. Updates after it are made
+again, with the same numbers.
 """
 
 import dataclasses
@@ -33,10 +33,9 @@ from colar.training.callbacks import (
     Clock,
     Epochs,
     Evaluations,
-    History,
     ProgressBar,
     Publisher,
-    ResumeStates,
+    RunFiles,
     best_evaluation,
 )
 from colar.training.config import TrainingConfig
@@ -107,8 +106,6 @@ def run_trainer(
         clock = _clock(trainer, saved, held_out)
         curriculum = trainer.curriculum
         publisher = Publisher(objective.lm, objective.method, folder, info, clock, curriculum)
-        # The first of these: what the others do at a save finds a checkpoint that is whole.
-        trainer.add_callback(ResumeStates(folder))
         if saved.global_step > curriculum.max_steps:
             raise ValueError(
                 f"{folder.path} is at update {saved.global_step:,}, and with these settings the run would end at "
@@ -189,6 +186,7 @@ def _add_callbacks(trainer: LatentTrainer, publisher: Publisher, bar: ProgressBa
     # Trainer's own two write to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(RunFiles(publisher.folder))
     trainer.add_callback(Epochs(trainer.schedule, publisher.curriculum))
     if trainer.validate is not None:
         every = publisher.curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
@@ -196,7 +194,6 @@ def _add_callbacks(trainer: LatentTrainer, publisher: Publisher, bar: ProgressBa
     trainer.add_callback(publisher.clock)
     if config.load_best_model_at_end:
         trainer.add_callback(publisher)
-    trainer.add_callback(History(publisher.folder))
     trainer.add_callback(bar)
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()

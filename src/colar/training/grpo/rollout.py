@@ -33,11 +33,7 @@ from colar.training.grpo.config import GrpoConfig
 
 @dataclass(frozen=True)
 class Output:
-    """One output and its question.
-
-    The completion holds latents, stop decision, log-probs and text. Its request holds temperatures, limits, seed and
-    sample.
-    """
+    """One output and its question."""
 
     example: Example
     question_ids: list[int]

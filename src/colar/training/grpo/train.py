@@ -1,21 +1,13 @@
 """GRPO: `train`, the call that a recipe's `grpo` section makes, and its trainer.
 
-The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`).
-`completions.jsonl` in the folder holds outputs to read. The model is validated before the first step too: a run that
-makes it worse publishes the weights that it started from.
+The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`). The
+model is validated before the first step too: a run that makes it worse publishes the weights that it started from.
 
     step          0                 4                 8
     generation    |-- generation 0 --|-- generation 1 --|-- generation 2 --      here: four updates with each
     validation    *          *          *          *
     checkpoint         |          |     X kill
     resume                        '-- generation 1 is read from the checkpoint, its last update is made again
-
-`GrpoTrainer` takes its batches from a generation that is sampled when it is due:
-
-    schedule             (generation 7, slot 0), (7, 1), ...          which outputs a batch holds
-    get_batch_samples    a new generation is sampled, rewarded and scored; then the batches' rows are taken
-    objective            loss of the rows -> gradient
-    optimiser            after `accumulate` batches: one update; the weights are no longer those that sampled
 
 The outputs of a generation were sampled by weights that are gone after its first update, so they cannot be made again:
 a save in the middle of one holds them and their old log-probs (rollouts.safetensors). A save between two generations
@@ -198,9 +190,10 @@ class GrpoTrainer(LatentTrainer):
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
-        """The outputs of one update, and their number; a new generation is sampled first."""
+        """The outputs of one update, and their number; a new generation is sampled, rewarded and scored first."""
         keys, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return [self._rows(batch) for batch in keys], count
+        batches = [take(self._tensors_of(int(batch["generations"][0])), batch["slots"]) for batch in keys]
+        return batches, count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """At least the positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
@@ -209,17 +202,14 @@ class GrpoTrainer(LatentTrainer):
 
     def longest_batch(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
-        if self.generation is None:
-            self.generation = self._generate(0)
-        positions_R = self.positions(self.generation.tensors)
-        return take(self.generation.tensors, positions_R.argsort(descending=True)[: self.plan.batch])
+        tensors = self._tensors_of(0)
+        return take(tensors, self.positions(tensors).argsort(descending=True)[: self.plan.batch])
 
-    def _rows(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs that a batch's keys stand for."""
-        number = int(keys["generations"][0])
+    def _tensors_of(self, number: int) -> dict[str, Tensor]:
+        """The outputs of a generation, which is sampled when it is due."""
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        return take(self.generation.tensors, keys["slots"])
+        return self.generation.tensors
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
