@@ -772,8 +772,14 @@ def test_accuracy_is_the_evaluations_judge() -> None:
     ("func", "words"),
     [
         (lambda completions, **c: [1.0], "reward f returned 1 values for 4 completions"),
-        (lambda completions, **c: [math.nan] * 4, "reward f returned nan for t/0: not finite"),
-        (lambda completions, **c: [1.0, None, 0.0, 1.0], "reward f returned None: it must return a number"),
+        (
+            lambda completions, **c: [math.nan] * 4,
+            "reward f returned nan for t/0: it must return a finite number",
+        ),
+        (
+            lambda completions, **c: [1.0, None, 0.0, 1.0],
+            "reward f returned None for t/0: it must return a finite number",
+        ),
     ],
 )
 def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:

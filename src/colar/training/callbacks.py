@@ -246,7 +246,8 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
-    rows = [row for row in state.log_history if "eval_accuracy" in row]
-    if not rows or rows[-1]["step"] != state.global_step:
-        return {}
-    return {name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")}
+    metrics = {}
+    for row in state.log_history:
+        if "eval_accuracy" in row and row["step"] == state.global_step:
+            metrics = {key.removeprefix("eval_"): row[key] for key in row if key.startswith("eval_")}
+    return metrics
