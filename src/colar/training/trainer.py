@@ -20,7 +20,7 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sized
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -179,21 +179,21 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             # All gather weights together, part by part.
             parts = divide(parts, max(gather_object([len(parts)])), self.positions)
         model.train()
-        total: Any = 0.0
+        losses: list[Tensor] = []
         for part in parts:
             # Processes have different numbers of parts: their gradients meet at the last.
             with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
                     loss, outputs = self.compute_loss(model, part, True, num_items_in_batch)
                 self.accelerator.backward(loss)
-            total = total + loss.detach()
+            losses.append(loss.detach())
             # Means weighted by rows: the last batch of an epoch may be shorter.
             self.term_sums.add(outputs, count_rows(part))
             for name, term in outputs.items():
                 now, before = term.detach(), self.last_terms.get(name)
                 # Of the update's batches and their parts the first that is not finite stays.
                 self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
-        return total
+        return reduce(torch.add, losses)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once an update, before the optimiser: a number that is not finite must not reach the weights.
