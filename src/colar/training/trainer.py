@@ -226,12 +226,13 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """NonFiniteError where an update since the last log had a loss or a gradient that is not finite."""
         if self.last_update is None:
             return
-        for step, *norm_and_terms in self.last_update.tolist():
-            if all(map(math.isfinite, norm_and_terms)):
-                continue
-            names = ("gradient norm", *self.last_terms)
-            values = ", ".join(f"{name} {x:g}" for name, x in zip(names, norm_and_terms, strict=True))
-            raise NonFiniteError(f"step {step:.0f}: {values}; training stops before it reaches the weights")
+        for step, norm, *terms in self.last_update.tolist():
+            found = dict(zip(self.last_terms, terms, strict=True)) | {"gradient norm": norm}
+            if not all(map(math.isfinite, found.values())):
+                values = ", ".join(f"{name} {value:g}" for name, value in found.items())
+                raise NonFiniteError(
+                    f"step {step:.0f}: {values}; training stops before it reaches the weights"
+                )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""
