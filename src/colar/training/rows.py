@@ -129,13 +129,11 @@ class TrainingRows(Dataset[Row]):
 
         ValueError where more than half do not.
         """
-        too_long = {}
-        for index, of_row in enumerate(lengths):
-            if max(of_row) > self.context:
-                too_long[index] = (
-                    f"{self.examples[index].id}: the row has {max(of_row)} tokens, the model's context is "
-                    f"{self.context}"
-                )
+        too_long = {
+            index: f"{self.examples[index].id}: the row has {max(of_row)} tokens, the model's context is {self.context}"
+            for index, of_row in enumerate(lengths)
+            if max(of_row) > self.context
+        }
         return without_too_long(self.examples, too_long, kind, LONGER)
 
 
