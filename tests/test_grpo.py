@@ -97,7 +97,7 @@ def trainer(
 ) -> GrpoTrainer:
     settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, **training})
     schedule = QuestionSchedule(EXAMPLES, settings.seed, config.plan(settings))
-    sampler = RolloutSampler(lm, method, config, schedule, settings.seed, {"own": by_tokens})
+    sampler = RolloutSampler(lm, method, config, schedule, {"own": by_tokens})
     made = RunFolder(folder)
     args = arguments(settings, made)
     return GrpoTrainer(objective(lm, method, config), args, settings, sampler, made.completions)

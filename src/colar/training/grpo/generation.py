@@ -144,7 +144,6 @@ class RolloutSampler:
         method: Method,
         config: GrpoConfig,
         schedule: QuestionSchedule,
-        seed: int,
         reward_funcs: Mapping[str, rewards.Reward],
         roll_out: RollOut = rollout.roll_out,
     ) -> None:
@@ -152,7 +151,6 @@ class RolloutSampler:
         self.method = method
         self.config = config
         self.schedule = schedule
-        self.seed = seed
         self.reward_funcs = dict(reward_funcs)
         self.roll_out = roll_out
         self.dr_grpo_length: float | None = None
@@ -214,7 +212,7 @@ class RolloutSampler:
         """N questions beside those that have been sampled, or fewer where no more are left."""
         # Sorted, for a draw must not depend on the order of a set.
         left = sorted(set(range(len(self.schedule.examples))) - set(sampled))
-        rng = Random(seed_from(self.seed, "more", number, len(sampled)))
+        rng = Random(seed_from(self.schedule.seed, "more", number, len(sampled)))
         return rng.sample(left, min(n, len(left)))
 
     def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
@@ -226,7 +224,7 @@ class RolloutSampler:
         if not questions:
             return []
         examples = [self.schedule.examples[index] for index in questions]
-        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
+        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.schedule.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             output.completion.require_answer(f"generation {number}")

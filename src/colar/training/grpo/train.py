@@ -125,7 +125,7 @@ def make_trainer(
     method.prepare(lm, examples)
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
-    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs, roll_out or rollout.roll_out)
+    sampler = RolloutSampler(lm, method, grpo, schedule, funcs, roll_out or rollout.roll_out)
     return GrpoTrainer(objective, args, config, sampler, folder.completions, validate)
 
 
