@@ -220,7 +220,8 @@ def test_validation_folds_the_adapter_in_and_leaves_the_weights(tmp_path: Path) 
         seen.append(not torch.equal(base, before[name_of(base, inside)]))
         return {"accuracy": 0.5}
 
-    trainer._validate(watched)
+    trainer.validate = watched
+    trainer.evaluate()
     assert seen == [True, True]
     for name, value in supervised.weights(lm).items():
         assert torch.equal(value, before[name]), name
