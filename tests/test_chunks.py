@@ -33,7 +33,8 @@ from colar.model.head import positions_of
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
-from colar.training.rows import RowSchedule, divide, part_indices, take
+from colar.training.objective import divide, part_indices, take
+from colar.training.rows import RowSchedule
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 METHODS: dict[str, dict[str, Any]] = {

@@ -438,7 +438,7 @@ def test_reinforcement_records_in_its_first_generation_alone(taped: list[str]) -
 
     def sampler() -> RolloutSampler:
         schedule = QuestionSchedule(EXAMPLES, 0, plan)
-        return RolloutSampler(lm, method, config, schedule, 0, rewards.by_name(["accuracy"]))
+        return RolloutSampler(lm, method, config, schedule, rewards.by_name(["accuracy"]))
 
     used = sampler()
     used.generate(0)

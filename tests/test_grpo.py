@@ -46,8 +46,9 @@ from colar.training.grpo.loss import (
 )
 from colar.training.grpo.rollout import Output
 from colar.training.grpo.train import EarlyStopping, GrpoTrainer, ReferenceWeights, zero_dropout
+from colar.training.objective import take
 from colar.training.resumable_run import TrainResult, arguments
-from colar.training.rows import take
+from colar.training.rows import digest_of
 from colar.training.run_folder import RunFolder
 
 SMALL = {
@@ -96,7 +97,7 @@ def trainer(
 ) -> GrpoTrainer:
     settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, **training})
     schedule = QuestionSchedule(EXAMPLES, settings.seed, config.plan(settings))
-    sampler = RolloutSampler(lm, method, config, schedule, settings.seed, {"own": by_tokens})
+    sampler = RolloutSampler(lm, method, config, schedule, {"own": by_tokens})
     made = RunFolder(folder)
     args = arguments(settings, made)
     return GrpoTrainer(objective(lm, method, config), args, settings, sampler, made.completions)
@@ -510,13 +511,13 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     lm, method = model(lora=LORA)
     made = trainer(tmp_path, lm, method, grpo())
     made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
-    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = take(made._tensors_of(0), torch.arange(8))
     made.objective(**inputs)["loss"].backward()
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
     made.sampler.reward_funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
-    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = take(made._tensors_of(0), torch.arange(8))
     made.objective(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
 
@@ -772,8 +773,14 @@ def test_accuracy_is_the_evaluations_judge() -> None:
     ("func", "words"),
     [
         (lambda completions, **c: [1.0], "reward f returned 1 values for 4 completions"),
-        (lambda completions, **c: [math.nan] * 4, "reward f returned nan for t/0: not finite"),
-        (lambda completions, **c: [1.0, None, 0.0, 1.0], "reward f returned None: it must return a number"),
+        (
+            lambda completions, **c: [math.nan] * 4,
+            "reward f returned nan for t/0: it must return a finite number",
+        ),
+        (
+            lambda completions, **c: [1.0, None, 0.0, 1.0],
+            "reward f returned None for t/0: it must return a finite number",
+        ),
     ],
 )
 def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:
@@ -790,11 +797,8 @@ def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     plan = GenerationPlan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
     schedule = QuestionSchedule(many, 0, plan)
     # What a resumed run is known by: any other question, in whatever order they stand.
-    assert schedule.digest == QuestionSchedule(many[::-1], 1, plan).digest
-    assert (
-        schedule.digest
-        != QuestionSchedule([*many[:-1], dataclasses.replace(many[-1], question="?")], 0, plan).digest
-    )
+    assert digest_of(many) == digest_of(many[::-1])
+    assert digest_of(many) != digest_of([*many[:-1], dataclasses.replace(many[-1], question="?")])
     assert (
         plan.questions,
         plan.outputs,

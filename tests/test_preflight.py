@@ -28,9 +28,8 @@ from colar.ops import devices
 from colar.progress import duration
 from colar.recipe.measure import UPDATES, WARMUP, Updates, measure, peak_memory
 from colar.training import preflight
-from colar.training.curriculum import MOST_STAGES, Curriculum
-from colar.training.objective import Objective
-from colar.training.rows import collate
+from colar.training.objective import Objective, collate
+from colar.training.rows import MOST_STAGES, Curriculum
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, make_trainer, train
 from colar.training.trainer import LatentTrainer
@@ -66,7 +65,7 @@ def trainer_of(
 
 def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = trainer.longest_batch([0.0])
+    batch = trainer.longest_batch()
     mine = 4 * int(trainer.positions(batch).max())
     everyone = trainer.schedule.permutation(0)
     widths = [
@@ -82,7 +81,8 @@ def test_any_stage_may_be_the_longest(tmp_path: Path) -> None:
     )
 
     def width(*epochs: float) -> int:
-        return int(trainer.positions(trainer.longest_batch(epochs)).max())
+        trainer.curriculum = SimpleNamespace(stage_epochs=lambda: epochs)
+        return int(trainer.positions(trainer.longest_batch()).max())
 
     epochs = Curriculum(trainer.objective.method, 6, 72).stage_epochs()
     widths = [width(epoch) for epoch in epochs]
@@ -94,7 +94,7 @@ def test_parts_hold_fewer_positions_at_once(tmp_path: Path) -> None:
     found = {}
     for tokens in (None, 200):
         trainer = trainer_of(tmp_path / f"{tokens}", per_device_train_batch_size=16, tokens_per_batch=tokens)
-        found[tokens] = preflight.before_training(trainer, [0.0])
+        found[tokens] = preflight.before_training(trainer)
     assert found[200].rows == found[None].rows == 16
     assert found[200].positions <= 200 < found[None].positions
 
@@ -117,7 +117,7 @@ def _memory_of(trainer: LatentTrainer, most: int) -> list[int]:
 def test_parts_are_halved_down_to_the_longest_row(tmp_path: Path) -> None:
     """Of parts that take more, two shorter rows may have been what did not fit."""
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = trainer.longest_batch([0.0])
+    batch = trainer.longest_batch()
     longest = int(trainer.positions(batch).max())
     trainer.tokens_per_batch = 2 * longest - 1
     preflight.halve(trainer, batch)
@@ -131,7 +131,7 @@ def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
 ) -> None:
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=16)
     tried = _memory_of(trainer, 150)
-    found = preflight.before_training(trainer, [0.0])
+    found = preflight.before_training(trainer)
     whole = tried[0]
     assert found.rows == 16
     assert whole > 150
@@ -157,7 +157,7 @@ def test_a_row_that_does_not_fit_is_an_error_with_advice(tmp_path: Path) -> None
         ValueError,
         match=r"the longest row \(\d+ positions\) does not fit into the memory of cpu: set training.grad",
     ) as error:
-        preflight.before_training(trainer, [0.0])
+        preflight.before_training(trainer)
     # The run has an adapter already.
     assert "model.lora" not in str(error.value)
     assert all(weight.grad is None for weight in trainer.objective.parameters())

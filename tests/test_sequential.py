@@ -233,7 +233,7 @@ def test_outputs_to_read_have_the_tokens_that_were_chosen(c: float) -> None:
     lm, method = made(live=True, compression_factors=[1, 2, 5])
     config = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=2, compression_factors=(c,))
     outputs = rollout.roll_out(lm, method, config, EXAMPLES[:1], seed=3, generation=1)
-    group = generation.OutputGroup(outputs, torch.zeros(2, 1), torch.zeros(2))
+    group = generation.OutputGroup(outputs, torch.zeros(2, 1))
     records = generation.records_to_read(lm, [group], ["accuracy"], torch.zeros(2))
     for record, output in zip(records, outputs, strict=True):
         assert len(record["thoughts"]) == output.completion.length

@@ -19,7 +19,6 @@ from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.template.template import TemplateConfig
-from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.sft import train
 
@@ -144,7 +143,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="start them with torchrun"):
         train(lm, method, supervised.EXAMPLES, config, tmp_path)
     with pytest.raises(ValueError, match="set data.validation_size 0"):
-        sft.check_fsdp(2, True)
+        train(lm, method, supervised.EXAMPLES, config, tmp_path, validate=lambda *_: {"accuracy": 0.0})
     unsure = {"confidence_thresholds": [0, 0.5]}
     for name, settings in (("coconut", {}), ("distill", {}), ("sequential", unsure)):
         with pytest.raises(ValueError, match=f"training.fsdp cannot train {name} as configured"):

@@ -55,10 +55,9 @@ from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
 from colar.training import preflight, sft
 from colar.training.callbacks import Evaluations
-from colar.training.curriculum import UnfinishedCurriculumError
-from colar.training.objective import Objective
+from colar.training.objective import Objective, collate
 from colar.training.resumable_run import TrainResult, arguments
-from colar.training.rows import RowSchedule, TrainingRows, collate
+from colar.training.rows import RowSchedule, TrainingRows, UnfinishedCurriculumError
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, train
 from colar.training.trainer import LatentTrainer
@@ -1092,7 +1091,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted(
     assert f"left out 2 of {len(EXAMPLES) + 2} training rows that are too long (far/1: the row has" in said
     assert "the model's context is 1024): choose a model.backbone (--model) with a longer context" in said
     assert "left out 1 of 4 validation rows" in said
-    assert trainer.schedule.digest == short.schedule.digest
+    assert trainer.schedule.examples == short.schedule.examples
     assert trainer.schedule.permutation(0) == short.schedule.permutation(0)
     assert trainer.curriculum.max_steps == short.curriculum.max_steps
 
@@ -1279,7 +1278,6 @@ def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
 SOURCE = Path(checks.__file__).parent
 PRIVATE_NAMES = {
     "_get_grad_norm": "Trainer: the only place between the gradients and the optimiser that knows their norm",
-    "_prepare_inputs": "Trainer: it would move batches to the GPU before Python has decided by them",
     "_load_from_checkpoint": "Trainer: it would look for the weights of the module that it wraps",
     "_save_optimizer_and_scheduler": "Trainer: with training.fsdp each process would save its own share",
     "_load_optimizer_and_scheduler": "Trainer: with training.fsdp each card would read the moments of all weights",

@@ -28,8 +28,7 @@ from colar.model.backbones import Backbone
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import preflight
-from colar.training.objective import Objective
-from colar.training.rows import collate
+from colar.training.objective import Objective, collate
 
 LAYERS = 30
 WIDTH = 576

@@ -44,8 +44,7 @@ from colar.methods.base import Batch, NoParams, Row
 from colar.model import backbones
 from colar.model.head import CHUNK_BYTES_ON_CPU
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training.objective import Objective
-from colar.training.rows import part_indices, take
+from colar.training.objective import Objective, part_indices, take
 
 LONGEST = 37_035
 """Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""

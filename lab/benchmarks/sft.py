@@ -187,7 +187,7 @@ def ours(
         trainer.train()
     fed = 0
     for index in range(len(rows)):
-        row = rows.at(0.0, index)
+        row = rows[0.0, index, 0]
         latents = math.ceil(len(row.chain) / getattr(row.params, "compression_factor", 1))
         fed += len(row.question) + latents + len(row.answer)
     return fed

@@ -98,7 +98,7 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.fsdp:
-            longest = preflight.before_training(trainer, curriculum.stage_epochs())
+            longest = preflight.before_training(trainer)
             peak, _ = peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"

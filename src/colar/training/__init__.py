@@ -2,9 +2,8 @@
 
 sft            supervised fine-tuning: `train`;  grpo/ is reinforcement
 config         length and speed of a run
-rows           rows as functions of (seed, epoch, row id), in batches
-objective      the loss of a batch;  trainer is transformers' Trainer around it
+rows           rows as functions of (seed, epoch, row id), their order, and the stages of iCoT and Coconut
+objective      the loss of a batch, and a batch in parts;  trainer is transformers' Trainer around it
 resumable_run  the trainer in its folder: resume, publish;  run_folder has the files, callbacks the actions
 preflight      the longest batch, before the first step
-curriculum     stages of iCoT and Coconut
 """

@@ -1,30 +1,21 @@
 """Actions around the steps of a run: epochs, evaluations, the clock, the published checkpoint, the progress bar.
 
-    on_train_begin      Clock starts, ProgressBar opens, ResumeStates sets how often to save and log
+    on_train_begin      Clock starts, ProgressBar opens, RunFiles sets how often to save and log
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
-    on_step_end         Evaluations, ResumeStates and Clock set flags of `control`: evaluate, save, log, stop
+    on_step_end         Evaluations, RunFiles and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
-    on_evaluate         PublishBest has the Publisher write `best/` where validation is better than before;
-                        History writes history.json, at saves too
-    on_save             ResumeStates marks the state that was saved as whole, and deletes old states
+    on_evaluate         RunFiles writes history.json; Publisher writes `best/` where validation is better than before
+    on_save             RunFiles marks the state that was saved as whole, deletes old ones, and writes history.json
     on_train_end        Clock stops
 
 None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
-
-`best/` is written when validation is better than before, and loaded again at the end:
-
-    update   ...   evaluation: accuracy 0.2 -> publish   ...   0.6 -> publish   ...   0.6 with a higher loss, 0.1
-
-Of equal accuracies the lower held-out loss wins, and then the earlier checkpoint. A curriculum is judged in its last
-stage only, where the model thinks as it will at test time: before that, the best of iCoT would be plain CoT.
 With `load_best_model_at_end` false the last weights are published at the end, and nothing before it.
 """
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +31,7 @@ from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import checkpoint, weights
 from colar.model.latent_lm import LatentLM
-from colar.training.curriculum import Curriculum
-from colar.training.rows import Schedule
+from colar.training.rows import Curriculum, Schedule
 from colar.training.run_folder import RunFolder
 
 
@@ -75,12 +65,11 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = True
 
 
-class ResumeStates(TrainerCallback):  # type: ignore[misc]
-    """Marks a resume state as whole when all processes have written, and deletes old ones.
+class RunFiles(TrainerCallback):  # type: ignore[misc]
+    """Writes history.json, marks a resume state as whole when all processes have written, and deletes old ones.
 
-    Requests a log where a save is due. A row of the log is a mean over the steps since the last row, in the same
-    process. Without a row at the save, a resumed run's next row would cover fewer steps than an uninterrupted
-    run's.
+    Requests a log where a save is due: a row of the log is a mean over the steps since the last one in the same
+    process, and a resumed run's first row would otherwise cover fewer steps than an uninterrupted run's.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -95,11 +84,16 @@ class ResumeStates(TrainerCallback):  # type: ignore[misc]
         if control.should_save:
             control.should_log = True
 
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.folder.write_history(state.log_history)
+
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             self.folder.finish_state(state.global_step)
+            self.folder.write_history(state.log_history)
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -109,15 +103,10 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     update, digests of all rows, the frozen backbone (`resumable_run.py`).
     """
 
-    def __init__(
-        self,
-        seconds: float = 0.0,
-        max_hours: float | None = None,
-        begun_with: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, seconds: float, max_hours: float | None, begun_with: dict[str, Any]) -> None:
         self.earlier_seconds = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
-        self.begun_with = dict(begun_with or {})
+        self.begun_with = begun_with
         self.started: float | None = None
 
     @property
@@ -142,8 +131,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if math.isinf(self.limit):
             return
-        # Clocks differ between processes, but all must stop at the same step: the main process decides, by way of the
-        # CPU, so that no GPU waits for it.
+        # Clocks differ between processes, but all must stop at the same step.
         if processes.from_main(lambda: self.is_up):
             # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
             control.should_training_stop = True
@@ -163,23 +151,19 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            # A resumed run's bar begins where the run stopped.
-            self.bar = progress.bar("train", state.max_steps, done=state.global_step)
+        # A resumed run's bar begins where the run stopped.
+        self.bar = progress.bar("train", state.max_steps, done=state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.update()
+        self.bar.update()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        logs = kwargs.get("logs") or {}
-        if self.bar is not None and "loss" in logs:
+        logs = kwargs["logs"]
+        if "loss" in logs:
             self.bar.set_postfix_str(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}", refresh=False)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        metrics = kwargs.get("metrics") or {}
-        if self.bar is None or "eval_accuracy" not in metrics:
-            return
+        metrics = kwargs["metrics"]
         result = f"accuracy {metrics['eval_accuracy']:.4f}"
         if "eval_length" in metrics:
             result += f", #L {metrics['eval_length']:.2f}"
@@ -193,14 +177,20 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
 
 
 @dataclass
-class Publisher:
-    """Writes `best/` with its provenance, and loads it again."""
+class Publisher(TrainerCallback):  # type: ignore[misc]
+    """Writes `best/` with its provenance, and loads it again; as a callback, at each `best_evaluation` so far."""
 
     lm: LatentLM
     method: Method
     folder: RunFolder
     info: dict[str, Any]
     clock: Clock
+    curriculum: Curriculum
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        best = best_evaluation(state, self.curriculum)
+        if state.is_world_process_zero and best is not None and best["step"] == state.global_step:
+            self.publish(state)
 
     def publish(self, state: TrainerState, gathered: dict[str, Tensor] | None = None) -> None:
         """Write model, method and model card; the old folder stays until the new one is whole.
@@ -237,23 +227,12 @@ class Publisher:
         return metrics
 
 
-class PublishBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation that is the best one so far: `best_evaluation`."""
-
-    def __init__(self, publisher: Publisher, curriculum: Curriculum) -> None:
-        self.publisher = publisher
-        self.curriculum = curriculum
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        best = best_evaluation(state, self.curriculum)
-        if state.is_world_process_zero and best is not None and best["step"] == state.global_step:
-            self.publisher.publish(state)
-
-
 def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, Any] | None:
     """The logged evaluation with the highest accuracy; None where there is none in the stage that the run ends with.
 
     Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
+    A curriculum is judged in its last stage only, where the model thinks as it will at test time: before that, the
+    best of iCoT would be plain CoT.
     """
 
     def rank(row: dict[str, Any]) -> tuple[float, float]:
@@ -265,22 +244,10 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
     return max((row for row in rows if curriculum.ends_with(row["step"])), key=rank, default=None)
 
 
-class History(TrainerCallback):  # type: ignore[misc]
-    """Writes history.json, which shows how the run goes."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.folder.write_history(state.log_history)
-
-    on_save = on_evaluate
-
-
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
-    rows = [row for row in state.log_history if "eval_accuracy" in row]
-    if not rows or rows[-1]["step"] != state.global_step:
-        return {}
-    return {name.removeprefix("eval_"): value for name, value in rows[-1].items() if name.startswith("eval_")}
+    metrics = {}
+    for row in state.log_history:
+        if "eval_accuracy" in row and row["step"] == state.global_step:
+            metrics = {key.removeprefix("eval_"): row[key] for key in row if key.startswith("eval_")}
+    return metrics

@@ -15,17 +15,16 @@ DEVICES = ("cuda", "mps", "cpu")
 OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
 """Names of transformers, and the package that each comes from."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
-WHOLE_FROM = {
-    "seed": 0,
-    "per_device_train_batch_size": 1,
-    "draws_per_example": 1,
-    "gradient_accumulation_steps": 1,
-    "dataloader_num_workers": 0,
+WHOLE = {
+    "seed": (0, 2**32 - 1),
+    "per_device_train_batch_size": (1, math.inf),
+    "draws_per_example": (1, math.inf),
+    "gradient_accumulation_steps": (1, math.inf),
+    "dataloader_num_workers": (0, 256),
 }
-"""Keys that are whole numbers, and their least value."""
-MOST = {"seed": 2**32 - 1, "dataloader_num_workers": 256}
-"""numpy's largest seed; more processes that load rows exhaust a machine before the first update."""
-ABOVE_0 = ("num_train_epochs", "learning_rate", "logging_steps", "save_steps", "ddp_timeout")
+"""Keys that are whole numbers, their least and largest value: numpy's largest seed; more processes that load rows
+exhaust a machine before the first update."""
+ABOVE_0 = ("learning_rate", "logging_steps", "save_steps", "ddp_timeout")
 ABOVE_0_OR_NULL = ("max_hours", "modules_learning_rate", "eval_steps", "tokens_per_batch")
 SHARES = ("logging_steps", "eval_steps", "save_steps")
 """Keys that count updates, or below 1 name a share of all."""
@@ -114,9 +113,8 @@ class TrainingConfig:
         checks.check_choice("training.optim", self.optim, list(OPTIMISERS))
         if self.device is not None:
             checks.check_choice("training.device", self.device, DEVICES)
-        for name, low in WHOLE_FROM.items():
-            most = MOST.get(name, math.inf)
-            checks.check_number(f"training.{name}", getattr(self, name), low, most, whole=True)
+        for name, (low, high) in WHOLE.items():
+            checks.check_number(f"training.{name}", getattr(self, name), low, high, whole=True)
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
         for name in ABOVE_0:
@@ -135,7 +133,8 @@ class TrainingConfig:
         checks.check_holds("training.per_device_train_batch_size", size % draws == 0, size, allowed)
         epochs = self.num_train_epochs
         # Updates are counted in 64 bits.
-        checks.check_holds("training.num_train_epochs", epochs <= 1e6, epochs, "1,000,000 or less")
+        allowed = "above 0, and 1,000,000 or less"
+        checks.check_holds("training.num_train_epochs", 0 < epochs <= 1e6, epochs, allowed)
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")

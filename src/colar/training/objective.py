@@ -1,15 +1,30 @@
-"""The loss of a batch of rows, as the module that Trainer wraps, and the sums of its terms for the log."""
+"""The loss of a batch of rows, as the module that Trainer wraps, and a batch in parts.
 
-from collections.abc import Callable
+A batch goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
+
+    batch           ------------            8 rows, in any order
+                    ---
+                    --------     ...
+    parts           ------------ | -------- | ---- ---- ---         the longest first, rows of like length together
+                                 | -------  | --- --- --
+
+The parts' losses add up to the batch's, so rows, updates and the course of a run are the same with any limit.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from colar.methods.base import Batch, Method
+from colar.methods.base import Batch, Method, Row
+from colar.methods.rollouts import Rollouts
 from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
+from colar.ops.ragged import round_up
+
+PADDED = {**Batch.padded, **Rollouts.padded}
 
 
 class Objective(nn.Module):
@@ -23,7 +38,7 @@ class Objective(nn.Module):
     """
 
     accepts_loss_kwargs = True
-    """Trainer passes `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
+    """Trainer passes `num_items_in_batch`."""
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()
@@ -34,20 +49,17 @@ class Objective(nn.Module):
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
         The tensors are on the CPU, so that all that Python decides by them waits for no GPU. Without
-        `num_items_in_batch`, by the rows given. Rows for which `counted` (B,) is False weigh nothing: copies that give
-        every process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is
-        logged without the underscore.
+        `num_items_in_batch`, by the rows given. Rows for which `counted` (B,) is False weigh nothing (`mark_copies`).
+        A term whose name starts with "_" is no part of the loss, and is logged without the underscore.
         """
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
-        # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
-        counted_B = tensors.get("counted")
-        if counted_B is None:
-            counted_B = torch.ones(losses_B.shape, dtype=torch.bool)
-        counted_B = devices.beside(counted_B, losses_B)
+        everyone_B = torch.ones(losses_B.shape, dtype=torch.bool)
+        counted_B = devices.beside(tensors.get("counted", everyone_B), losses_B)
         rows = counted_B.sum().clamp(min=1)
+        # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
         count = rows if num_items_in_batch is None else num_items_in_batch
         outputs: dict[str, Any] = {}
         for name, term_B in terms.items():
@@ -62,10 +74,6 @@ class LossTermSums:
     """Sums of the loss's terms since the last log, on the device: no synchronisation at a step."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew, after a log."""
         self.sums: dict[str, Tensor] = {}
         self.rows = 0
 
@@ -83,3 +91,88 @@ class LossTermSums:
         parts.append(devices.send(torch.tensor(float(self.rows), dtype=torch.float64), device))
         *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
         return {name: total / max(rows, 1) for name, total in zip(self.sums, totals, strict=True)}
+
+
+def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Rows as the flat dict of tensors that `Objective.forward` takes."""
+    return Batch.collate(rows).tensors()
+
+
+def count_rows(batch: dict[str, Tensor]) -> int:
+    """Number of rows of a batch; copies (`mark_copies`) do not count."""
+    if "counted" in batch:
+        return int(batch["counted"].sum())
+    return len(next(iter(batch.values())))
+
+
+def mark_copies(
+    batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
+) -> None:
+    """Give batches a column `counted`, False for copies, where they hold some.
+
+        epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
+        first turn                                           0 1           2 3           4 5
+        second turn                                          6 7           8 9           copies of 0 1
+
+    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
+    is the turn of the first of these batches, `size` the rows of a batch.
+    """
+    for turn, batch in enumerate(batches, first):
+        rows = count_rows(batch)
+        own = n_rows - (turn * n_processes + process) * size
+        if own < rows:
+            batch["counted"] = torch.arange(rows) < own
+
+
+def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
+    """Rows of these lengths in parts of at most `most` positions, padding included: the indices of each part's rows.
+
+    A row that is longer is a part of its own. Rows that fit together, or without a limit, are one part in their order.
+    """
+    B = lengths_B.shape[0]
+    if most is None or B == 0 or B * round_up(int(lengths_B.max())) <= most:
+        return [torch.arange(B, device=lengths_B.device)]
+    # The longest first: a run that does not fit into memory fails at the first part.
+    order_B = lengths_B.argsort(descending=True, stable=True)
+    widths = [round_up(length) for length in lengths_B[order_B].tolist()]
+    parts = []
+    start = 0
+    while start < B:
+        end = min(B, start + max(1, most // widths[start]))
+        parts.append(order_B[start:end])
+        start = end
+    return parts
+
+
+def divide(
+    parts: list[dict[str, Tensor]], n: int, positions: Callable[[dict[str, Tensor]], Tensor]
+) -> list[dict[str, Tensor]]:
+    """The same rows in `n` parts or more: the largest part with two rows is cut in half until there are as many.
+
+    `positions` gives the length of each row of a part. ValueError for fewer rows than parts.
+    """
+
+    def size(part: dict[str, Tensor]) -> tuple[bool, int]:
+        lengths_B = positions(part)
+        # A part of one row cannot be divided, however long it is.
+        return len(lengths_B) > 1, int(lengths_B.max()) * len(lengths_B)
+
+    parts = list(parts)
+    while len(parts) < n:
+        largest = max(range(len(parts)), key=lambda place: size(parts[place]))
+        part = parts.pop(largest)
+        B = len(positions(part))
+        if B < 2:
+            raise ValueError(f"{len(parts) + 1} rows cannot be divided into {n} parts")
+        rows_B = torch.arange(B)
+        parts += [take(part, rows_B[: B // 2]), take(part, rows_B[B // 2 :])]
+    return parts
+
+
+def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Some rows of a batch of SFT, or of outputs; their segments are cut to the longest of these rows."""
+    rows = {name: column[index] for name, column in batch.items()}
+    for name, lengths in PADDED.items():
+        if name in rows:
+            rows[name] = rows[name][:, : int(rows[lengths].max())]
+    return rows

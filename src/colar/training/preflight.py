@@ -10,18 +10,17 @@ before. One that does not fit into the device's memory is found now, and not aft
 and not again.
 
 A curriculum's rows change from stage to stage: the batch that is longest in the first is measured in the stage where it
-has the most positions. Rows are measured as they are drawn in the first epoch: in a later one TokenSkip may keep more
-of a chain, and iCoT some tokens.
+has the most positions. In a later epoch TokenSkip may draw more of a chain, and iCoT some tokens.
 """
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from colar import progress
 from colar.engine.engine import out_of_memory
@@ -29,7 +28,7 @@ from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.model.masks import masks_without_waiting
 from colar.ops import devices
-from colar.training.rows import count_rows
+from colar.training.objective import count_rows
 from colar.training.trainer import LatentTrainer
 
 
@@ -39,9 +38,20 @@ def prepared(
 ) -> Iterator[None]:
     """Fuse or compile, and recompute, the layers inside the block, and pack rows; the model is as before after it, its
     state dict throughout."""
+    # torch would fail on this at the first update, with a traceback of its own.
+    if compiled and not devices.can_compile(lm.device):
+        raise ValueError(
+            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
+            "false"
+        )
+    layers = lm.decoder_layers() if compiled else []
+    if layers:
+        progress.say("compiling the layers: the first updates take about half a minute")
+    for layer in layers:
+        # In place: a wrapper module would change the names in the state dict.
+        layer.compile(dynamic=True)
     if recomputed:
         _checkpointing(lm, "enable", {"use_reentrant": False})
-    layers = _compile(lm) if compiled else []
     lm.packs_rows = packed
     try:
         # On a CPU there is memory enough, and no kernel to wait for.
@@ -54,21 +64,6 @@ def prepared(
             layer._compiled_call_impl = None
         if recomputed:
             _checkpointing(lm, "disable")
-
-
-def _compile(lm: LatentLM) -> list[nn.Module]:
-    layers = lm.decoder_layers()
-    # torch would fail on this at the first update, with a traceback of its own.
-    if not devices.can_compile(lm.device):
-        raise ValueError(
-            "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
-            "false"
-        )
-    progress.say("compiling the layers: the first updates take about half a minute")
-    for layer in layers:
-        # In place: a wrapper module would change the names in the state dict.
-        layer.compile(dynamic=True)
-    return layers
 
 
 def check_packing(lm: LatentLM) -> None:
@@ -94,10 +89,6 @@ class LongestBatch:
     """Of its longest part, padding included: the positions that are in memory at once."""
     seconds: float
 
-    def __str__(self) -> str:
-        took = progress.duration(self.seconds)
-        return f"longest batch: {self.rows} rows, {self.positions} positions at once, {took} forward and backward"
-
 
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
     """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic."""
@@ -112,26 +103,29 @@ def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
         )
 
 
-def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestBatch:
-    """Measure the run's longest batch, and log it. `epochs` are those at which the curriculum's stages begin.
+def before_training(trainer: LatentTrainer) -> LongestBatch:
+    """Measure the run's longest batch, and log it.
 
     Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
     results stay the same. ValueError where one row alone does not fit.
     """
-    batch = trainer.longest_batch(epochs)
+    batch = trainer.longest_batch()
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
         measured = measure_batch(trainer, batch)
         while measured is None:
             halve(trainer, batch)
             measured = measure_batch(trainer, batch)
-    progress.say(str(measured))
+    progress.say(
+        f"longest batch: {measured.rows} rows, {measured.positions} positions at once, "
+        f"{progress.duration(measured.seconds)} forward and backward"
+    )
     return measured
 
 
 def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
     """Halve the parts that a batch is taken in. ValueError where none has more positions than the longest row."""
-    rows, longest = int(count_rows([batch])), int(trainer.positions(batch).max())
+    rows, longest = count_rows(batch), int(trainer.positions(batch).max())
     at_once = min(rows * longest, trainer.tokens_per_batch or rows * longest)
     device = trainer.objective.lm.device
     if at_once <= longest:
@@ -151,7 +145,7 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
     objective = trainer.objective
     device = objective.lm.device
     parts = trainer.parts(batch)
-    positions = max(int(trainer.positions(part).max()) * int(count_rows([part])) for part in parts)
+    positions = max(int(trainer.positions(part).max()) * count_rows(part) for part in parts)
     was_training = objective.training
     objective.train()
     started = time.perf_counter()
@@ -174,7 +168,7 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
             weight.grad = None
         objective.train(was_training)
         devices.empty_cache(device)
-    return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
+    return LongestBatch(count_rows(batch), positions, time.perf_counter() - started)
 
 
 def moments(trainer: LatentTrainer) -> list[Tensor]:

@@ -7,19 +7,18 @@ uninterrupted run would have: rows, draws, order, optimiser and random numbers a
     checkpoint           save 20       save 40     X kill  resume 40     save 60
     best/                   published when validation improves                          loaded at the end
 
-At a save, the file `whole` is written last. A checkpoint that was torn by a kill lacks it: it is dropped at the resume,
-and the one before it is taken. Updates after the last whole checkpoint are made again, with the same numbers.
+A checkpoint that was torn by a kill is dropped at the resume, and the one before it is taken. Updates after it are made
+again, with the same numbers.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
@@ -34,26 +33,17 @@ from colar.training.callbacks import (
     Clock,
     Epochs,
     Evaluations,
-    History,
     ProgressBar,
-    PublishBest,
     Publisher,
-    ResumeStates,
+    RunFiles,
     best_evaluation,
 )
 from colar.training.config import TrainingConfig
-from colar.training.curriculum import Curriculum
 from colar.training.rows import digest_of
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
-OURS = {
-    "eval_steps",
-    "fsdp",
-    "gradient_checkpointing",
-    "load_best_model_at_end",
-    "report_to",
-}
+OURS = {"eval_steps", "fsdp", "gradient_checkpointing", "load_best_model_at_end", "report_to"}
 """Keys of `TrainingConfig` that `TrainingArguments` has, too, and that colar acts on in its place."""
 
 
@@ -92,14 +82,12 @@ def run_trainer(
     run_info: Mapping[str, Any] | None,
     resume: bool,
     held_out: Sequence[Example],
-    callbacks: Iterable[TrainerCallback] = (),
     stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
     """Run a trainer in its folder, or resume the run that is there.
 
     `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `held_out` are the
-    validation rows. `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and
-    must not resume.
+    validation rows. `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -116,12 +104,8 @@ def run_trainer(
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
         clock = _clock(trainer, saved, held_out)
-        publisher = Publisher(objective.lm, objective.method, folder, info, clock)
-        # The first of ours: what the others do at a save finds a checkpoint that is whole.
-        trainer.add_callback(ResumeStates(folder))
-        for callback in callbacks:
-            trainer.add_callback(callback)
         curriculum = trainer.curriculum
+        publisher = Publisher(objective.lm, objective.method, folder, info, clock, curriculum)
         if saved.global_step > curriculum.max_steps:
             raise ValueError(
                 f"{folder.path} is at update {saved.global_step:,}, and with these settings the run would end at "
@@ -141,7 +125,7 @@ def run_trainer(
             weights.load_into(objective.lm, resume_from)
             state = saved
         else:
-            state = _train(trainer, publisher, curriculum, resume_from)
+            state = _train(trainer, publisher, resume_from)
         if trainer.args.should_save:
             folder.write_history(state.log_history)
         curriculum.require_end(state.global_step, config.max_hours)
@@ -160,23 +144,119 @@ def _resume_point(folder: RunFolder) -> Path | None:
     return newest_whole
 
 
-def _train(
-    trainer: LatentTrainer,
-    publisher: Publisher,
-    curriculum: Curriculum,
-    resume_from: Path | None,
-) -> TrainerState:
-    """Train to the end, from the start or from the checkpoint `resume_from`."""
+def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | None) -> TrainerState:
+    """Train to the end, from the start or from the checkpoint `resume_from`.
+
+    An error for numbers that are not finite names the checkpoints that are still good.
+    """
+    config, curriculum = trainer.config, publisher.curriculum
     curriculum.warn()
-    with _ready_to_train(trainer, publisher, curriculum):
-        # A resumed run has made steps already; its parts are fitted to the device again, but not where the first
-        # batches would be sampled anew. Before its weights are split the model need not fit into one device.
-        on_gpu = trainer.args.device.type == "cuda"
-        measures = resume_from is None or (on_gpu and not trainer.samples)
-        if measures and not trainer.fsdp:
-            preflight.before_training(trainer, curriculum.stage_epochs())
-        trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    preflight.warn_of_slow_bfloat16(trainer)
+    bar = ProgressBar()
+    _add_callbacks(trainer, publisher, bar)
+    # transformers would show a bar, "Writing model shards", at every save.
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with preflight.prepared(
+            publisher.lm,
+            compiled=bool(config.compile),
+            recomputed=config.gradient_checkpointing,
+            packed=config.packing,
+        ):
+            # A resumed run has made steps already; its parts are fitted to the device again, but not where the first
+            # batches would be sampled anew. Before its weights are split the model need not fit into one device.
+            on_gpu = trainer.args.device.type == "cuda"
+            measures = resume_from is None or (on_gpu and not trainer.samples)
+            if measures and not trainer.fsdp:
+                preflight.before_training(trainer)
+            trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
+    finally:
+        bar.close()
+        if shows_bars:
+            logging.enable_progress_bar()
     return trainer.state
+
+
+def _add_callbacks(trainer: LatentTrainer, publisher: Publisher, bar: ProgressBar) -> None:
+    """Give the trainer our callbacks (`callbacks.py`)."""
+    config = trainer.config
+    # Trainer's own two write to stdout, which is for results.
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(RunFiles(publisher.folder))
+    trainer.add_callback(Epochs(trainer.schedule, publisher.curriculum))
+    if trainer.validate is not None:
+        every = publisher.curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
+        trainer.add_callback(Evaluations(every))
+    trainer.add_callback(publisher.clock)
+    if config.load_best_model_at_end:
+        trainer.add_callback(publisher)
+    trainer.add_callback(bar)
+    if config.report_to == "tensorboard":
+        board = TensorBoardCallback()
+        board.logging_dir = str(publisher.folder.logs)
+        trainer.add_callback(board)
+
+
+def _still_good(folder: RunFolder) -> str:
+    """A sentence that names the checkpoints on disk."""
+    good = []
+    last_whole = folder.last_resume_state()
+    if last_whole is not None:
+        good.append(f"{last_whole} (to resume from)")
+    if folder.best.exists():
+        good.append(f"{folder.best} (the best so far)")
+    return (
+        f"Still good: {', '.join(good) or 'nothing was saved yet'}. "
+        "A lower learning_rate or max_grad_norm, or more warmup_steps, may help"
+    )
+
+
+def _finish(
+    trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
+) -> TrainResult:
+    """Publish the last weights where `publish_last` or nothing is there; leave the published ones in the model."""
+    # All take part: each has a share of every weight.
+    gathered = weights.gathered(publisher.lm)
+    if trainer.is_world_process_zero() and (publish_last or not publisher.folder.best.exists()):
+        publisher.publish(state, gathered)
+    # All processes end with the published weights; where they are split, these are the last ones.
+    metrics = publisher.load() if gathered is None else {}
+    publisher.lm.eval()
+    return TrainResult(
+        best=publisher.folder.best,
+        metrics=metrics,
+        history=state.log_history,
+        steps=state.global_step,
+        seconds=publisher.clock.seconds,
+    )
+
+
+def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Example]) -> Clock:
+    """The clock where it stood. ValueError for other rows than before, or another backbone under an adapter."""
+    lm = trainer.objective.lm
+    begun_with = {
+        "rows_per_update": trainer.get_total_train_batch_size(trainer.args),
+        "rows": digest_of(trainer.schedule.examples),
+        "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
+        # A checkpoint has all other weights.
+        "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,
+    }
+    saved_clock = run_folder.clock_of(saved)
+    # A new run has saved none of them, and earlier versions not all.
+    before = {key: saved_clock.get(key, value) for key, value in begun_with.items()}
+    names = {"rows_per_update": "rows per update", "rows": "digest of the training rows"}
+    checks.check_same_run(
+        trainer.args.output_dir,
+        {names.get(key, key): value for key, value in before.items()},
+        {names.get(key, key): value for key, value in begun_with.items()},
+        "some of the rows would be seen twice and others never: give the model and rows that it was begun with, "
+        "and the same per_device_train_batch_size x gradient_accumulation_steps x processes, or another folder",
+    )
+    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
@@ -213,103 +293,3 @@ def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> Tr
     if not config.fsdp:
         lm.to(args.device)
     return args
-
-
-@contextlib.contextmanager
-def _ready_to_train(trainer: LatentTrainer, publisher: Publisher, curriculum: Curriculum) -> Iterator[None]:
-    """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
-    config = trainer.config
-    preflight.warn_of_slow_bfloat16(trainer)
-    # Trainer's own two write to stdout, which is for results.
-    trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
-    bar = ProgressBar()
-    callbacks = [Epochs(trainer.schedule, curriculum)]
-    if trainer.validate is not None:
-        every = curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
-        callbacks.append(Evaluations(every))
-    callbacks.append(publisher.clock)
-    if config.load_best_model_at_end:
-        callbacks.append(PublishBest(publisher, curriculum))
-    callbacks += [History(publisher.folder), bar]
-    if config.report_to == "tensorboard":
-        board = TensorBoardCallback()
-        board.logging_dir = str(publisher.folder.logs)
-        callbacks.append(board)
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    # transformers would show a bar, "Writing model shards", at every save.
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with preflight.prepared(
-            publisher.lm,
-            compiled=bool(config.compile),
-            recomputed=config.gradient_checkpointing,
-            packed=config.packing,
-        ):
-            yield
-    except NonFiniteError as error:
-        raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
-    finally:
-        bar.close()
-        if shows_bars:
-            logging.enable_progress_bar()
-
-
-def _finish(
-    trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
-) -> TrainResult:
-    """Publish the last weights where `publish_last` or nothing is there; leave the published ones in the model."""
-    # All take part: each has a share of every weight.
-    gathered = weights.gathered(publisher.lm)
-    if trainer.is_world_process_zero() and (publish_last or not publisher.folder.best.exists()):
-        publisher.publish(state, gathered)
-    # All processes end with the published weights; where they are split, these are the last ones.
-    metrics = publisher.load() if gathered is None else {}
-    publisher.lm.eval()
-    return TrainResult(
-        best=publisher.folder.best,
-        metrics=metrics,
-        history=state.log_history,
-        steps=state.global_step,
-        seconds=publisher.clock.seconds,
-    )
-
-
-def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Example]) -> Clock:
-    """The clock where it stood. ValueError for other rows than before, or another backbone under an adapter."""
-    lm = trainer.objective.lm
-    begun_with = {
-        "rows_per_update": trainer.get_total_train_batch_size(trainer.args),
-        "rows": trainer.schedule.digest,
-        "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
-        # A checkpoint has all other weights.
-        "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,
-    }
-    saved_clock = run_folder.clock_of(saved)
-    if saved_clock:
-        names = {"rows_per_update": "rows per update", "rows": "digest of the training rows"}
-        checks.check_same_run(
-            trainer.args.output_dir,
-            # Earlier versions did not save all of them.
-            {names.get(key, key): saved_clock.get(key, value) for key, value in begun_with.items()},
-            {names.get(key, key): value for key, value in begun_with.items()},
-            "some of the rows would be seen twice and others never: give the model and rows that it was begun with, "
-            "and the same per_device_train_batch_size x gradient_accumulation_steps x processes, or another folder",
-        )
-    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
-
-
-def _still_good(folder: RunFolder) -> str:
-    """A sentence that names the checkpoints on disk."""
-    good = []
-    last_whole = folder.last_resume_state()
-    if last_whole is not None:
-        good.append(f"{last_whole} (to resume from)")
-    if folder.best.exists():
-        good.append(f"{folder.best} (the best so far)")
-    return (
-        f"Still good: {', '.join(good) or 'nothing was saved yet'}. "
-        "A lower learning_rate or max_grad_norm, or more warmup_steps, may help"
-    )

@@ -2,7 +2,7 @@
 
 A row's draws (the factor c, the labels' seed) depend on nothing else. The order also depends on lengths and on the rows
 of an update; how these are divided into batches, steps and processes changes nothing. The schedule yields (epoch,
-index), so no worker holds a state that could go stale.
+index, draw), so no worker holds a state that could go stale.
 
 Order of an epoch:
 
@@ -14,36 +14,35 @@ Order of an epoch:
 The longest rows come at no fixed place of an epoch. A pool of all rows would make one update of all the longest: they
 would be learnt together, in every epoch.
 
-A batch of rows goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
+The stages of a run, in which its rows are encoded (iCoT and Coconut have several):
 
-    batch           ------------            8 rows, in any order
-                    ---
-                    --------     ...
-    parts           ------------ | -------- | ---- ---- ---         the longest first, rows of like length together
-                                 | -------  | --- --- --
+    epochs        0 ......... 1 ......... 2 ......... 3
+    stages            1           2           3            the model thinks as in the last one
+    published         no          no          best of these
 
-The parts' losses add up to the batch's, so rows, updates and the course of a run are the same with any limit.
+A checkpoint of an earlier stage would think in a way that it was never trained to. So nothing is published before the
+stage that the run ends with, also where `max_hours` ends it sooner: the run then ends with an error, and resumes with
+a larger limit.
 """
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.fields import without_too_long
-from colar.methods.base import Batch, Method, Row
-from colar.methods.rollouts import Rollouts
+from colar.methods.base import Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.ops.ragged import round_up
 
 POOL = 50
 """Most updates that are sorted together."""
@@ -56,8 +55,8 @@ ENCODERS = 16
 LONGER = (
     "choose a model.backbone (--model) with a longer context, or limit chains by data.max_reasoning_steps"
 )
-
-PADDED = {**Batch.padded, **Rollouts.padded}
+MOST_STAGES = 8
+"""Stages whose rows are checked. Of more (iCoT has one for each token) some represent those that follow them."""
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
@@ -86,10 +85,6 @@ class TrainingRows(Dataset[Row]):
     def __getitem__(self, key: RowKey) -> Row:
         epoch, index, draw = key
         return self.encoded(epoch, index, draws_of=int(epoch))[draw]
-
-    def at(self, epoch: float, index: int) -> Row:
-        """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
-        return self.encoded(epoch, index, draws_of=0)[0]
 
     def encoded(self, epoch: float, index: int, draws_of: int) -> list[Row]:
         """The rows of an example in the stage at `epoch`, with the draws of epoch `draws_of`."""
@@ -121,8 +116,8 @@ class TrainingRows(Dataset[Row]):
                 # One of its own: torch's would give other random numbers afterwards.
                 generator=torch.Generator(),
             )
-            lengths = itertools.chain.from_iterable(loader)
-            for _, of_row in zip(progress.track(indices, f"check {name} rows"), lengths, strict=False):
+            encoded = itertools.chain.from_iterable(loader)
+            for of_row in progress.track(encoded, f"check {name} rows", len(indices)):
                 if isinstance(of_row, ValueError):
                     raise of_row
                 yield of_row
@@ -134,13 +129,11 @@ class TrainingRows(Dataset[Row]):
 
         ValueError where more than half do not.
         """
-        too_long = {}
-        for index, of_row in enumerate(lengths):
-            if max(of_row) > self.context:
-                too_long[index] = (
-                    f"{self.examples[index].id}: the row has {max(of_row)} tokens, the model's context is "
-                    f"{self.context}"
-                )
+        too_long = {
+            index: f"{self.examples[index].id}: the row has {max(of_row)} tokens, the model's context is {self.context}"
+            for index, of_row in enumerate(lengths)
+            if max(of_row) > self.context
+        }
         return without_too_long(self.examples, too_long, kind, LONGER)
 
 
@@ -172,9 +165,8 @@ def _workers(n_rows: int) -> int:
 class Schedule(Sampler[Any]):
     """The keys of one epoch, in the order in which a loader takes them. Set `epoch` before iterating."""
 
-    epoch: int
-    digest: str
-    """Of the examples: a run that resumes must have those that it began with."""
+    epoch: int = 0
+    examples: Sequence[Example]
 
 
 def digest_of(examples: Iterable[Example], *more: str) -> str:
@@ -198,40 +190,42 @@ class RowSchedule(Schedule):
         update_rows: int,
         n_draws: int = 1,
     ) -> None:
-        self.ids = [example.id for example in examples]
-        self.digest = digest_of(examples)
+        self.examples = examples
         self.lengths = lengths
         self.seed = seed
         self.update_examples = update_rows // n_draws
         self.n_draws = n_draws
-        self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.ids) * self.n_draws
+        return len(self.examples) * self.n_draws
 
     def __iter__(self) -> Iterator[RowKey]:
         for position, index in enumerate(self.permutation(self.epoch)):
             for draw in range(self.n_draws):
-                yield self.epoch + position / len(self.ids), index, draw
+                yield self.epoch + position / len(self.examples), index, draw
 
     def permutation(self, epoch: int) -> list[int]:
         """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, update_rows)."""
-        return epoch_order(self.ids, self.seed, epoch, self.update_examples, self.lengths)
+        return epoch_order(self.examples, self.seed, epoch, self.update_examples, self.lengths)
 
 
 def epoch_order(
-    ids: Sequence[str], seed: int, epoch: int, update_size: int, lengths: Sequence[int] | None = None
+    examples: Sequence[Example],
+    seed: int,
+    epoch: int,
+    update_size: int,
+    lengths: Sequence[int] | None = None,
 ) -> list[int]:
-    """The indices of all `ids` in the order of an epoch: updates of `update_size` and, last, a rest that fills none.
+    """All indices in the order of an epoch: updates of `update_size` examples and, last, a rest that fills none.
 
     With `lengths` those of an update are alike.
     """
     # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
-    places = [seed_from(seed, "order", epoch, name) for name in ids]
-    shuffled = sorted(range(len(ids)), key=lambda index: (places[index], index))
+    places = [seed_from(seed, "order", epoch, example.id) for example in examples]
+    shuffled = sorted(range(len(examples)), key=lambda index: places[index])
 
     # The rest comes last: a short update in the middle would cut all later ones anew.
-    in_updates = len(ids) - len(ids) % update_size
+    in_updates = len(examples) - len(examples) % update_size
     pool_size = update_size * min(POOL, max(1, in_updates // update_size // POOLS))
     updates = []
     for start in range(0, in_updates, pool_size):
@@ -251,90 +245,67 @@ def epoch_order(
     return order + shuffled[in_updates:]
 
 
-def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Rows as the flat dict of tensors that `Objective.forward` takes."""
-    return Batch.collate(rows).tensors()
+class UnfinishedCurriculumError(ValueError):
+    """Training stopped before the stage that the run was to end with: there is nothing to publish."""
 
 
-def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
-    """Number of rows that some batches hold together, a scalar int64; copies (`mark_copies`) do not count."""
-    count = 0
-    for batch in batches:
-        any_column = next(iter(batch.values()))
-        count += int(batch["counted"].sum()) if "counted" in batch else any_column.shape[0]
-    return torch.tensor(count)
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages by update. Reinforcement has no curriculum: with `applies` false all of it is the last stage."""
 
+    method: Method
+    steps_per_epoch: int
+    max_steps: int
+    applies: bool = True
 
-def mark_copies(
-    batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
-) -> None:
-    """Give batches a column `counted`, False for copies, where they hold some.
+    def epoch(self, step: int) -> float:
+        """The (fractional) epoch at which the last of `step` updates began."""
+        return max(step - 1, 0) / self.steps_per_epoch
 
-        epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
-        first turn                                           0 1           2 3           4 5
-        second turn                                          6 7           8 9           copies of 0 1
+    def stage(self, step: int) -> int:
+        """The stage that the last of `step` updates was made in."""
+        return self.method.stage(self.epoch(step)) if self.applies else self.method.last_stage()
 
-    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
-    is the turn of the first of these batches, `size` the rows of a batch.
-    """
-    for turn, batch in enumerate(batches, first):
-        begin = (turn * n_processes + process) * size
-        rows = count_rows([batch])
-        own = n_rows - begin
-        if own < rows:
-            batch["counted"] = torch.arange(int(rows)) < own
+    @property
+    def end_stage(self) -> int:
+        """The stage that the run ends with."""
+        return self.stage(self.max_steps)
 
+    def ends_with(self, step: int) -> bool:
+        """True where the last of `step` updates was made in the stage that the run ends with."""
+        return self.stage(step) == self.end_stage
 
-def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
-    """Rows of these lengths in parts of at most `most` positions, padding included: the indices of each part's rows.
+    def stage_epochs(self) -> list[float]:
+        """The epochs at which stages begin: all of them, or `MOST_STAGES`, the first and the last among them."""
+        updates = range(1, self.max_steps + 1)
+        begins: list[int] = []
+        update = 0
+        while update < self.max_steps:
+            begins.append(update)
+            # Stages only grow, and a run by hours may have a billion updates: the last one of a stage is bisected.
+            update = bisect_right(updates, self.stage(update + 1), key=self.stage)
+        if len(begins) > MOST_STAGES:
+            spread = [round(i * (len(begins) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)]
+            begins = [begins[i] for i in spread]
+        return [begin / self.steps_per_epoch for begin in begins]
 
-    A row that is longer is a part of its own. Rows that fit together, or without a limit, are one part in their order.
-    """
-    B = lengths_B.shape[0]
-    everyone = torch.arange(B, device=lengths_B.device)
-    if most is None or B == 0 or B * round_up(int(lengths_B.max())) <= most:
-        return [everyone]
-    # The longest first: a run that does not fit into memory fails at the first part.
-    order_B = lengths_B.argsort(descending=True, stable=True)
-    widths = [round_up(length) for length in lengths_B[order_B].tolist()]
-    parts = []
-    start = 0
-    while start < B:
-        end = min(B, start + max(1, most // widths[start]))
-        parts.append(order_B[start:end])
-        start = end
-    return parts
+    def warn(self) -> None:
+        """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
+        final = self.method.last_stage()
+        if self.end_stage < final:
+            progress.say(
+                f"warning: training ends in stage {self.end_stage} of {self.method.name}'s curriculum, which thinks as "
+                f"in stage {final}: train for more epochs, or shorten its stages"
+            )
 
-
-def divide(
-    parts: list[dict[str, Tensor]], n: int, positions: Callable[[dict[str, Tensor]], Tensor]
-) -> list[dict[str, Tensor]]:
-    """The same rows in `n` parts or more: the largest part with two rows is cut in half until there are as many.
-
-    `positions` gives the length of each row of a part. ValueError for fewer rows than parts.
-    """
-
-    def size(part: dict[str, Tensor]) -> tuple[bool, int]:
-        lengths_B = positions(part)
-        # A part of one row cannot be divided, however long it is.
-        return len(lengths_B) > 1, int(lengths_B.max()) * len(lengths_B)
-
-    parts = list(parts)
-    while len(parts) < n:
-        sizes = [size(part) for part in parts]
-        largest = parts.pop(sizes.index(max(sizes)))
-        B = len(positions(largest))
-        if B < 2:
-            raise ValueError(f"{len(sizes)} rows cannot be divided into {n} parts")
-        rows_B = torch.arange(B)
-        parts += [take(largest, rows_B[: B // 2]), take(largest, rows_B[B // 2 :])]
-    return parts
-
-
-def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Some rows of a batch of SFT, or of outputs; their segments are cut to the longest of these rows."""
-    rows = {name: column[index] for name, column in batch.items()}
-    for name, lengths in PADDED.items():
-        if name in rows:
-            rows[name] = rows[name][:, : int(rows[lengths].max())]
-    return rows
+    def require_end(self, step: int, hours: float | None) -> None:
+        """UnfinishedCurriculumError where `step` updates have not come to the stage that the run was to end with."""
+        if self.stage(step) >= self.end_stage:
+            return
+        limit = "" if hours is None else f" by training.max_hours {hours:g}"
+        raise UnfinishedCurriculumError(
+            f"training was stopped{limit} at epoch {step / self.steps_per_epoch:.2f}, in stage {self.stage(step)} of "
+            f"{self.method.name}'s curriculum. It ends with stage {self.end_stage}: a checkpoint from before would "
+            "think in a way that it was not trained to, so nothing is published. Resume with a larger "
+            "training.max_hours, or start again with shorter stages"
+        )

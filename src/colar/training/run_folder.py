@@ -89,8 +89,7 @@ class RunFolder:
         # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
         if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
             return
-        values = _with_start(recipe)
-        before, now = _dotted(self._begun_recipe()), _dotted(values)
+        before, now = _dotted(self._begun_recipe()), _dotted(_with_start(recipe))
         # The same weights may lie in another folder by now.
         free = RESUMABLE | ({"model.init_from"} if START in now else set())
         check_same_run(
@@ -158,10 +157,6 @@ class RunFolder:
             records = files.resume_jsonl(self.completions)
             files.write_jsonl(self.completions, [record for record in records if record["step"] < step])
 
-    def resume_state(self, step: int) -> Path:
-        """The folder of the resume state after a step."""
-        return self.checkpoints / f"{PREFIX}{step}"
-
     def last_resume_state(self) -> Path | None:
         """The newest resume state that is whole; None where there is none."""
         states = self.resume_states()
@@ -169,7 +164,7 @@ class RunFolder:
 
     def finish_state(self, step: int) -> None:
         """Mark the resume state after a step as whole, and only then drop old ones."""
-        (self.resume_state(step) / WHOLE).touch()
+        (self.checkpoints / f"{PREFIX}{step}" / WHOLE).touch()
         self.drop_states(self.resume_states()[KEPT:])
 
     def drop_states(self, states: Sequence[Path]) -> None:
@@ -184,20 +179,14 @@ class RunFolder:
 
         It only shows the run: a failure is a warning, and the run goes on.
         """
-        clean = []
-        for row in history:
-            clean.append({key: _finite(value) for key, value in row.items()})
+        clean = [{key: _finite(value) for key, value in row.items()} for row in history]
         with progress.warn_on_error("the history"):
             files.write_json(self.history, clean)
 
     def resume_states(self) -> list[Path]:
         """The folders of all resume states, whole or not, the newest first."""
-        steps: dict[int, Path] = {}
-        for path in self.checkpoints.glob(f"{PREFIX}*"):
-            number = path.name.removeprefix(PREFIX)
-            if number.isdigit():
-                steps[int(number)] = path
-        return [steps[step] for step in sorted(steps, reverse=True)]
+        found = [path for path in self.checkpoints.glob(f"{PREFIX}*") if _step(path).isdigit()]
+        return sorted(found, key=lambda path: int(_step(path)), reverse=True)
 
 
 class AutoFolder:
@@ -271,6 +260,10 @@ def _dotted(tree: dict[str, Any]) -> dict[str, Any]:
         inner = _dotted(value) if isinstance(value, dict) and value else {"": value}
         flat |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
     return flat
+
+
+def _step(path: Path) -> str:
+    return path.name.removeprefix(PREFIX)
 
 
 def _finite(value: Any) -> Any:

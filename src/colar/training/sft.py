@@ -1,12 +1,11 @@
 """Supervised fine-tuning of any method: `train`.
 
-A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint
-(`resumable_run.py`). On several devices start it with torchrun: processes divide rows, validation and the first look at
-all rows; the main process writes.
+The same call again resumes a run from its last whole checkpoint (`resumable_run.py`). On several devices start it with
+torchrun: processes divide rows, validation and the first look at all rows; the main process writes.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
-from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
 from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
-from colar.training.rows import RowSchedule, TrainingRows
+from colar.training.rows import Curriculum, RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 
@@ -38,8 +36,6 @@ def train(
     resume: bool = True,
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
-
-    Under torchrun all processes call it together, and `validate` too.
 
     `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`; of equals
     the one with the lower held-out loss, and then the first. Without `validate`, or with `load_best_model_at_end`
@@ -66,14 +62,19 @@ def make_trainer(
     folder: RunFolder,
     *,
     validate: Validate | None = None,
-    held_out: Iterable[Example] = (),
+    held_out: Sequence[Example] = (),
 ) -> LatentTrainer:
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
     config = config.resolved()
     config.check_method(method)
     args = put_on_device(lm, config, folder)
-    if config.fsdp:
-        check_fsdp(args.world_size, validate is not None)
+    if config.fsdp and validate is not None:
+        raise ValueError(
+            "training.fsdp trains without validation, as no process has all weights to answer with: set "
+            "data.validation_size 0, and evaluate the published weights afterwards"
+        )
+    if config.fsdp and args.world_size == 1:
+        raise ValueError("training.fsdp splits weights between processes: start them with torchrun")
     examples = list(method.prepare(lm, examples))
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -81,7 +82,6 @@ def make_trainer(
     schedule = RowSchedule(
         rows.examples, first_lengths, config.seed, rows_per_update, config.draws_per_example
     )
-    held_out = list(held_out)
     # Of data with chains those without one would make the loss another quantity.
     scored = [example for example in held_out if example.steps] or held_out
     held_out_rows = TrainingRows(lm, method, scored, config.seed) if scored else None
@@ -109,14 +109,3 @@ def fitting_rows(
         lengths = rows.lengths(curriculum.stage_epochs())
         examples = rows.fitting(lengths, "training rows")
     return rows, [of_row[0] for of_row in lengths], curriculum
-
-
-def check_fsdp(world_size: int, validates: bool) -> None:
-    """ValueError for what training.fsdp cannot do."""
-    if world_size == 1:
-        raise ValueError("training.fsdp splits weights between processes: start them with torchrun")
-    if validates:
-        raise ValueError(
-            "training.fsdp trains without validation, as no process has all weights to answer with: set "
-            "data.validation_size 0, and evaluate the published weights afterwards"
-        )

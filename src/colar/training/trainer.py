@@ -16,9 +16,11 @@ Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state. I
 wherever they suffice; a test lists the private names, and why no public one serves.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence, Sized
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Sized
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,12 +40,9 @@ from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.config import TrainingConfig
-from colar.training.curriculum import Curriculum
-from colar.training.objective import LossTermSums, Objective
-from colar.training.rows import (
-    RowSchedule,
-    Schedule,
-    TrainingRows,
+from colar.training.objective import (
+    LossTermSums,
+    Objective,
     collate,
     count_rows,
     divide,
@@ -51,6 +50,7 @@ from colar.training.rows import (
     part_indices,
     take,
 )
+from colar.training.rows import Curriculum, RowSchedule, Schedule, TrainingRows
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
@@ -64,7 +64,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     (`resumable_run.arguments`).
     """
 
-    loss_is_scaled_for_ga = True
     samples: ClassVar[bool] = False
     """True where batches are outputs of the model, which it samples as they are due, and no rows of a file."""
 
@@ -131,27 +130,24 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
             self._mark_copies(batches)
-        own_rows = devices.send(count_rows(batches), device)
-        return batches, self.accelerator.gather(own_rows[None]).sum()
+        own_rows = devices.numbers([sum(map(count_rows, batches))], device)
+        return batches, self.accelerator.gather(own_rows).sum()
 
     def _mark_copies(self, batches: list[Any]) -> None:
         """Mark the rows of an epoch's last update that are there twice."""
         assert isinstance(self.schedule, Sized)
-        turns = math.ceil(len(self.schedule) / (self.args.train_batch_size * self.args.world_size))
+        n_rows, size, n = len(self.schedule), self.args.train_batch_size, self.args.world_size
+        turns = math.ceil(n_rows / (size * n))
         updates = math.ceil(turns / self.args.gradient_accumulation_steps)
         first = self.state.global_step % updates * self.args.gradient_accumulation_steps
-        size, process, n = self.args.train_batch_size, self.args.process_index, self.args.world_size
-        mark_copies(batches, first, size, process, n, len(self.schedule))
+        mark_copies(batches, first, size, self.args.process_index, n, n_rows)
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of each row of a batch, (B,)."""
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
-    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
-        """The batch with the most positions in the first epoch, in the stage that makes it longest.
-
-        `epochs` are those at which the curriculum's stages begin.
-        """
+    def longest_batch(self) -> dict[str, Tensor]:
+        """The batch with the most positions in the first epoch, in the curriculum's stage that makes it longest."""
         rows, schedule = self.train_dataset, self.schedule
         assert isinstance(rows, TrainingRows), "a run that samples has no rows"
         assert isinstance(schedule, RowSchedule), "rows have a schedule"
@@ -160,56 +156,44 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
         widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
         in_stages = []
-        for epoch in epochs:
+        for epoch in self.curriculum.stage_epochs():
             in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
         return max(in_stages, key=lambda batch: int(self.positions(batch).max()))
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
-        if self.tokens_per_batch is None:
-            return [inputs]
         indices = part_indices(self.positions(inputs), self.tokens_per_batch)
         return [inputs] if len(indices) == 1 else [take(inputs, rows) for rows in indices]
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return inputs
 
     # Loss
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
+        """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's.
+
+        Trainer's own step would move the batch to the device before Python has decided by it.
+        """
         parts = self.parts(inputs)
         if self.fsdp:
             # All gather weights together, part by part.
             parts = divide(parts, max(gather_object([len(parts)])), self.positions)
-        *earlier, last = parts
-        total: Tensor | float = 0.0
-        for part in earlier:
+        model.train()
+        losses: list[Tensor] = []
+        for part in parts:
             # Processes have different numbers of parts: their gradients meet at the last.
-            with self.accelerator.no_sync(model):
-                total = total + super().training_step(model, part, num_items_in_batch)
-        loss: Tensor = total + super().training_step(model, last, num_items_in_batch)
-        return loss
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The loss of one batch, whose terms are added up for the log."""
-        rows = int(count_rows([inputs]))
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        # Means weighted by rows: the last batch of an epoch may be shorter.
-        self.term_sums.add(outputs, rows)
-        for name, term in outputs.items():
-            now, before = term.detach(), self.last_terms.get(name)
-            # Of the update's batches and their parts the first that is not finite stays.
-            self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
-        return (loss, outputs) if return_outputs else loss
+            with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
+                with self.compute_loss_context_manager():
+                    loss, outputs = self.compute_loss(model, part, True, num_items_in_batch)
+                self.accelerator.backward(loss)
+            losses.append(loss.detach())
+            # Means weighted by rows: the last batch of an epoch may be shorter.
+            self.term_sums.add(outputs, count_rows(part))
+            for name, term in outputs.items():
+                now, before = term.detach(), self.last_terms.get(name)
+                # Of the update's batches and their parts the first that is not finite stays.
+                self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
+        return reduce(torch.add, losses)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once an update, before the optimiser: a number that is not finite must not reach the weights.
@@ -243,21 +227,19 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.last_update is None:
             return
         for step, norm, *terms in self.last_update.tolist():
-            if all(map(math.isfinite, (norm, *terms))):
-                continue
-            values = ", ".join(
-                f"{name} {value:g}" for name, value in zip(self.last_terms, terms, strict=True)
-            )
-            raise NonFiniteError(
-                f"step {step:.0f}: {values}, gradient norm {norm:g}; training stops before it reaches the weights"
-            )
+            found = dict(zip(self.last_terms, terms, strict=True)) | {"gradient norm": norm}
+            if not all(map(math.isfinite, found.values())):
+                values = ", ".join(f"{name} {value:g}" for name, value in found.items())
+                raise NonFiniteError(
+                    f"step {step:.0f}: {values}; training stops before it reaches the weights"
+                )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""
         self._require_finite()
         if "loss" in logs:
             logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
-            self.term_sums.clear()
+            self.term_sums = LossTermSums()
             if self.config.modules_learning_rate is not None:
                 # Both rates follow one schedule, so their ratio stays.
                 ratio = self.config.modules_learning_rate / self.args.learning_rate
@@ -271,29 +253,26 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.fsdp and not weights.is_sharded(self.objective):
             weights.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
         if self.optimizer is None:
-            target = self.model if model is None else model
-            cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
-            self.optimizer: torch.optim.Optimizer = cls(self.parameter_groups(target), **options)
+            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self.objective)
+            self.optimizer: torch.optim.Optimizer = cls(self.parameter_groups(self.objective), **options)
         return self.optimizer
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
-        own_rate = self.config.modules_learning_rate
-        groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+        groups: defaultdict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            # LatentLM keeps the modules of the method under `extra`.
-            is_module = ".extra." in f".{name}"
-            decays = name in decayed_names
-            if (is_module, decays) not in groups:
-                rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
-                decay = self.args.weight_decay if decays else 0.0
-                groups[is_module, decays] = {"params": [], "lr": rate, "weight_decay": decay}
-            groups[is_module, decays]["params"].append(parameter)
+            if parameter.requires_grad:
+                # LatentLM keeps the modules of the method under `extra`.
+                groups[".extra." in f".{name}", name in decayed_names].append(parameter)
+        own_rate = self.config.modules_learning_rate
+        options = []
         # In a fixed order: the optimiser's saved state knows its groups by their place.
-        return [groups[key] for key in sorted(groups)]
+        for is_module, decays in sorted(groups):
+            rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
+            decay = self.args.weight_decay if decays else 0.0
+            options.append({"params": groups[is_module, decays], "lr": rate, "weight_decay": decay})
+        return options
 
     # Evaluation
 
@@ -304,31 +283,27 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.validate is None:
             return {}
         self._require_finite()
-        own = self._validate(self.validate)
-        # A function of a user's own may know nothing of several processes, and find another number in each.
-        metrics = processes.from_main(lambda: own)
-        logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(logs)
-        handler = self.callback_handler
-        self.control: TrainerControl = handler.on_evaluate(self.args, self.state, self.control, logs)
-        return logs
-
-    def _validate(self, validate: Validate) -> dict[str, float]:
         lm = self.objective.lm
         # Training continues with the random numbers that it would have had without an evaluation.
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
         with lm.evaluating(), devices.forked_rng(lm.device), torch.no_grad(), eager:
-            metrics = self._held_out_losses()
+            own = self._held_out_losses()
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
-                metrics.update(validate(lm, self.objective.method))
+                own |= self.validate(lm, self.objective.method)
         graphs.leave_room(lm)
+        # A function of a user's own may know nothing of several processes, and find another number in each.
+        metrics = processes.from_main(lambda: own)
         if "accuracy" not in metrics:
             raise ValueError(
                 f"validate must return an accuracy, it returned {', '.join(metrics) or 'nothing'}"
             )
-        return metrics
+        logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(logs)
+        handler = self.callback_handler
+        self.control: TrainerControl = handler.on_evaluate(self.args, self.state, self.control, logs)
+        return logs
 
     def _held_out_losses(self) -> dict[str, float]:
         """Mean of each term of the loss over the validation rows: the training loss on rows that were not trained on.
@@ -340,21 +315,21 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             return {}
         epoch = self.curriculum.epoch(self.state.global_step)
         size = self.args.train_batch_size
-        sums: dict[str, float] = {}
+        sums: defaultdict[str, float] = defaultdict(float)
         state = self.accelerator.state
         for start in range(size * state.process_index, len(rows), size * state.num_processes):
             end = min(start + size, len(rows))
-            tensors = collate([rows.at(epoch, index) for index in range(start, end)])
-            for part in self.parts(tensors):
+            batch = [rows.encoded(epoch, index, draws_of=0)[0] for index in range(start, end)]
+            for part in self.parts(collate(batch)):
                 # In the precision of training: the two losses are compared.
                 with self.accelerator.autocast():
                     means = self.objective(**part)
                 for name, mean in means.items():
-                    sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
-        totals: dict[str, float] = {}
+                    sums[name] += float(mean) * count_rows(part)
+        totals: defaultdict[str, float] = defaultdict(float)
         for share in gather_object([sums]):
             for name, total in share.items():
-                totals[name] = totals.get(name, 0.0) + total
+                totals[name] += total
         return {name: total / len(rows) for name, total in totals.items()}
 
     # Resume state

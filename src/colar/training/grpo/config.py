@@ -10,10 +10,15 @@ from colar.training.config import TrainingConfig
 
 LossType = Literal["grpo", "dr_grpo", "dapo"]
 Level = Literal["token", "sequence"]
-CHOICES: dict[str, tuple[str, ...]] = {
-    "loss_type": get_args(LossType),
-    "importance_sampling_level": get_args(Level),
+WHOLE_FROM = {
+    "num_generations": 2,
+    "num_iterations": 1,
+    "max_latents": 1,
+    "dynamic_sampling": 0,
+    "max_batch": 1,
+    "rollout_workers": 0,
 }
+"""Keys that are whole numbers, and their least value: `length_penalty` divides by `max_latents`."""
 
 
 @dataclass(frozen=True)
@@ -78,49 +83,39 @@ class GrpoConfig:
     """Stop after N validations without a new best; null: never."""
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            checks.check_choice(f"grpo.{name}", getattr(self, name), allowed)
-        checks.check_number("grpo.num_generations", self.num_generations, 2, whole=True)
-        for name in ("num_iterations", "max_batch"):
-            checks.check_number(f"grpo.{name}", getattr(self, name), 1, whole=True)
-        checks.check_number("grpo.dynamic_sampling", self.dynamic_sampling, 0, whole=True)
-        checks.check_number("grpo.rollout_workers", self.rollout_workers, 0, whole=True)
+        checks.check_choice("grpo.loss_type", self.loss_type, get_args(LossType))
+        checks.check_choice("grpo.importance_sampling_level", self.importance_sampling_level, get_args(Level))
+        for name, low in WHOLE_FROM.items():
+            checks.check_number(f"grpo.{name}", getattr(self, name), low, whole=True)
         if self.rollout_workers and importlib.util.find_spec("ray") is None:
             raise ValueError(
                 "grpo.rollout_workers needs Ray: from your clone of colar, pip install '.[ray]', or set it 0"
             )
-        checks.check_number("grpo.beta", self.beta, 0)
-        checks.check_holds("grpo.epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
         for name in ("steps_per_generation", "early_stopping_patience"):
             value = getattr(self, name)
             checks.check_holds(f"grpo.{name}", value is None or value >= 1, value, "1 or more, or null")
+        checks.check_number("grpo.beta", self.beta, 0)
+        checks.check_holds("grpo.epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
         high = self.epsilon_high
         checks.check_holds("grpo.epsilon_high", high is None or high > 0, high, "above 0 or null")
+        explores = "above 0 (at 0 nothing is drawn, and nothing explores)"
+        checks.check_holds("grpo.temperature", self.temperature > 0, self.temperature, explores)
+        try:
+            _ = self.decoding  # the engine's Decoding checks the other temperatures and limits
+        except ValueError as error:
+            raise ValueError(f"grpo.{error}") from error
         factors = self.compression_factors
         wanted = "a list of at least one factor, or null for the method's default"
         checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
-        thresholds = self.confidence_thresholds or ()
+        thresholds = self.confidence_thresholds
         # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
-        scorable = all(threshold == 0 or 0.5 < threshold <= 1 for threshold in thresholds)
-        is_filled = self.confidence_thresholds is None or len(thresholds) > 0
-        wanted = "a list of at least one value, each 0 or above 0.5 and at most 1, or null for the method's default"
-        checks.check_holds(
-            "grpo.confidence_thresholds", scorable and is_filled, self.confidence_thresholds, wanted
+        scorable = thresholds is None or (
+            len(thresholds) > 0 and all(t == 0 or 0.5 < t <= 1 for t in thresholds)
         )
+        wanted = "a list of at least one value, each 0 or above 0.5 and at most 1, or null for the method's default"
+        checks.check_holds("grpo.confidence_thresholds", scorable, thresholds, wanted)
         funcs = self.reward_funcs
         checks.check_holds("grpo.reward_funcs", len(funcs) > 0, funcs, "a list of at least one reward")
-        self._check_decoding()
-
-    def _check_decoding(self) -> None:
-        # Two values are narrower here than for the engine: greedy outputs of a group would all be the same, and
-        # length_penalty divides by max_latents.
-        explores = "above 0 (at 0 nothing is drawn, and nothing explores)"
-        checks.check_holds("grpo.temperature", self.temperature > 0, self.temperature, explores)
-        checks.check_number("grpo.max_latents", self.max_latents, 1, whole=True)
-        try:
-            _ = self.decoding  # the engine's Decoding checks the others
-        except ValueError as error:
-            raise ValueError(f"grpo.{error}") from error
 
     @property
     def decoding(self) -> Decoding:
@@ -141,17 +136,11 @@ class GrpoConfig:
         }
         return {name: values for name, values in choices.items() if values is not None}
 
-    @property
-    def high(self) -> float:
-        """epsilon_high, or epsilon where it is not given."""
-        return self.epsilon if self.epsilon_high is None else self.epsilon_high
-
     def plan(self, training: TrainingConfig, processes: int = 1) -> "GenerationPlan":
         """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other.
 
         With N processes there are N times as many batches of an update and of a generation.
         """
-        # For example 4 batches a generation and 2 an update: two updates with the outputs of a generation.
         draws = training.draws_per_example
         rows_are_outputs = "1 for grpo, whose rows are outputs: grpo.num_generations of each question"
         checks.check_holds("training.draws_per_example", draws == 1, draws, rows_are_outputs)
@@ -164,8 +153,8 @@ class GrpoConfig:
                 f"({accumulate}): an update learns from one generation"
             )
         outputs = batch * steps * processes
-        by_processes = f" x {processes} processes" if processes > 1 else ""
         if outputs % self.num_generations:
+            by_processes = f" x {processes} processes" if processes > 1 else ""
             raise ValueError(
                 f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}){by_processes} = "
                 f"{outputs} outputs of a generation must be a multiple of grpo.num_generations "

@@ -17,7 +17,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,7 +35,7 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output, RollOut
-from colar.training.rows import Schedule, digest_of, epoch_order
+from colar.training.rows import Schedule, epoch_order
 
 LOGGED = 2
 """Outputs of each generation that are written to completions.jsonl."""
@@ -55,12 +54,10 @@ class QuestionSchedule(Schedule):
     def __init__(self, examples: Sequence[Example], seed: int, plan: GenerationPlan) -> None:
         self.examples = examples
         self.plan = plan
-        self.epoch = 0
         self.generations_per_epoch = len(examples) // plan.questions
         if not self.generations_per_epoch:
             raise ValueError(f"{len(examples)} questions do not fill a generation of {plan.questions}")
         self.seed = seed
-        self.digest = digest_of(examples)
         self._ordered_epoch = -1
         self._order: list[int] = []
 
@@ -78,8 +75,7 @@ class QuestionSchedule(Schedule):
         """Indices of the questions of a generation."""
         epoch, place = divmod(number, self.generations_per_epoch)
         if self._ordered_epoch != epoch:
-            ids = [example.id for example in self.examples]
-            self._order = epoch_order(ids, self.seed, epoch, self.plan.questions)
+            self._order = epoch_order(self.examples, self.seed, epoch, self.plan.questions)
             self._ordered_epoch = epoch
         start = place * self.plan.questions
         return self._order[start : start + self.plan.questions]
@@ -106,11 +102,15 @@ def collate_slots(keys: Sequence[SlotKey]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class OutputGroup:
-    """The G outputs of one question, their rewards by each of F functions (G, F), and the sum of these (G,)."""
+    """The G outputs of one question, and their rewards by each of F functions (G, F)."""
 
     outputs: list[Output]
     rewards_GF: Tensor
-    total_G: Tensor
+
+    @property
+    def total_G(self) -> Tensor:
+        """The sum of an output's rewards, (G,)."""
+        return self.rewards_GF.sum(1)
 
     @property
     def spread(self) -> bool:
@@ -144,7 +144,6 @@ class RolloutSampler:
         method: Method,
         config: GrpoConfig,
         schedule: QuestionSchedule,
-        seed: int,
         reward_funcs: Mapping[str, rewards.Reward],
         roll_out: RollOut = rollout.roll_out,
     ) -> None:
@@ -152,7 +151,6 @@ class RolloutSampler:
         self.method = method
         self.config = config
         self.schedule = schedule
-        self.seed = seed
         self.reward_funcs = dict(reward_funcs)
         self.roll_out = roll_out
         self.dr_grpo_length: float | None = None
@@ -164,8 +162,7 @@ class RolloutSampler:
         rollouts = rollout.collate(outputs, self.lm.width)
         total_R = torch.cat([group.total_G for group in groups])
         advantages_R = advantages(total_R, self.config.num_generations)
-        tensors = rollouts.tensors()
-        tensors.update(self._columns(outputs, rollouts, advantages_R))
+        tensors = rollouts.tensors() | self._columns(outputs, rollouts, advantages_R)
 
         names = list(self.reward_funcs)
         # Over all that was sampled: the chosen groups alone would hide how many questions are too easy or too hard.
@@ -177,24 +174,19 @@ class RolloutSampler:
     ) -> dict[str, Tensor]:
         """The columns that the loss needs beside the outputs themselves."""
         n_actions_R = rollouts.n_actions()
-        truncated_R = torch.tensor([output.completion.truncated for output in outputs])
-        kept_R = torch.ones_like(truncated_R)
-        if self.config.mask_truncated_completions:
-            kept_R = ~truncated_R
         if self.dr_grpo_length is None:
             self.dr_grpo_length = float(n_actions_R.double().mean())
+        masks = self.config.mask_truncated_completions
+        kept_R = torch.tensor([not (masks and output.completion.truncated) for output in outputs])
         # An output that is left out has no actions to average over.
         counted_R = n_actions_R * kept_R
         plan = self.schedule.plan
-        weights_R = output_weights(self.config.loss_type, counted_R, plan, self.dr_grpo_length)
-        # Only logged: how far the engine that sampled is from the trainer that scores.
-        method = require_scorable(self.method)
-        engine_logps_RN = rollout.engine_logps(method, outputs, rollouts)
         return {
             "advantages": advantages_R,
-            "weights": weights_R,
+            "weights": output_weights(self.config.loss_type, counted_R, plan, self.dr_grpo_length),
             "kept": kept_R,
-            "engine_logps": engine_logps_RN,
+            # Only logged: how far the engine that sampled is from the trainer that scores.
+            "engine_logps": rollout.engine_logps(require_scorable(self.method), outputs, rollouts),
         }
 
     def _groups(self, number: int) -> tuple[list[OutputGroup], list[OutputGroup]]:
@@ -220,30 +212,28 @@ class RolloutSampler:
         """N questions beside those that have been sampled, or fewer where no more are left."""
         # Sorted, for a draw must not depend on the order of a set.
         left = sorted(set(range(len(self.schedule.examples))) - set(sampled))
-        rng = Random(seed_from(self.seed, "more", number, len(sampled)))
+        rng = Random(seed_from(self.schedule.seed, "more", number, len(sampled)))
         return rng.sample(left, min(n, len(left)))
 
     def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
-        return processes.split_and_gather(questions, partial(self._sample_share, number))
+        return processes.split_and_gather(questions, lambda share: self._sample_share(share, number))
 
-    def _sample_share(self, number: int, questions: Sequence[int]) -> list[OutputGroup]:
+    def _sample_share(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
         """The groups of the questions that this process samples."""
         if not questions:
             return []
         examples = [self.schedule.examples[index] for index in questions]
-        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
+        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.schedule.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             output.completion.require_answer(f"generation {number}")
         rewards_RF = rewards.apply(self.reward_funcs, outputs)
-        total_R = rewards_RF.sum(1)
-        groups = []
         G = self.config.num_generations
-        for start in range(0, len(outputs), G):
-            rows = slice(start, start + G)
-            groups.append(OutputGroup(outputs[rows], rewards_RF[rows], total_R[rows]))
-        return groups
+        return [
+            OutputGroup(outputs[start : start + G], rewards_RF[start : start + G])
+            for start in range(0, len(outputs), G)
+        ]
 
 
 def all_outputs(groups: Sequence[OutputGroup]) -> list[Output]:
@@ -254,11 +244,8 @@ def all_outputs(groups: Sequence[OutputGroup]) -> list[Output]:
 def sampling_metrics(groups: Sequence[OutputGroup], reward_names: Sequence[str]) -> dict[str, float]:
     """Rewards and lengths under TRL's names; `completions/` are answers, `latents/` the thinking."""
     outputs = all_outputs(groups)
-    metrics = reward_metrics(
-        torch.cat([group.rewards_GF for group in groups]),
-        list(reward_names),
-        torch.stack([group.total_G for group in groups]),
-    )
+    rewards_RF = torch.cat([group.rewards_GF for group in groups])
+    metrics = reward_metrics(rewards_RF, reward_names, torch.stack([group.total_G for group in groups]))
     answer_lengths = [len(output.sampled_ids) for output in outputs]
     answers_cut = [output.completion.reason == "length" for output in outputs]
     metrics.update(length_metrics("completions", answer_lengths, answers_cut))
@@ -294,30 +281,25 @@ def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) 
 def records_to_read(
     lm: LatentLM, groups: Sequence[OutputGroup], reward_names: Sequence[str], advantages_R: Tensor
 ) -> list[dict[str, Any]]:
-    """The first `LOGGED` outputs as a person reads them, with their rewards and advantages."""
+    """The first `LOGGED` outputs to read: a thought is the text of its tokens, those chosen or else the nearest."""
     rewards_RF = torch.cat([group.rewards_GF for group in groups])
     total_R = torch.cat([group.total_G for group in groups])
     records = []
     for row, output in enumerate(all_outputs(groups)[:LOGGED]):
-        record = _record(lm, output)
-        record["rewards"] = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
-        record["reward"] = total_R[row].item()
-        record["advantage"] = advantages_R[row].item()
+        completion = output.completion
+        record = {
+            "id": output.example.id,
+            "sample": completion.request.sample,
+            **dataclasses.asdict(completion.request.params),
+            "question": output.example.question,
+            "thoughts": [thought["text"] for thought in read_thoughts(lm, completion, neighbours=0)],
+            "completion": completion.text,
+            "answer": output.example.answer,
+            "length": completion.length,
+            "truncated": completion.truncated,
+            "rewards": dict(zip(reward_names, rewards_RF[row].tolist(), strict=True)),
+            "reward": total_R[row].item(),
+            "advantage": advantages_R[row].item(),
+        }
         records.append(record)
     return records
-
-
-def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
-    """Question, thoughts and answer of an output: a thought is the text of its tokens, chosen or else nearest."""
-    completion = output.completion
-    return {
-        "id": output.example.id,
-        "sample": completion.request.sample,
-        **dataclasses.asdict(completion.request.params),
-        "question": output.example.question,
-        "thoughts": [thought["text"] for thought in read_thoughts(lm, completion, neighbours=0)],
-        "completion": completion.text,
-        "answer": output.example.answer,
-        "length": completion.length,
-        "truncated": completion.truncated,
-    }

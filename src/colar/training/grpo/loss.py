@@ -84,7 +84,8 @@ def policy_loss(
         mean_B1 = log_ratio_BN.sum(-1, keepdim=True) / count_B1
         log_ratio_BN = mean_B1.expand_as(log_ratio_BN)
     ratio_BN = log_ratio_BN.clamp(-FAR, FAR).exp()
-    low, high = 1 - config.epsilon, 1 + config.high
+    low = 1 - config.epsilon
+    high = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     clipped_BN = ratio_BN.clamp(low, high)
     advantage_B1 = advantages_B.to(logps_BN.dtype)[:, None]
 

@@ -7,6 +7,7 @@ per-request values (`compression_factor`). A function takes the columns it needs
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,17 +51,14 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
     rewards_FR = []
     for name, func in reward_funcs.items():
         values = list(func(texts, **columns))
-        if None in values:
-            raise ValueError(f"reward {name} returned None: it must return a number for each completion")
-        values_R = torch.tensor(values, dtype=torch.float64)
-        if len(values_R) != len(outputs):
-            raise ValueError(f"reward {name} returned {len(values_R)} values for {len(outputs)} completions")
-        if not bool(values_R.isfinite().all()):
-            first = int((~values_R.isfinite()).nonzero()[0])
-            raise ValueError(
-                f"reward {name} returned {values_R[first]} for {outputs[first].example.id}: not finite"
-            )
-        rewards_FR.append(values_R)
+        if len(values) != len(outputs):
+            raise ValueError(f"reward {name} returned {len(values)} values for {len(outputs)} completions")
+        for value, output in zip(values, outputs, strict=True):
+            if value is None or not math.isfinite(value):
+                raise ValueError(
+                    f"reward {name} returned {value} for {output.example.id}: it must return a finite number"
+                )
+        rewards_FR.append(torch.tensor(values, dtype=torch.float64))
     return torch.stack(rewards_FR, 1)
 
 

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,11 +33,7 @@ from colar.training.grpo.config import GrpoConfig
 
 @dataclass(frozen=True)
 class Output:
-    """One output and its question.
-
-    The completion holds latents, stop decision, log-probs and text. Its request holds temperatures, limits, seed and
-    sample.
-    """
+    """One output and its question."""
 
     example: Example
     question_ids: list[int]
@@ -80,28 +75,23 @@ RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], 
 def requests(
     method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
 ) -> list[Request]:
-    """G requests a question, question by question."""
+    """G requests a question, question by question. The outputs of a question share a drawn factor and threshold."""
     queue = []
     for example in examples:
         # One seed for a question: the number of the sample tells the draws of its outputs apart.
         question_seed = seed_from(seed, "rollout", generation, example.id)
-        params = draw_params(method, config, question_seed)
+        values = {}
+        for name, choices in config.param_choices.items():
+            # Each has a draw of its own. The factor's keeps its first name: older runs' draws stay as they were.
+            which = "factor" if name == "compression_factor" else name
+            values[name] = Random(seed_from(question_seed, which)).choice(choices)
+        params = registry.make_params(method, values)
         for sample in range(config.num_generations):
             request = Request.of(
                 example, params, config.decoding, question_seed, sample=sample, keep_latents=True
             )
             queue.append(request)
     return queue
-
-
-def draw_params(method: Method, config: GrpoConfig, question_seed: int) -> Any:
-    """The per-request values of a question's outputs: its factor and threshold, drawn."""
-    values = {}
-    for name, choices in config.param_choices.items():
-        # Each has a draw of its own. The factor's keeps its first name, so that older runs' draws stay as they were.
-        which = "factor" if name == "compression_factor" else name
-        values[name] = Random(seed_from(question_seed, which)).choice(choices)
-    return registry.make_params(method, values)
 
 
 def roll_out(
@@ -123,14 +113,12 @@ def roll_out(
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        outputs.append(Output(example, question_ids, _on_cpu(completion), lm.template.eos_id))
+        # On the CPU, from where they can be sent to other processes.
+        latents = None if completion.latents is None else completion.latents.cpu()
+        info = {name: column.cpu() for name, column in completion.info.items()}
+        completion = replace(completion, latents=latents, info=info)
+        outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
     return outputs
-
-
-def _on_cpu(completion: Completion) -> Completion:
-    """The completion with its tensors on the CPU, from where they can be sent to other processes."""
-    latents = None if completion.latents is None else completion.latents.cpu()
-    return replace(completion, latents=latents, info={name: x.cpu() for name, x in completion.info.items()})
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:
@@ -138,6 +126,11 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     question_ids, question_lengths = pad([output.question_ids for output in outputs])
     thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
     token_ids, token_lengths = pad([output.sampled_ids for output in outputs])
+    # Tokens are embedded again when they are scored, so their embeddings need not be stored.
+    of_tokens = thought_ids.numel() > 0 and bool((thought_ids >= 0).all())
+    latents = [None if of_tokens else output.completion.latents for output in outputs]
+    group_ids = [output.completion.info.get("group_ids") for output in outputs]
+    endings = [output.completion.info.get("endings") for output in outputs]
     sent = [output.completion.request for output in outputs]
     # A score is that of the whole softmax: of a draw from a nucleus it would be too low, and of what the present
     # weights' nucleus leaves out there is none.
@@ -149,9 +142,9 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         question_ids=question_ids,
         question_lengths=question_lengths,
         thought_ids=thought_ids,
-        latents=_latents(outputs, thought_ids.shape[1], width),
-        group_ids=_ids_of_thoughts(outputs, "group_ids", thought_ids.shape[1], (0,)),
-        endings=_ids_of_thoughts(outputs, "endings", thought_ids.shape[1], ()),
+        latents=_padded(latents, thought_counts, torch.zeros(0, 0 if of_tokens else width), 0),
+        group_ids=_padded(group_ids, thought_counts, torch.zeros(0, 0, dtype=torch.int64), -1),
+        endings=_padded(endings, thought_counts, torch.zeros(0, dtype=torch.int64), -1),
         thought_counts=thought_counts,
         token_ids=token_ids,
         token_lengths=token_lengths,
@@ -162,47 +155,22 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     )
 
 
-def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
-    """The latents as they were drawn, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
-    latents = [output.completion.latents for output in outputs if output.completion.latents is not None]
-    thought_ids: set[int] = set().union(*(output.completion.thought_ids for output in outputs))
-    # Tokens are embedded again when they are scored, so their embeddings need not be stored.
-    if thought_ids and -1 not in thought_ids:
-        width = 0
-    dtype = latents[0].dtype if latents else torch.float32
-    latents_RKD = torch.zeros(len(outputs), longest, width, dtype=dtype)
-    for row, output in enumerate(outputs):
-        latents_KD = output.completion.latents
-        if width and latents_KD is not None:
-            latents_RKD[row, : output.completion.length] = latents_KD.cpu()
-    return latents_RKD
-
-
-def _ids_of_thoughts(
-    outputs: Sequence[Output], name: str, longest: int, otherwise: tuple[int, ...]
-) -> Tensor:
-    """The ids that the method gives each thought under `name`, (R, K, ...), -1 where there is none.
-
-    `otherwise` is a thought's shape where the method gives none.
-    """
-    found = {
-        row: output.completion.info[name]
-        for row, output in enumerate(outputs)
-        if name in output.completion.info
-    }
-    # All thoughts of a method have the same shape: a group's places are those of its largest factor.
-    shape = next((tuple(column.shape[1:]) for column in found.values()), otherwise)
-    ids = torch.full((len(outputs), longest, *shape), -1)
-    for row, column in found.items():
-        n = outputs[row].completion.length
-        ids[row, :n] = column[:n].cpu()
-    return ids
-
-
 def engine_logps(method: Scorable, outputs: Sequence[Output], rollouts: Rollouts) -> Tensor:
     """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
-    logps_RN = torch.zeros(len(outputs), int(rollouts.action_positions().max()))
-    for row, output in enumerate(outputs):
-        values = output.logps(method)
-        logps_RN[row, : len(values)] = values
-    return logps_RN
+    return _padded(
+        [output.logps(method) for output in outputs], rollouts.action_positions(), torch.zeros(0), 0
+    )
+
+
+def _padded(columns: Sequence[Tensor | None], counts_R: Tensor, empty: Tensor, fill: int) -> Tensor:
+    """Columns of the outputs, of these lengths or longer, as one (R, longest, ...), with `fill` behind each.
+
+    `empty` (0, ...) has the shape and dtype where no output has a column.
+    """
+    # All thoughts of a method have the same shape: a group's places are those of its largest factor.
+    like = next((column for column in columns if column is not None), empty)
+    padded_RK = torch.full((len(columns), int(counts_R.max()), *like.shape[1:]), fill, dtype=like.dtype)
+    for row, (column, count) in enumerate(zip(columns, counts_R.tolist(), strict=True)):
+        if column is not None:
+            padded_RK[row, :count] = column[:count]
+    return padded_RK

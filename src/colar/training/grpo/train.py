@@ -1,21 +1,13 @@
 """GRPO: `train`, the call that a recipe's `grpo` section makes, and its trainer.
 
-The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`).
-`completions.jsonl` in the folder holds outputs to read. The model is validated before the first step too: a run that
-makes it worse publishes the weights that it started from.
+The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`). The
+model is validated before the first step too: a run that makes it worse publishes the weights that it started from.
 
     step          0                 4                 8
     generation    |-- generation 0 --|-- generation 1 --|-- generation 2 --      here: four updates with each
     validation    *          *          *          *
     checkpoint         |          |     X kill
     resume                        '-- generation 1 is read from the checkpoint, its last update is made again
-
-`GrpoTrainer` takes its batches from a generation that is sampled when it is due:
-
-    schedule             (generation 7, slot 0), (7, 1), ...          which outputs a batch holds
-    get_batch_samples    a new generation is sampled, rewarded and scored; then the batches' rows are taken
-    objective            loss of the rows -> gradient
-    optimiser            after `accumulate` batches: one update; the weights are no longer those that sampled
 
 The outputs of a generation were sampled by weights that are gone after its first update, so they cannot be made again:
 a save in the middle of one holds them and their old log-probs (rollouts.safetensors). A save between two generations
@@ -48,8 +40,8 @@ from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation, QuestionSchedule, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.rollout import RollOut
+from colar.training.objective import part_indices, take
 from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
-from colar.training.rows import part_indices, take
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 
@@ -94,8 +86,9 @@ def train(
         reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
     )  # fmt: skip
     stopping = EarlyStopping(grpo.early_stopping_patience)
+    trainer.add_callback(stopping)
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
-    return run_trainer(trainer, folder, info, resume, list(held_out), [stopping], stopping.out_of_patience)
+    return run_trainer(trainer, folder, info, resume, list(held_out), stopping.out_of_patience)
 
 
 def make_trainer(
@@ -132,7 +125,7 @@ def make_trainer(
     method.prepare(lm, examples)
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
-    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs, roll_out or rollout.roll_out)
+    sampler = RolloutSampler(lm, method, grpo, schedule, funcs, roll_out or rollout.roll_out)
     return GrpoTrainer(objective, args, config, sampler, folder.completions, validate)
 
 
@@ -146,15 +139,14 @@ def _checked_questions(
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
-    # Each value once, in their order.
-    values_of = {name: list(dict.fromkeys(values)) for name, values in grpo.param_choices.items()}
     params = []
-    for combination in itertools.product(*values_of.values()):
-        params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
-    for values in params:
-        warning = method.check_params(values)
+    # Each value once, in their order.
+    for values in itertools.product(*map(dict.fromkeys, grpo.param_choices.values())):
+        drawn = registry.make_params(method, dict(zip(grpo.param_choices, values, strict=True)))
+        warning = method.check_params(drawn)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
+        params.append(drawn)
     remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"
     return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
 
@@ -198,28 +190,26 @@ class GrpoTrainer(LatentTrainer):
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
-        """The outputs of one update, and their number; a new generation is sampled first."""
+        """The outputs of one update, and their number; a new generation is sampled, rewarded and scored first."""
         keys, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return [self._rows(batch) for batch in keys], count
+        batches = [take(self._tensors_of(int(batch["generations"][0])), batch["slots"]) for batch in keys]
+        return batches, count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """At least the positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.action_positions()
 
-    def longest_batch(self, epochs: Sequence[float]) -> dict[str, Tensor]:
+    def longest_batch(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
-        if self.generation is None:
-            self.generation = self._generate(0)
-        positions_R = self.positions(self.generation.tensors)
-        return take(self.generation.tensors, positions_R.argsort(descending=True)[: self.plan.batch])
+        tensors = self._tensors_of(0)
+        return take(tensors, self.positions(tensors).argsort(descending=True)[: self.plan.batch])
 
-    def _rows(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs that a batch's keys stand for."""
-        number = int(keys["generations"][0])
+    def _tensors_of(self, number: int) -> dict[str, Tensor]:
+        """The outputs of a generation, which is sampled when it is due."""
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        return take(self.generation.tensors, keys["slots"].cpu())
+        return self.generation.tensors
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
@@ -271,12 +261,9 @@ class GrpoTrainer(LatentTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add to a row of training the means over the generations that were sampled since the last row."""
         if "loss" in logs:
-            collected: dict[str, list[float]] = {}
-            for metrics in self.unlogged_metrics:
-                for name, value in metrics.items():
-                    collected.setdefault(name, []).append(value)
             # A generation may lack a metric, where no output had a value for it.
-            for name, values in collected.items():
+            for name in dict.fromkeys(itertools.chain.from_iterable(self.unlogged_metrics)):
+                values = [metrics[name] for metrics in self.unlogged_metrics if name in metrics]
                 logs[name] = sum(values) / len(values)
             self.unlogged_metrics = []
         super().log(logs, start_time)
@@ -290,21 +277,20 @@ class GrpoTrainer(LatentTrainer):
         if not self.args.should_save:
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        state: dict[str, Any] = {
+        used_up = self.state.global_step % self.plan.updates_per_generation == 0
+        in_use = None if used_up else self.generation
+        if in_use is not None:
+            # safetensors takes contiguous tensors only.
+            tensors = {name: column.contiguous() for name, column in in_use.tensors.items()}
+            save_file(tensors, folder / ROLLOUTS)
+        lowered = self.tokens_per_batch != self.config.tokens_per_batch
+        state = {
             "plan": self._plan(),
             "length": self.sampler.dr_grpo_length,
-            "generation": None,
-            "tokens_per_batch": None,
+            "generation": None if in_use is None else in_use.number,
+            # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
+            "tokens_per_batch": self.tokens_per_batch if lowered else None,
         }
-        # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
-        if self.tokens_per_batch != self.config.tokens_per_batch:
-            state["tokens_per_batch"] = self.tokens_per_batch
-        used_up = self.state.global_step % self.plan.updates_per_generation == 0
-        if self.generation is not None and not used_up:
-            state["generation"] = self.generation.number
-            # safetensors takes contiguous tensors only.
-            tensors = {name: column.contiguous() for name, column in self.generation.tensors.items()}
-            save_file(tensors, folder / ROLLOUTS)
         files.write_json(folder / STATE, state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
