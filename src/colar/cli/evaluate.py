@@ -30,8 +30,13 @@ from colar.cli.checkpoints import (
 from colar.cli.options import Parser
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
-from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import RecordFiles, claim_evaluation, find_records, settings_of
+from colar.evaluation.records import (
+    RecordFiles,
+    claim_evaluation,
+    collect_provenance,
+    find_records,
+    settings_of,
+)
 from colar.evaluation.tables import print_tables
 from colar.model import checkpoint
 

@@ -34,7 +34,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
-from colar.evaluation.records import read_records, record_key
+from colar.evaluation.records import keys_in
 from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import RequestView, ThinkState, Thought
@@ -198,7 +198,7 @@ def evaluate_controls(
     settings: AnswerSettings,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in read_records(records)}
+    done = keys_in(records)
     n_new = 0
     for point in grid:
         examples = datasets[point.dataset]

@@ -25,7 +25,7 @@ from colar.data.judge.answers import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
-from colar.evaluation.records import RecordKey, read_records, record_key
+from colar.evaluation.records import RecordKey, keys_in
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -146,7 +146,7 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    done = {record_key(record) for record in read_records(records)}
+    done = keys_in(records)
     # All of them in one list: grid points share batches.
     unanswered = []
     for point in grid:
