@@ -65,12 +65,9 @@ def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     messages = layouts.messages_of(turns)
     if messages and messages[-1].role == "user":
         question, context = layouts.asked(messages)
-        answer = {}
-    else:
-        fields = layouts.parse_chat(row)
-        question, context = fields.question, fields.context
-        answer = {"answer": fields.answer}
-    return {"question": question, "context": context} | answer
+        return {"question": question, "context": context}
+    fields = layouts.parse_chat(row)
+    return {"question": fields.question, "context": fields.context, "answer": fields.answer}
 
 
 def make_requests(
@@ -90,9 +87,11 @@ def make_requests(
         context = (*before, *row["context"])
         check_context(context, is_chat, f"question {row['id']}: ")
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
-        seed_of_row = seed_from(seed, row["id"])
-        request = Request(row["id"], row["question"], params, decoding, seed_of_row, context=context)
-        requests.append(dataclasses.replace(request, keep_latents=keep_latents))
+        own = seed_from(seed, row["id"])
+        asks = Request(
+            row["id"], row["question"], params, decoding, own, keep_latents=keep_latents, context=context
+        )
+        requests.append(asks)
     return requests
 
 

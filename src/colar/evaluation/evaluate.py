@@ -1,9 +1,9 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
 Records are appended as requests finish, so a killed evaluation resumes where it was. The report is a fold over them
-(`report.py`) in any order. The judge is `data/judge/answers.py`, the same as
-for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
-same question, and several processes that share the questions give the records that one gives.
+(`report.py`) in any order. The judge is that of validation and rewards. A request's seed is a function of (seed,
+question id): two systems see the same noise on the same question, and several processes that share the questions give
+the records that one gives.
 """
 
 import contextlib
@@ -37,10 +37,7 @@ GREEDY_SEED = 0
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs.
-
-    The two limits go into the `Decoding` of each request.
-    """
+    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs."""
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""
@@ -147,7 +144,6 @@ def evaluate(
     call it together and divide the questions.
     """
     done = keys_in(records)
-    # All of them in one list: grid points share batches.
     unanswered = []
     for point in grid:
         for example in datasets[point.dataset]:
@@ -205,12 +201,8 @@ def make_records(
     NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
     Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
     """
-    engine = Engine(
-        model.lm,
-        model.method,
-        settings.batch_size,
-        cuda_graphs=False if settings.eager else None,
-    )
+    cuda_graphs = False if settings.eager else None
+    engine = Engine(model.lm, model.method, settings.batch_size, cuda_graphs=cuda_graphs)
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.causal_lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
@@ -298,28 +290,23 @@ def validate(
     Processes that have joined call it together and divide the questions; all get the same numbers.
     """
     model = EvaluatedModel("validation", lm, method)
-    accuracies: dict[str, float] = {}
-    lengths: dict[str, float] = {}
-    for param in params:
+    by_suffix = {_metric_suffix(param, is_alone=len(params) == 1): param for param in params}
+    metrics: dict[str, float] = {}
+    for suffix, param in by_suffix.items():
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
         records = processes.split_and_gather(questions, lambda share: make_records(model, share, settings))
         # Sums of whole numbers: the same however they were divided.
-        suffix = metric_suffix(param, is_alone=len(params) == 1)
-        accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
-        lengths[suffix] = sum(record["length"] for record in records) / len(records)
-    metrics = {}
-    for suffix in accuracies:
-        metrics[f"accuracy{suffix}"] = accuracies[suffix]
-        metrics[f"length{suffix}"] = lengths[suffix]
+        metrics[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
+        metrics[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
     # The plain names are means over params. They choose the best checkpoint, at which every speed counts the same.
-    metrics["accuracy"] = sum(accuracies.values()) / len(accuracies)
-    metrics["length"] = sum(lengths.values()) / len(lengths)
+    for name in ("accuracy", "length"):
+        metrics[name] = sum(metrics[f"{name}{suffix}"] for suffix in by_suffix) / len(by_suffix)
     return metrics
 
 
-def metric_suffix(param: Any, is_alone: bool) -> str:
+def _metric_suffix(param: Any, is_alone: bool) -> str:
     """The end of a metric's name: `/compression_factor=2/confidence_threshold=0.8`.
 
     A method without a speed at its defaults has none. Among others it is `/default`, as the plain name is that of
