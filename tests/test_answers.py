@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.judge import math_process
-from colar.data.judge.answers import Verdict, extract, verdict_by_type
+from colar.data.judge import Verdict, extract, math_process, verdict_by_type
 from colar.data.judge.latex import extract_boxed
 from colar.data.judge.numbers import canonical, read_number, same_number
 from colar.data.sources import load_examples

@@ -1,18 +1,15 @@
 """Controls, which show whether latents matter: the same model and questions, with thoughts replaced or halved.
 
-    zeroed      zeros
+    zeroed      zeros, as many as it had
     shuffled    the thoughts that it had of another question, as many as those were
     halved      the first half of its own thoughts, rounded up; then it has to answer
 
-`zeroed` feeds as many thoughts as it had, `shuffled` as many as the other question. A model that answers as well with
-them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
-passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved` they are right, and what the
-second half works out is missing. `Decoding.max_latents` cuts all questions at the same length instead.
+A model that answers as well with `zeroed` or `shuffled` does not read its thoughts. The accuracy that is left with
+`zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved`
+they are right, and what the second half works out is missing. `Decoding.max_latents` cuts all questions at the same
+length instead. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
 
-`GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
-
-`evaluate_controls` answers a whole evaluation under controls, in rows labelled control-zeroed, control-shuffled, ... A
-control is made from all questions of a point of the grid, also from those that are answered already: a resumed
+A control is made from all questions of a point of the grid, also from those that are answered already: a resumed
 evaluation feeds the thoughts that an uninterrupted one would. Of several processes each makes all controls, and they
 divide the answers.
 
@@ -191,7 +188,10 @@ def evaluate_controls(
     records: Path,
     settings: AnswerSettings,
 ) -> int:
-    """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
+    """Answer the grid under each kind of control, in rows labelled control-zeroed, control-shuffled, ...
+
+    Only what `records` has no answer to yet. Returns the number of new answers.
+    """
     done = keys_in(records)
     n_new = 0
     for point in grid:

@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from colar import files, processes, progress
 from colar.checks import check_number
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
@@ -30,9 +30,6 @@ from colar.evaluation.report_rows import Cell, System, cell_to_json, param_value
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-
-GREEDY_SEED = 0
-"""Of greedy answers, which no seed changes."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def make_grid(
     # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
         # Greedy decoding draws nothing: every seed would give the same answers, and count as several samples.
-        for seed in [GREEDY_SEED] if decoding == "greedy" else seeds:
+        for seed in [0] if decoding == "greedy" else seeds:
             point = GridPoint(model, dataset, param, decoding, seed)
             points[point.cell, seed] = point
     return list(points.values())

@@ -192,15 +192,12 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
 
 
 def _records_in(folder: Path) -> list[Path]:
-    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older.
-    for name in ("records.jsonl", "records.jsonl.gz"):
-        if (folder / name).exists():
-            return [folder / name]
-    # Of `colar train auto`, a file for each model.
-    of_models = sorted(folder.glob("records-*.jsonl"))
-    if not of_models:
-        raise ValueError(f"{folder} holds no records.jsonl")
-    return of_models
+    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older. The last ones
+    # are those of `colar train auto`, a file for each model.
+    for pattern in ("records.jsonl", "records.jsonl.gz", "records-*.jsonl"):
+        if found := sorted(folder.glob(pattern)):
+            return found
+    raise ValueError(f"{folder} holds no records.jsonl")
 
 
 # Origin of records: the settings of their evaluation, beside them in its output folder

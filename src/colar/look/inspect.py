@@ -20,7 +20,7 @@ from typing import Any
 
 from colar import files, progress
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation import stats
