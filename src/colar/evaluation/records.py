@@ -127,8 +127,9 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
 
     Raises ValueError where there is no record, and those of `checked`.
     """
-    # Gives each new key the next whole number, from 0.
-    questions, answers, runs = (defaultdict(itertools.count().__next__) for _ in range(3))
+    questions = _numbering()
+    answers = _numbering()
+    runs = _numbering()
     members = defaultdict(list)
     for cell, record in checked(records):
         parsed = record["parsed"]
@@ -189,6 +190,11 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
                 f"question {record['id']}; the first is {place(first)}"
             )
         yield cell, record
+
+
+def _numbering() -> defaultdict[Any, int]:
+    """Gives each new key the next whole number, from 0."""
+    return defaultdict(itertools.count().__next__)
 
 
 def _records_in(folder: Path) -> list[Path]:
