@@ -92,7 +92,7 @@ def _difference(cells: Cells, cell: Cell, baseline: System) -> Difference | None
         n=int(shared.sum()),
         difference=estimate.mean,
         se=estimate.se,
-        interval=_listed(estimate.interval),
+        interval=estimate.interval,
     )
 
 
@@ -105,7 +105,7 @@ def _average_difference(rows: Sequence[Difference]) -> Difference:
         n=sum(row.n for row in rows),
         difference=mean.mean,
         se=mean.se,
-        interval=_listed(mean.interval),
+        interval=mean.interval,
         datasets=[row.dataset for row in rows],
     )
 
@@ -161,7 +161,3 @@ def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     of_both = [cell for cell in cells if cell.system == one and Cell(other, cell.dataset) in cells]
     rows = [_difference(cells, cell, other) for cell in of_both]
     return [row for row in rows if row is not None]
-
-
-def _listed(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)

@@ -16,6 +16,7 @@ divide the answers.
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,15 +66,13 @@ class GivenThoughts(Method):
 
     def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
         """Find each request's row in the table of thoughts, (B,)."""
-        rows = []
-        for request in requests:
-            row = self.row_of.get(request)
-            if row is None:
-                raise ValueError(
-                    f"request {request.id} was given no thoughts: a control answers the requests that it was built "
-                    "from, and no others"
-                )
-            rows.append(row)
+        others = [request.id for request in requests if request not in self.row_of]
+        if others:
+            raise ValueError(
+                f"request {others[0]} was given no thoughts: a control answers the requests that it was built from, "
+                "and no others"
+            )
+        rows = [self.row_of[request] for request in requests]
         return {"row": torch.tensor(rows, device=lm.device)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
@@ -143,11 +142,9 @@ def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
 
     # Samples of one question take turns at the samples of the next: there may be fewer of them.
     source = [0] * len(requests)
-    for place, question in enumerate(questions):
-        following = questions[(place + 1) % len(questions)]
-        others = by_question[following]
-        for i, r in enumerate(by_question[question]):
-            source[r] = others[i % len(others)]
+    for question, following in itertools.pairwise([*questions, questions[0]]):
+        for r, other in zip(by_question[question], itertools.cycle(by_question[following]), strict=False):
+            source[r] = other
     index_R = torch.tensor(source, device=own.counts_R.device)
     return ThoughtTable(own.embeds_RKD[index_R], own.counts_R[index_R])
 

@@ -50,11 +50,11 @@ class Estimate:
     n: int
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95% interval, mean ± 1.96 se (not clipped to any range); None where there is no standard error."""
+    def interval(self) -> list[float] | None:
+        """95% interval [low, high], mean ± 1.96 se (not clipped to any range); None without a standard error."""
         if self.se is None:
             return None
-        return self.mean - Z95 * self.se, self.mean + Z95 * self.se
+        return [self.mean - Z95 * self.se, self.mean + Z95 * self.se]
 
 
 def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) -> Estimate:
