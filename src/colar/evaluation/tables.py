@@ -186,16 +186,8 @@ def _cost(report: Report) -> TextTable:
                 f"{row.seconds_per_question:.3g}",
             ]
         )
-    head = [
-        "system",
-        "decoding",
-        "unparsable %",
-        "truncated %",
-        "#L",
-        "reference #L",
-        "forward passes",
-        "seconds",
-    ]
+    cost = ["unparsable %", "truncated %", "#L", "reference #L", "forward passes", "seconds"]
+    head = ["system", "decoding", *cost]
     notes = [
         "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Reference #L: the "
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
