@@ -165,7 +165,7 @@ def plain(expression: str) -> str:
 
 
 def same_maths(gold: str, answer: str) -> bool:
-    """True if two LaTeX expressions mean the same; their plain spellings differ, and neither is empty.
+    """True if two LaTeX expressions, whose plain spellings differ, mean the same.
 
     Safe in threads; answers within DEADLINE_S or so.
     """
