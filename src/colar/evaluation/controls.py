@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from colar import progress
 from colar.data.example import Example
@@ -114,11 +113,14 @@ class GivenThoughts(Method):
 
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable:
     """The thoughts of completions that kept them, in one table."""
-    none = torch.zeros(0, lm.width, device=lm.device)
+    counts = [completion.length for completion in completions]
+    # Padded with zeros to the most thoughts of any request.
     # In float32, which holds bfloat16 exactly too: fed again, they give the same answers token for token.
-    thoughts = [none if each.latents is None else each.latents.to(none) for each in completions]
-    counts_R = torch.tensor([len(each) for each in thoughts], device=lm.device)
-    return ThoughtTable(pad_sequence(thoughts, batch_first=True), counts_R)
+    embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
+    for r, completion in enumerate(completions):
+        if completion.latents is not None:
+            embeds_RKD[r, : counts[r]] = completion.latents.float()
+    return ThoughtTable(embeds_RKD, torch.tensor(counts, device=lm.device))
 
 
 # The kinds of control: each makes other thoughts of a model's own
