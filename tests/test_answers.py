@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -14,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.judge import math_process
-from colar.data.judge.answers import Verdict, extract, verdict_by_type
+from colar.data.judge import Verdict, extract, math_process, verdict_by_type
 from colar.data.judge.latex import extract_boxed
 from colar.data.judge.numbers import canonical, read_number, same_number
 from colar.data.sources import load_examples
@@ -428,6 +428,26 @@ def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
     worker.wait()
     assert verdict_by_type("(v+1)^2", "v^2+2v+1", "latex").correct
     assert not verdict_by_type("(v+1)^2", "v^2+2v+2", "latex").correct
+
+
+def test_a_worker_is_ready_when_it_has_imported_all_that_a_question_needs() -> None:
+    """On a busy machine a deadline that covers imports would end one worker after another, and no answer be right."""
+    code = """if True:
+        import io, json, sys
+        from colar.data.judge import math_process
+
+        def questions():
+            before = set(sys.modules)
+            for answer in ("x^2+2x+1", "x^2+2x+2"):
+                yield json.dumps(["(x+1)^2", answer])
+            print(sorted(set(sys.modules) - before))
+
+        replies = io.StringIO()
+        math_process.serve(questions(), replies)
+        print(replies.getvalue().split())
+    """
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["[]", "['ready', 'true', 'false']"]
 
 
 def test_a_worker_that_hangs_in_its_imports_holds_no_question(

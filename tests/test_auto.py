@@ -17,7 +17,7 @@ from colar.cli import main
 from colar.cli.checkpoints import data_of_runs
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.judge.answers import Verdict
+from colar.data.judge import Verdict
 from colar.evaluation import evaluate, report
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry

@@ -145,7 +145,7 @@ def test_requests_keep_their_own_seeds_and_need_none():
 def test_all_but_the_thinking_is_the_methods(name):
     lm, method = build(name)
     forced = control("zeroed", lm, method, requests_for(method))
-    for attribute in ("name", "config", "Params", "thinks_in_latents"):
+    for attribute in ("name", "config", "Params"):
         assert getattr(forced, attribute) == getattr(method, attribute)
     params = method.Params()
     assert forced.speed_text(params) == method.speed_text(params)

@@ -14,7 +14,7 @@ from colar import files, recipe
 from colar.cli import main
 from colar.data import sources, user_rows
 from colar.data.example import Example
-from colar.data.judge import answers
+from colar.data.judge import Verdict, judge_name, judged_by, load_judge, verdict
 from colar.recipe import auto_recipe
 from colar.training.grpo import rewards
 
@@ -50,10 +50,10 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "judges_of_mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    answers.load_judge.cache_clear()
+    load_judge.cache_clear()
     yield
     sys.modules.pop("judges_of_mine", None)
-    answers.load_judge.cache_clear()
+    load_judge.cache_clear()
 
 
 def by_numpy(question: str, gold: str, answer: str) -> bool:
@@ -64,35 +64,35 @@ ROWS = [Example("t/0", "ab backwards?", (), "ba", "text"), Example("t/1", "cd ba
 
 
 def test_verdicts_are_the_functions() -> None:
-    rows = answers.judged_by(ROWS, "judges_of_mine:mirrored")
-    assert [answers.verdict(text, rows[0]).correct for text in ("ba", " ab\n", "aa")] == [True, True, False]
+    rows = judged_by(ROWS, "judges_of_mine:mirrored")
+    assert [verdict(text, rows[0]).correct for text in ("ba", " ab\n", "aa")] == [True, True, False]
     # Votes are counted on what was answered, in one spelling.
-    assert answers.verdict("  AB. ", rows[0]).parsed == "ab"
+    assert verdict("  AB. ", rows[0]).parsed == "ab"
     assert rewards.accuracy(["ab", "cd", "x"], example=[*rows, rows[0]]) == [1, 1, 0]
     # Without it the answer's kind decides.
-    assert answers.verdict("ab", ROWS[0]).correct is False
-    assert answers.judged_by(ROWS, None) == ROWS
-    assert answers.judged_by(ROWS, "judges_of_mine:Lenient.same")[0].judge == "judges_of_mine:Lenient.same"
+    assert verdict("ab", ROWS[0]).correct is False
+    assert judged_by(ROWS, None) == ROWS
+    assert judged_by(ROWS, "judges_of_mine:Lenient.same")[0].judge == "judges_of_mine:Lenient.same"
 
 
 @pytest.mark.parametrize("text", ["", " \n", "**", "The answer is", "The final answer is:  ", ".", "#### "])
 def test_an_empty_answer_is_wrong_to_a_lenient_judge(text: str) -> None:
     """`correct` without `parsed` would be a record that no report reads."""
-    row = answers.judged_by(ROWS, "judges_of_mine:lenient")[0]
-    found = answers.verdict(text, row)
+    row = judged_by(ROWS, "judges_of_mine:lenient")[0]
+    found = verdict(text, row)
     assert found.parsed is not None or not found.correct
-    assert answers.verdict("x", row) == answers.Verdict(True, "x")
+    assert verdict("x", row) == Verdict(True, "x")
 
 
 def test_a_function_is_given_by_itself_or_by_name() -> None:
-    name = answers.judge_name(by_numpy)
+    name = judge_name(by_numpy)
     assert name == f"{__name__}:by_numpy"
-    assert answers.verdict("ba!", answers.judged_by(ROWS, name)[0]).correct is True
-    assert answers.judge_name("a:b") == "a:b"
-    assert answers.judge_name(None) is None
+    assert verdict("ba!", judged_by(ROWS, name)[0]).correct is True
+    assert judge_name("a:b") == "a:b"
+    assert judge_name(None) is None
     for wrong in (lambda q, g, a: True, 3):
         with pytest.raises(ValueError, match="judge must be a function of a module, or module:function"):
-            answers.judge_name(wrong)  # type: ignore[arg-type]
+            judge_name(wrong)  # type: ignore[arg-type]
 
 
 WRONG = {
@@ -110,7 +110,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_judge_that_cannot_judge_is_an_error_before_any_work(name: str) -> None:
     with pytest.raises(ValueError, match="judge") as error:
-        answers.judged_by(ROWS, name)
+        judged_by(ROWS, name)
     assert WRONG[name] in str(error.value)
 
 
@@ -118,7 +118,7 @@ def test_a_row_cannot_choose_code_that_runs(tmp_path: Path) -> None:
     row = {"question": "a", "answer": "4", "judge": "judges_of_mine:mirrored"}
     files.write_jsonl(tmp_path / "rows.jsonl", [row] * 20)
     assert {row.judge for row in sources.load_examples(str(tmp_path / "rows.jsonl"), "train")} == {""}
-    assert "judge" not in answers.judged_by(ROWS, "judges_of_mine:mirrored")[0].as_row()
+    assert "judge" not in judged_by(ROWS, "judges_of_mine:mirrored")[0].as_row()
     files.write_jsonl(
         tmp_path / "typed.jsonl", [{"question": "a", "answer": "4", "answer_type": "os:system"}]
     )

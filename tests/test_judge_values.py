@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.judge.answers import extract, verdict_by_type
+from colar.data.judge import extract, verdict_by_type
 from colar.data.judge.numbers import read_number
 
 Expression = tuple[str, Fraction | None]

@@ -18,7 +18,7 @@ from colar.cli import main
 from colar.data import programs, sources
 from colar.data.catalogue import SOURCES
 from colar.data.fields import Fields
-from colar.data.judge import answers
+from colar.data.judge import verdict_by_type
 
 FUNCTION = 'def f() -> int:\n    """Seven bags of six."""\n    bags, each = 7, 6\n'
 SOLVED = "import math\n\ndef f():\n    pens = 7 * 6\n    lost = 2\n    return pens - lost\n\nprint(f())"
@@ -335,7 +335,7 @@ def test_published_rows(real_data: Path, name: str) -> None:
     rows = sources.load_examples(name, "train", data_dir=real_data)
     assert len(rows) == KEPT[name]
     for row in rows:
-        assert answers.verdict_by_type(row.answer, row.answer, "number").correct
+        assert verdict_by_type(row.answer, row.answer, "number").correct
         assert row.steps[-1].endswith(f"={row.answer}>>")
     new = new_rows.renumbered(rows[:40], 1, 0)
     assert len(new.examples) > 12

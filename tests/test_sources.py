@@ -22,7 +22,7 @@ from colar.data import arithmetic, catalogue, sources
 from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields
-from colar.data.judge import answers, numbers
+from colar.data.judge import extract, numbers, verdict_by_type
 from colar.data.sources import load_examples
 from colar.training.grpo.rewards import accuracy
 
@@ -295,7 +295,7 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": "q", "answer": 10**400}) + "\n")
     (example,) = load_examples(str(path), "test")
     assert example.answer == "1" + "0" * 400
-    assert answers.verdict_by_type("1" + "0" * 400, example.answer, "number").correct
+    assert verdict_by_type("1" + "0" * 400, example.answer, "number").correct
     path.write_text(json.dumps({"question": "q", "answer": 10**1500, "answer_type": "number"}) + "\n")
     with pytest.raises(
         ValueError, match=r"own\.jsonl:1: answer cannot be read as answer_type 'number': '1000"
@@ -735,7 +735,7 @@ def test_published_files(real_data: Path, name: str, split: str) -> None:
     assert len(examples) == COUNTS[name, split]
     assert len({example.id for example in examples}) == len(examples)
     for example in examples:
-        assert answers.verdict_by_type(example.answer, example.answer, example.answer_type).correct, example
+        assert verdict_by_type(example.answer, example.answer, example.answer_type).correct, example
         assert all(step == step.strip() != "" for step in example.steps)
 
 
@@ -755,9 +755,7 @@ def test_published_math_splits_are_disjoint(real_data: Path) -> None:
 
 
 def test_published_gsm_hard_has_303_golds_that_are_no_integers(real_data: Path) -> None:
-    golds = [
-        answers.extract(e.answer, "number") for e in load_examples("gsm-hard", "test", data_dir=real_data)
-    ]
+    golds = [extract(e.answer, "number") for e in load_examples("gsm-hard", "test", data_dir=real_data)]
     assert sum(gold is not None and not gold.lstrip("-").isdigit() for gold in golds) == 303
 
 
@@ -766,20 +764,20 @@ def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_t
 ) -> None:
     golds = [example.answer for example in load_examples("gsm-hard", "test", data_dir=real_data)]
     assert "14053029.666666666" in golds
-    assert not answers.verdict_by_type("14053100", "14053029.666666666", "number").correct
+    assert not verdict_by_type("14053100", "14053029.666666666", "number").correct
     for gold in golds:
-        assert answers.verdict_by_type(gold, gold, "number").correct
+        assert verdict_by_type(gold, gold, "number").correct
         value = Fraction(gold)
         for off in (Fraction(1, 1000), -Fraction(1, 1000)):
-            verdict = answers.verdict_by_type(numbers.canonical(value + off), gold, "number")
+            verdict = verdict_by_type(numbers.canonical(value + off), gold, "number")
             assert verdict.parsed is not None
             assert not verdict.correct
     # The price of PAL's rule, as data/judge/numbers.py states it.
-    assert sum(gold != "0" and answers.verdict_by_type("0", gold, "number").correct for gold in golds) == 31
+    assert sum(gold != "0" and verdict_by_type("0", gold, "number").correct for gold in golds) == 31
 
 
 def test_no_published_answer_passes_for_its_neighbour(real_data: Path) -> None:
     test = load_examples("gsm8k-aug", "test", data_dir=real_data)
     for example, other in itertools.pairwise(test):
         same = float(example.answer.replace(",", "")) == float(other.answer.replace(",", ""))
-        assert answers.verdict_by_type(other.answer, example.answer, "number").correct is same
+        assert verdict_by_type(other.answer, example.answer, "number").correct is same

@@ -143,7 +143,7 @@ def _share(values: Sequence[float], questions: Sequence[str]) -> dict[str, Any]:
         return {"share": None, "half": None, "n": 0}
     estimate = stats.mean(values, questions)
     half = None if estimate.se is None else Z95 * estimate.se
-    return {"share": estimate.mean, "half": half, "n": estimate.samples}
+    return {"share": estimate.mean, "half": half, "n": len(values)}
 
 
 def _draw_shares(axes: Any, shares: dict[str, dict[str, Any]]) -> None:

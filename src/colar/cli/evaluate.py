@@ -34,8 +34,13 @@ from colar.cli.options import Parser
 from colar.engine.request import Decoding
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
-from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import RecordFiles, claim_evaluation, find_records, settings_of
+from colar.evaluation.records import (
+    RecordFiles,
+    claim_evaluation,
+    collect_provenance,
+    find_records,
+    settings_of,
+)
 from colar.evaluation.tables import print_tables
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.look.page import tables_of

@@ -33,7 +33,7 @@ class Example:
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
     judge: str = ""
-    """`module:function` of a judge of the user's (`judge/answers.py`); "": by `answer_type`. No row names one."""
+    """`module:function` of a judge of the user's (`data/judge`); "": by `answer_type`. No row names one."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from colar import files, progress
 from colar.checks import check_choice, check_holds, check_text, did_you_mean
 from colar.data.example import ANSWER_TYPES, ROLES, AnswerType, Example
-from colar.data.judge import answers
+from colar.data.judge import understood
 
 SHOWN = 3
 """Places that a message names."""
@@ -127,7 +127,7 @@ class Fields:
         if not self.question.strip():
             raise ValueError("empty question")
         # Every completion would count as wrong.
-        if answer_type in _EXPECTED and not answers.understood(self.answer, answer_type):
+        if answer_type in _EXPECTED and not understood(self.answer, answer_type):
             raise ValueError(
                 f"answer cannot be read as answer_type {answer_type!r}: {self.answer[:40]!r}; {_EXPECTED[answer_type]}"
             )

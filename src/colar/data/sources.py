@@ -26,7 +26,7 @@ from colar.data.catalogue import SOURCES, Split, UpstreamFault
 from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
 from colar.data.example import SPLITS, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
-from colar.data.judge import answers
+from colar.data.judge import judged_by
 from colar.data.programs import NotStraight
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
@@ -72,14 +72,10 @@ def load_examples(
         names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
         check_known("arithmetic option", options, names)
         n = GENERATED[split] if limit is None else limit
-        return answers.judged_by(
-            arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed), judge
-        )
+        return judged_by(arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed), judge)
     check_known(f"{source} option", options, ())
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
-    return answers.judged_by(
-        _with_clusters(_published(source, split, data_dir, limit, skip_malformed)), judge
-    )
+    return judged_by(_with_clusters(_published(source, split, data_dir, limit, skip_malformed)), judge)
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:

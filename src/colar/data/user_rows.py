@@ -19,7 +19,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.data_files import RawRows
 from colar.data.example import AnswerType, Example, question_hash
 from colar.data.fields import Fields, LeftOut, ParsedRow, examples_of, named_fields, parsed
-from colar.data.judge import answers
+from colar.data.judge import judged_by, understood
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -133,7 +133,7 @@ def read(
     if not examples or parser.layout is None:
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
-    examples = answers.judged_by(examples, judge)
+    examples = judged_by(examples, judge)
     unmarked = sum(row.fields.unmarked for row in rows)
     found = list(parser.found)
     return UserRows(
@@ -232,7 +232,7 @@ def _answer_type(golds: Sequence[str]) -> AnswerType:
     """The type of answers that name none: numbers or letters where nearly all are, else LaTeX or text."""
     strict: tuple[AnswerType, ...] = ("number", "choice")
     for answer_type in strict:
-        if sum(answers.understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
+        if sum(understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
             return answer_type
     formulas = sum("\\" in gold or "$" in gold or "^" in gold for gold in golds)
     return "latex" if formulas >= LATEX * len(golds) else "text"

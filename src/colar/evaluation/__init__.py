@@ -2,8 +2,8 @@
 
 evaluate       ask the grid of models, data sets, params, decodings and seeds
 controls       the same models with their thoughts replaced
-records        a line of records.jsonl, and what may be added to an output folder
-report         records -> report.json, whose rows are in report_rows, and provenance;  stats has means and intervals
+records        a line of records.jsonl, what may be added to an output folder, provenance
+report         records -> report.json, whose rows are in report_rows;  stats has means and intervals
 compare        paired differences
 tables         a report for people, and one table for Markdown and the terminal
 picture        accuracy against length, and the style of all pictures

@@ -36,8 +36,8 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
-    """A row as `read_questions` gives it, from one of a file; `name` is its id if it has none."""
+def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
+    """A row as `read_questions` gives it, from one of a file."""
     try:
         row = named_fields(raw)
         row = {**row, **_of_chat(row)}
@@ -50,27 +50,25 @@ def question_row(place: str, raw: Any, name: str) -> dict[str, Any]:
         raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
     if column == "instruction":
         question = layouts.with_input(question, row)
-    id = str(name if row.get("id") is None else row["id"])
+    id = str(default_id if row.get("id") is None else row["id"])
     texts = [("question", question), ("id", id), ("answer", str(row.get("answer", "")))]
-    for key, text in (*texts, *(("context", text) for _, text in context)):
+    texts += [("context", text) for _, text in context]
+    for key, text in texts:
         check_text(f"{place}: {key}", text)
     return {**row, "question": question, "id": id, "context": context}
 
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The last question of a chat, the turns before it, and the answer behind it, if any; {} for other rows."""
+    """The last question of a chat, the turns before it, and the answer after it, if any; {} for other rows."""
     turns = layouts.turns_of(row)
     if turns is None:
         return {}
     messages = layouts.messages_of(turns)
     if messages and messages[-1].role == "user":
         question, context = layouts.asked(messages)
-        answer = {}
-    else:
-        fields = layouts.parse_chat(row)
-        question, context = fields.question, fields.context
-        answer = {"answer": fields.answer}
-    return {"question": question, "context": context} | answer
+        return {"question": question, "context": context}
+    fields = layouts.parse_chat(row)
+    return {"question": fields.question, "context": fields.context, "answer": fields.answer}
 
 
 def make_requests(
@@ -90,9 +88,11 @@ def make_requests(
         context = (*before, *row["context"])
         check_context(context, is_chat, f"question {row['id']}: ")
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
-        seed_of_row = seed_from(seed, row["id"])
-        request = Request(row["id"], row["question"], params, decoding, seed_of_row, context=context)
-        requests.append(dataclasses.replace(request, keep_latents=keep_latents))
+        own = seed_from(seed, row["id"])
+        asks = Request(
+            row["id"], row["question"], params, decoding, own, keep_latents=keep_latents, context=context
+        )
+        requests.append(asks)
     return requests
 
 

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from colar.evaluation import stats
 from colar.evaluation.records import Cells, Columns
@@ -26,20 +25,20 @@ def compare(cells: Cells, baseline: str) -> list[Difference]:
     system is better than its `baseline`.
     """
     # Another decoding or training seed would add a difference that is not the method's.
-    alike: defaultdict[tuple[Any, ...], list[System]] = defaultdict(list)
-    for cell in cells:
-        alike[_setting(cell)].append(cell.system)
+    settings = {cell: (cell.dataset, cell.system.decoding, cell.system.train_seed) for cell in cells}
+    alike = defaultdict(list)
+    for cell, setting in settings.items():
+        alike[setting].append(cell.system)
     differences = []
-    by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
-    for cell, members in cells.items():
-        for system in _opponents(cell.system, alike[_setting(cell)], baseline):
-            other = Cell(system, cell.dataset)
-            row = difference(cell, members, other, cells[other])
+    by_pair = defaultdict(list)
+    for cell, setting in settings.items():
+        for system in _opponents(cell.system, alike[setting], baseline):
+            row = _difference(cells, cell, system)
             if row is not None:
                 differences.append(row)
                 by_pair[row.system, row.baseline].append(row)
     # Averages stand after all single datasets, as in the report's rows.
-    return differences + [average(rows) for rows in by_pair.values()]
+    return differences + [_average_difference(rows) for rows in by_pair.values()]
 
 
 def compare_pairs(
@@ -72,8 +71,10 @@ def compare_pairs(
     return differences
 
 
-def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Difference | None:
-    """The row of two cells of one dataset; None where the two share no question."""
+def _difference(cells: Cells, cell: Cell, baseline: System) -> Difference | None:
+    """The row of a cell and the baseline's on its dataset; None where the two share no question."""
+    members = cells[cell]
+    others = cells[Cell(baseline, cell.dataset)]
     # Systems may have been asked different parts of a dataset.
     shared = stats.in_both(members["question"], others["question"])
     if not shared.any():
@@ -87,15 +88,15 @@ def difference(cell: Cell, members: Columns, other: Cell, others: Columns) -> Di
     return Difference(
         cell.system,
         cell.dataset,
-        baseline=other.system,
+        baseline=baseline,
         n=int(shared.sum()),
         difference=estimate.mean,
         se=estimate.se,
-        interval=_listed(estimate.interval),
+        interval=estimate.interval,
     )
 
 
-def average(rows: Sequence[Difference]) -> Difference:
+def _average_difference(rows: Sequence[Difference]) -> Difference:
     """The macro-average of one pair's differences over its datasets."""
     mean = stats.average([row.difference for row in rows], [row.se for row in rows])
     return replace(
@@ -104,34 +105,22 @@ def average(rows: Sequence[Difference]) -> Difference:
         n=sum(row.n for row in rows),
         difference=mean.mean,
         se=mean.se,
-        interval=_listed(mean.interval),
+        interval=mean.interval,
         datasets=[row.dataset for row in rows],
     )
 
 
-def _setting(cell: Cell) -> tuple[Any, ...]:
-    """The fields that two systems must have in common to be compared."""
-    return cell.dataset, cell.system.decoding, cell.system.train_seed
-
-
 def _opponents(me: System, alike: Sequence[System], baseline: str) -> list[System]:
     """Those of `alike` to compare a system with, each once: the baseline, itself unchanged."""
+    of_method = [system for system in alike if system.method == baseline and not system.is_control]
+    # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
+    of_method = [system for system in of_method if system.model == me.model] or of_method
+    of_method = [system for system in of_method if system == system.plain()] or of_method
     # A control of an ablation has changed two things, and is compared with the system that differs from it by the
     # control alone.
     unchanged = me.without_control() if me.is_control else me.plain()
-
-    chosen = _of_method(alike, baseline, me.model)[:1]
-    if unchanged in alike:
-        chosen.append(unchanged)
-    return [other for other in dict.fromkeys(chosen) if other != me]
-
-
-def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
-    """The systems of a method, controls left out: the model's own before others', unchanged ones before changed."""
-    matching = [system for system in systems if system.method == method and not system.is_control]
-    # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
-    matching = [system for system in matching if system.model == model] or matching
-    return [system for system in matching if system == system.plain()] or matching
+    chosen = [*of_method[:1], unchanged]
+    return [other for other in dict.fromkeys(chosen) if other in alike and other != me]
 
 
 def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[Difference]:
@@ -143,8 +132,9 @@ def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: Syst
     rows = [replace(row, pair=names, train_seeds=[], by_run=[]) for row in rows]
     runs = _by_run(cells, one, other)
     by_run = list(runs.values())
-    mean = replace(average(rows), train_seeds=list(runs), by_run=by_run)
-    return [*rows, replace(mean, runs_interval=stats.t_interval(by_run))]
+    mean = _average_difference(rows)
+    interval = stats.t_interval(by_run)
+    return [*rows, replace(mean, train_seeds=list(runs), by_run=by_run, runs_interval=interval)]
 
 
 def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
@@ -168,15 +158,6 @@ def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
 
 def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     """The differences between two systems on each dataset on which they share a question."""
-    differences = []
-    for cell, members in cells.items():
-        opponent = Cell(other, cell.dataset)
-        if cell.system == one and opponent in cells:
-            row = difference(cell, members, opponent, cells[opponent])
-            if row is not None:
-                differences.append(row)
-    return differences
-
-
-def _listed(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
+    of_both = [cell for cell in cells if cell.system == one and Cell(other, cell.dataset) in cells]
+    rows = [_difference(cells, cell, other) for cell in of_both]
+    return [row for row in rows if row is not None]

@@ -1,24 +1,22 @@
 """Controls, which show whether latents matter: the same model and questions, with thoughts replaced or halved.
 
-    zeroed      zeros
+    zeroed      zeros, as many as it had
     shuffled    the thoughts that it had of another question, as many as those were
     halved      the first half of its own thoughts, rounded up; then it has to answer
 
-`zeroed` feeds as many thoughts as it had, `shuffled` as many as the other question. A model that answers as well with
-them does not read its thoughts. The accuracy that is left with `zeroed` is worth the forward
-passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved` they are right, and what the
-second half works out is missing. `Decoding.max_latents` cuts all questions at the same length instead.
+A model that answers as well with `zeroed` or `shuffled` does not read its thoughts. The accuracy that is left with
+`zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved`
+they are right, and what the second half works out is missing. `Decoding.max_latents` cuts all questions at the same
+length instead. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
 
-`GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
-
-`evaluate_controls` answers a whole evaluation under controls, in rows labelled control-zeroed, control-shuffled, ... A
-control is made from all questions of a point of the grid, also from those that are answered already: a resumed
+A control is made from all questions of a point of the grid, also from those that are answered already: a resumed
 evaluation feeds the thoughts that an uninterrupted one would. Of several processes each makes all controls, and they
 divide the answers.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +32,7 @@ from colar.engine.completion import Completion
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
-from colar.evaluation.records import read_records, record_key
+from colar.evaluation.records import keys_in
 from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import RequestView, ThinkState, Thought
@@ -67,15 +65,13 @@ class GivenThoughts(Method):
 
     def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
         """Find each request's row in the table of thoughts, (B,)."""
-        rows = []
-        for request in requests:
-            row = self.row_of.get(request)
-            if row is None:
-                raise ValueError(
-                    f"request {request.id} was given no thoughts: a control answers the requests that it was built "
-                    "from, and no others"
-                )
-            rows.append(row)
+        others = [request.id for request in requests if request not in self.row_of]
+        if others:
+            raise ValueError(
+                f"request {others[0]} was given no thoughts: a control answers the requests that it was built from, "
+                "and no others"
+            )
+        rows = [self.row_of[request] for request in requests]
         return {"row": torch.tensor(rows, device=lm.device)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
@@ -101,10 +97,6 @@ class GivenThoughts(Method):
     @property
     def Params(self) -> type:  # type: ignore[override]
         return self.method.Params
-
-    @property
-    def thinks_in_latents(self) -> bool:  # type: ignore[override]
-        return self.method.thinks_in_latents
 
     def speed_text(self, params: Any) -> str:
         return self.method.speed_text(params)
@@ -152,11 +144,9 @@ def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
 
     # Samples of one question take turns at the samples of the next: there may be fewer of them.
     source = [0] * len(requests)
-    for place, question in enumerate(questions):
-        following = questions[(place + 1) % len(questions)]
-        others = by_question[following]
-        for i, r in enumerate(by_question[question]):
-            source[r] = others[i % len(others)]
+    for question, following in itertools.pairwise([*questions, questions[0]]):
+        for r, other in zip(by_question[question], itertools.cycle(by_question[following]), strict=False):
+            source[r] = other
     index_R = torch.tensor(source, device=own.counts_R.device)
     return ThoughtTable(own.embeds_RKD[index_R], own.counts_R[index_R])
 
@@ -197,8 +187,11 @@ def evaluate_controls(
     records: Path,
     settings: AnswerSettings,
 ) -> int:
-    """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in read_records(records)}
+    """Answer the grid under each kind of control, in rows labelled control-zeroed, control-shuffled, ...
+
+    Only what `records` has no answer to yet. Returns the number of new answers.
+    """
+    done = keys_in(records)
     n_new = 0
     for point in grid:
         examples = datasets[point.dataset]

@@ -1,9 +1,9 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
 Records are appended as requests finish, so a killed evaluation resumes where it was. The report is a fold over them
-(`report.py`) in any order. The judge is `data/judge/answers.py`, the same as
-for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
-same question, and several processes that share the questions give the records that one gives.
+(`report.py`) in any order. The judge is that of validation and rewards. A request's seed is a function of (seed,
+question id): two systems see the same noise on the same question, and several processes that share the questions give
+the records that one gives.
 """
 
 import contextlib
@@ -21,26 +21,20 @@ from accelerate.utils import gather_object
 from colar import files, processes, progress
 from colar.checks import check_number
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Decoding, Request, prompt_ids
-from colar.evaluation.records import RecordKey, read_records, record_key
+from colar.evaluation.records import RecordKey, keys_in
 from colar.evaluation.report_rows import Cell, System, cell_to_json, param_values, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
-GREEDY_SEED = 0
-"""Of greedy answers, which no seed changes."""
-
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs.
-
-    The two limits go into the `Decoding` of each request.
-    """
+    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs."""
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""
@@ -124,7 +118,7 @@ def make_grid(
     # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
         # Greedy decoding draws nothing: every seed would give the same answers, and count as several samples.
-        for seed in [GREEDY_SEED] if decoding == "greedy" else seeds:
+        for seed in [0] if decoding == "greedy" else seeds:
             point = GridPoint(model, dataset, param, decoding, seed)
             points[point.cell, seed] = point
     return list(points.values())
@@ -146,8 +140,7 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    done = {record_key(record) for record in read_records(records)}
-    # All of them in one list: grid points share batches.
+    done = keys_in(records)
     unanswered = []
     for point in grid:
         for example in datasets[point.dataset]:
@@ -205,12 +198,8 @@ def make_records(
     NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
     Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
     """
-    engine = Engine(
-        model.lm,
-        model.method,
-        settings.batch_size,
-        cuda_graphs=False if settings.eager else None,
-    )
+    cuda_graphs = False if settings.eager else None
+    engine = Engine(model.lm, model.method, settings.batch_size, cuda_graphs=cuda_graphs)
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.causal_lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
@@ -298,28 +287,23 @@ def validate(
     Processes that have joined call it together and divide the questions; all get the same numbers.
     """
     model = EvaluatedModel("validation", lm, method)
-    accuracies: dict[str, float] = {}
-    lengths: dict[str, float] = {}
-    for param in params:
+    by_suffix = {_metric_suffix(param, is_alone=len(params) == 1): param for param in params}
+    metrics: dict[str, float] = {}
+    for suffix, param in by_suffix.items():
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
         records = processes.split_and_gather(questions, lambda share: make_records(model, share, settings))
         # Sums of whole numbers: the same however they were divided.
-        suffix = metric_suffix(param, is_alone=len(params) == 1)
-        accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
-        lengths[suffix] = sum(record["length"] for record in records) / len(records)
-    metrics = {}
-    for suffix in accuracies:
-        metrics[f"accuracy{suffix}"] = accuracies[suffix]
-        metrics[f"length{suffix}"] = lengths[suffix]
+        metrics[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
+        metrics[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
     # The plain names are means over params. They choose the best checkpoint, at which every speed counts the same.
-    metrics["accuracy"] = sum(accuracies.values()) / len(accuracies)
-    metrics["length"] = sum(lengths.values()) / len(lengths)
+    for name in ("accuracy", "length"):
+        metrics[name] = sum(metrics[f"{name}{suffix}"] for suffix in by_suffix) / len(by_suffix)
     return metrics
 
 
-def metric_suffix(param: Any, is_alone: bool) -> str:
+def _metric_suffix(param: Any, is_alone: bool) -> str:
     """The end of a metric's name: `/compression_factor=2/confidence_threshold=0.8`.
 
     A method without a speed at its defaults has none. Among others it is `/default`, as the plain name is that of

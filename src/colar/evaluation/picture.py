@@ -6,7 +6,7 @@ training process changes nothing for its host. The same data give the same bytes
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from colar import files
 from colar.checks import check_choice
 from colar.evaluation.report_rows import (
     AVERAGE,
+    SPEED,
     ParamValues,
     ReportRow,
     System,
     base_name,
     c_text,
     datasets_of,
-    note_of,
     systems_of,
     without_speed,
 )
@@ -103,9 +103,6 @@ def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
 
 # Accuracy against reasoning length
 
-Styles = Mapping[tuple[Any, ...], tuple[str, str]]
-"""Curve (see `_curve`) -> colour, marker."""
-
 
 @without_mathematics
 def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
@@ -122,27 +119,31 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
     dataset = AVERAGE if len(datasets) > 1 else datasets[0]
     # An average over fewer datasets than the report has cannot be compared with one over all.
     shown = [row for row in rows if row.dataset == dataset and len(row.datasets or datasets) == len(datasets)]
-    curves = dict.fromkeys(_curve(row.system) for row in shown)
-    styles = {curve: style(index) for index, curve in enumerate(curves)}
+    curves: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
+    for row in shown:
+        curves[_curve(row.system)].append(row)
 
     figure = new_figure(7, 4.8)
     axes = figure.subplots()
-    bars = (
-        f"{rows[0].system.decoding} decoding; bars: 95% interval, ±1.96 standard errors clustered by question"
-    )
-    label = f"reasoning length, embeddings emitted (#L)\n{bars}"
+    decoding = f"{rows[0].system.decoding} decoding"
+    bars = "bars: 95% interval, ±1.96 standard errors clustered by question"
+    label = f"reasoning length, embeddings emitted (#L)\n{decoding}; {bars}"
     dress(axes, _heading(dataset, rows), label, "accuracy (%)")
     if not shown:
         axes.set(xticks=[], yticks=[])
         text = "no system was asked on all of them"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=9, color=INK)
         return figure
-    _draw_curves(axes, shown, styles)
-    _draw_tags(axes, shown, styles)
     marks = []
-    for colour, marker in styles.values():
+    for index, members in enumerate(curves.values()):
+        colour, marker = style(index)
+        _draw_curve(axes, members, colour, marker)
+        _draw_tags(axes, members, colour)
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
-    names = _names(shown)
+    axes.margins(x=0.1, y=0.12)
+    systems = systems_of(shown)
+    names = [_name(members[0].system, systems) for members in curves.values()]
+    # As many names in a row as the figure is wide.
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
     where = "outside lower center"
     figure.legend(marks, names, loc=where, ncols=columns, fontsize=8.5, frameon=False, labelcolor=INK)
@@ -151,18 +152,15 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
 def _curve(system: System) -> tuple[Any, ...]:
     """The fields that the points of a curve share: all but its values, and the training run."""
-    names = tuple(name for name, _ in system.other_values)
+    names = tuple(name for name, _ in without_speed(system.params))
     return system.model, system.method, system.label, names
 
 
-def _names(rows: Sequence[ReportRow]) -> list[str]:
-    """The names of all curves, in the order of `rows`."""
-    systems = systems_of(rows)
-    names = {}
-    for system in systems:
-        changed = note_of(system.label, (name for name, _ in system.other_values))
-        names[_curve(system)] = base_name(system, systems) + (f" ({changed})" if changed else "")
-    return list(names.values())
+def _name(system: System, systems: Sequence[System]) -> str:
+    """The name of a system's curve among those of `systems`."""
+    parts = [system.label, *(name for name, _ in without_speed(system.params))]
+    note = ", ".join(part for part in parts if part)
+    return base_name(system, systems) + (f" ({note})" if note else "")
 
 
 def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
@@ -173,34 +171,26 @@ def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
     return f"{dataset}, {' or '.join(str(size) for size in sizes)} questions"
 
 
-def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
-    for curve, members in _by_curve(rows).items():
-        colour, marker = styles[curve]
-        x = [row.length for row in members]
-        y = [100 * row.accuracy for row in members]
-        half_bars = [100 * (half_interval(row.accuracy_se) or 0) for row in members]
-        # From below: bars and lines, the names of points, their markers.
-        axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45, zorder=1)
-        for line in _lines(members):
-            points = [(row.length, 100 * row.accuracy) for row in line]
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4, zorder=1)
-        axes.scatter(x, y, s=40, color=colour, marker=marker, edgecolors="white", linewidths=0.5, zorder=3)
-    axes.margins(x=0.1, y=0.12)
-
-
-def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow]]:
-    by_curve: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
-    for row in rows:
-        by_curve[_curve(row.system)].append(row)
-    return by_curve
+def _draw_curve(axes: Any, members: Sequence[ReportRow], colour: str, marker: str) -> None:
+    x = [row.length for row in members]
+    y = [100 * row.accuracy for row in members]
+    half_bars = [100 * (half_interval(row.accuracy_se) or 0) for row in members]
+    # From below: bars and lines, the names of points, their markers.
+    axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45, zorder=1)
+    for line in _lines(members):
+        points = [(row.length, 100 * row.accuracy) for row in line]
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4, zorder=1)
+    axes.scatter(x, y, s=40, color=colour, marker=marker, edgecolors="white", linewidths=0.5, zorder=3)
 
 
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """The points of a curve that are joined: of one training run, and along one of its values."""
-    # The last of the values that differ, where several do; the speed is the first.
-    names = [*dict(members[0].system.other_values), *dict(members[0].system.params)]
-    values = {name: {dict(row.system.params)[name] for row in members} for name in names}
-    varied = next((name for name in names if len(values[name]) > 1), None)
+    values = {
+        name: {dict(row.system.params)[name] for row in members} for name, _ in members[0].system.params
+    }
+    differing = [name for name in values if len(values[name]) > 1]
+    # Along another value than the speed, where one differs.
+    varied = min(differing, key=lambda name: name == SPEED, default=None)
     lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
     for row in sorted(members, key=lambda row: row.system.params):
         others = tuple(pair for pair in row.system.params if pair[0] != varied)
@@ -208,28 +198,27 @@ def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
     return list(lines.values())
 
 
-def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
+def _draw_tags(axes: Any, members: Sequence[ReportRow], colour: str) -> None:
     """Write below each point the values that differ along its curve, `c=2`: of training runs, at the first one's."""
-    for curve, members in _by_curve(rows).items():
-        points: dict[ParamValues, ReportRow] = {}
-        for row in members:
-            points.setdefault(row.system.params, row)
-        shared = set.intersection(*(set(values) for values in points))
-        for values, row in points.items():
-            told = tuple(pair for pair in values if pair not in shared) or values
-            if not told:
-                continue
-            texts = [c_text(told), *(f"{value:g}" for _, value in without_speed(told))]
-            text = axes.annotate(
-                ", ".join(text for text in texts if text),
-                (row.length, 100 * row.accuracy),
-                xytext=(0, -6),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=8,
-                color=styles[curve][0],
-                zorder=2,
-            )
-            # The error bar runs through it.
-            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+    points: dict[ParamValues, ReportRow] = {}
+    for row in members:
+        points.setdefault(row.system.params, row)
+    shared = set.intersection(*(set(values) for values in points))
+    for values, row in points.items():
+        told = tuple(pair for pair in values if pair not in shared) or values
+        if not told:
+            continue
+        texts = [c_text(told), *(f"{value:g}" for _, value in without_speed(told))]
+        text = axes.annotate(
+            ", ".join(text for text in texts if text),
+            (row.length, 100 * row.accuracy),
+            xytext=(0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=8,
+            color=colour,
+            zorder=2,
+        )
+        # The error bar runs through it.
+        text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])

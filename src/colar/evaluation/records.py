@@ -1,7 +1,7 @@
-"""Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
+"""Records, read, checked and sorted into cells, and where they come from: settings, versions, machine.
 
+    records.jsonl       one question answered once by one system a line, in the order in which they were answered
     evaluation.json     settings, and digests of questions and checkpoints
-    records.jsonl       in the order in which they were answered
 
 An output folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add
 questions, data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected.
@@ -15,18 +15,28 @@ questions, data sets and checkpoints; anything else would mix records that canno
  "seconds": 0.021, "gold_length": 18}                            what was answered, and at which cost
 """
 
+import functools
 import itertools
 import json
 import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from colar import checks, files, processes
+from colar import __version__, checks, files, processes
 from colar.data.example import Example
 from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
 from colar.model import checkpoint
@@ -65,10 +75,6 @@ _REQUIRED = (
 )  # fmt: skip
 
 
-BY_KIND = "by kind"
-"""Of records that the judge of their answer's type has judged, among others."""
-
-
 class RecordKey(NamedTuple):
     """The identity of a record: no two records of a report share it."""
 
@@ -79,8 +85,14 @@ class RecordKey(NamedTuple):
     """Question id."""
 
 
-def record_key(record: Record) -> RecordKey:
-    return RecordKey(cell_from_json(record), record["seed"], record["id"])
+def keys_in(records: Path) -> set[RecordKey]:
+    """The keys of the records that a file holds so far; a torn last line is cut off. All processes call it together."""
+
+    def read() -> set[RecordKey]:
+        rows = files.resume_jsonl(records)
+        return {RecordKey(cell_from_json(row), row["seed"], row["id"]) for row in rows}
+
+    return processes.from_main(read)
 
 
 class RecordFiles:
@@ -118,7 +130,7 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
     questions = _numbering()
     answers = _numbering()
     runs = _numbering()
-    members: defaultdict[Cell, list[tuple[Any, ...]]] = defaultdict(list)
+    members = defaultdict(list)
     for cell, record in checked(records):
         parsed = record["parsed"]
         fields = (
@@ -180,26 +192,25 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
         yield cell, record
 
 
-def _numbering() -> defaultdict[Hashable, int]:
+def _numbering() -> defaultdict[Any, int]:
     """Gives each new key the next whole number, from 0."""
     return defaultdict(itertools.count().__next__)
 
 
 def _records_in(folder: Path) -> list[Path]:
-    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older.
-    for name in ("records.jsonl", "records.jsonl.gz"):
-        if (folder / name).exists():
-            return [folder / name]
-    # Of `colar train auto`, a file for each model.
-    of_models = sorted(folder.glob("records-*.jsonl"))
-    if not of_models:
-        raise ValueError(f"{folder} holds no records.jsonl")
-    return of_models
+    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older. The last ones
+    # are those of `colar train auto`, a file for each model.
+    for pattern in ("records.jsonl", "records.jsonl.gz", "records-*.jsonl"):
+        if found := sorted(folder.glob(pattern)):
+            return found
+    raise ValueError(f"{folder} holds no records.jsonl")
 
 
-# The output folder
+# Origin of records: the settings of their evaluation, beside them in its output folder
 
 REMEDY = "give this evaluation its own --output"
+BY_KIND = "by kind"
+"""The judge of records that were judged by their answers' types, where others have a judge of the user's own."""
 
 
 def claim_evaluation(
@@ -227,8 +238,9 @@ def claim_evaluation(
         checks.check_same_run(output, before, after, REMEDY)
         # A name that only one of the two has is no conflict: checkpoints and questions may be added.
         both = earlier_models.keys() & models.keys()
-        before = {f"checkpoint {name}": earlier_models[name] for name in both}
-        after = {f"checkpoint {name}": models[name] for name in both}
+        before, after = (
+            {f"checkpoint {name}": each[name] for name in both} for each in (earlier_models, models)
+        )
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
         for name, (n, digest) in earlier_questions.items():
             if name not in datasets:
@@ -255,8 +267,8 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     They are part of a report's provenance: the value that all share, or a list with each different value once; of
     `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
 
-    ValueError where two evaluations have other checkpoints under one name, which would pass for one system, or other
-    questions, as many, which would be compared. Of more or fewer the digests say nothing; report.md does.
+    ValueError where two evaluations have different checkpoints under one name, which would pass for one system, or
+    the same number of different questions, which would be compared. Where the numbers differ, report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
@@ -295,10 +307,71 @@ def question_digest(examples: Sequence[Example]) -> str:
     return files.digest(json.dumps(example.as_row()) for example in examples)
 
 
-# Records, of which several processes have read and write one file: the main one
+# Origin of a result: the process that makes it
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+"""Instructions for bfloat16, by their names in /proc/cpuinfo: two processors differ by a factor of ten."""
 
 
-def read_records(records: Path) -> list[dict[str, Any]]:
-    """All records so far; a torn last line is cut off. All processes call it together."""
-    rows: list[dict[str, Any]] = processes.from_main(lambda: files.resume_jsonl(records))
-    return rows
+def collect_provenance() -> dict[str, Any]:
+    """The provenance of what this process makes, as JSON values; the time is UTC."""
+    versions = {"colar": __version__}
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "command": _command(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": _machine(),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    # Linux names the processor's model and instructions there alone; other systems tell Python the model.
+    known: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            known.setdefault(key.strip(), value.strip())
+    # "Features" on ARM.
+    flags = f"{known.get('flags', '')} {known.get('Features', '')}".split()
+    return {
+        "system": platform.system(),
+        "processor": known.get("model name") or platform.processor() or platform.machine(),
+        "instructions": [torch.backends.cpu.get_cpu_capability(), *(x for x in BFLOAT16 if x in flags)],
+        "cores": os.cpu_count(),
+    }
+
+
+def _command() -> str:
+    """The command line of `colar`, or of a script below the working directory.
+
+    Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
+    """
+    program = Path(sys.argv[0])
+    script = program.resolve()
+    # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
+    if program.stem == "colar" or script == Path(__file__).parents[1] / "cli" / "__main__.py":
+        return shlex.join(["colar", *sys.argv[1:]])
+    if program.suffix == ".py" and script.is_relative_to(Path.cwd()):
+        return shlex.join(["python", str(script.relative_to(Path.cwd())), *sys.argv[1:]])
+    return program.name
+
+
+@functools.cache  # the code that runs was imported once: later edits and commits are not in it
+def _commit() -> str | None:
+    """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    # Installed into an environment inside somebody's repository, we lie in a checkout that is not ours.
+    tracked = [*git, "ls-files", "--error-unmatch", here.name]
+    describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -31,8 +31,7 @@ import numpy.typing as npt
 from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
-from colar.evaluation.provenance import collect_provenance
-from colar.evaluation.records import Cells, Columns, Record, by_cell
+from colar.evaluation.records import Cells, Columns, Record, by_cell, collect_provenance
 from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
 
@@ -84,9 +83,7 @@ def write(
     controls.
     """
     folder = Path(folder)
-    if provenance is None:
-        provenance = collect_provenance()
-    report = fold(records, provenance, baseline, pairs)
+    report = fold(records, collect_provenance() if provenance is None else provenance, baseline, pairs)
     paths = picture_paths(folder, report)
     text = render_markdown(report, TITLE if title is None else title, [path.name for path in paths.values()])
     files.write_json(folder / "report.json", report.to_json())
@@ -127,8 +124,8 @@ def summarise(cell: Cell, members: Columns) -> ReportRow:
     return ReportRow(
         system=cell.system,
         dataset=cell.dataset,
-        seeds=sorted(set(members["seed"].tolist())),
-        n=_distinct(members["question"]),
+        seeds=np.unique(members["seed"]).tolist(),
+        n=len(np.unique(members["question"])),
         accuracy=accuracy.mean,
         accuracy_se=accuracy.se,
         unparsable=_mean(members["parsed"] < 0),
@@ -191,7 +188,7 @@ def accuracy_by_seed(members: Columns) -> list[float]:
     """
     seeds, place = np.unique(members["seed"], return_inverse=True)
     # Counts suffice: no record comes twice, so equal numbers mean that none is missing.
-    if len(members) != len(seeds) * _distinct(members["run"]) * _distinct(members["question"]):
+    if len(members) != len(seeds) * len(np.unique(members["run"])) * len(np.unique(members["question"])):
         return []
     right = np.bincount(place, weights=members["correct"])
     accuracies: list[float] = (right / np.bincount(place)).tolist()
@@ -202,15 +199,12 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     """The mean of one system's rows over its datasets. A number that one of them lacks is null."""
     accuracy = stats.average([row.accuracy for row in members], [row.accuracy_se for row in members])
     length = stats.average([row.length for row in members], [row.length_se for row in members])
-    seeds: set[int] = set()
-    for row in members:
-        seeds.update(row.seeds)
     # pass@3 and pass@5 have no common meaning: datasets asked with other numbers of seeds have no average.
     same_k = len({len(row.seeds) for row in members}) == 1
     return ReportRow(
         system=system,
         dataset=AVERAGE,
-        seeds=sorted(seeds),
+        seeds=sorted({seed for row in members for seed in row.seeds}),
         n=sum(row.n for row in members),
         accuracy=accuracy.mean,
         accuracy_se=accuracy.se,
@@ -277,11 +271,6 @@ def _at_k(members: Columns, k: int) -> tuple[stats.Estimate | None, stats.Estima
     return passed, majority
 
 
-def _distinct(column: npt.NDArray[Any]) -> int:
-    """The number of different values."""
-    return len(set(column.tolist()))
-
-
 def _mean(column: npt.NDArray[Any]) -> float:
     """The mean, exact before its last rounding: reports do not depend on the order of the records."""
     return fmean(column.tolist())
@@ -289,9 +278,6 @@ def _mean(column: npt.NDArray[Any]) -> float:
 
 def _mean_if_all(values: Iterable[float | None]) -> float | None:
     """The mean, or None where a value is missing: a mean over some datasets would pass for one over all."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return fmean(known)
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

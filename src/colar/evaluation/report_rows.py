@@ -1,8 +1,7 @@
 """The typed content of report.json, and what tables and pictures call a system.
 
-Code works with the classes below; `to_json` is the one border between them and files. In JSON the
-fields of `System` stand flat in each row, the dataset after the label. A field that a row does not have (`datasets` of
-a single dataset) is left out.
+In JSON the fields of `System` stand flat in each row, the dataset after the label. A field that a row does not have
+(`datasets` of a single dataset) is left out.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,9 +14,6 @@ AVERAGE = "average"
 
 CONTROL = "control-"
 """Prefix of the part of a label that marks a control (evaluation/controls.py)."""
-
-
-# Values of a request that name a system
 
 
 ParamValues = tuple[tuple[str, float], ...]
@@ -92,17 +88,13 @@ class System(NamedTuple):
     @property
     def note(self) -> str:
         """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
-        return note_of(self.label, texts(self.other_values))
+        parts = [self.label, *texts(without_speed(self.params))]
+        return ", ".join(part for part in parts if part)
 
     @property
     def speed(self) -> float | None:
         """Tokens of the reference chain to a thought; None for a method without a speed."""
         return speed_of(self.params)
-
-    @property
-    def other_values(self) -> ParamValues:
-        """The values other than the speed."""
-        return without_speed(self.params)
 
     def order(self, dataset: str = "") -> tuple[Any, ...]:
         """Sort key among the systems of a report, or, with the dataset of each, among its rows."""
@@ -120,11 +112,6 @@ class Cell(NamedTuple):
 
 # Names: as short as they can be. `smollm2 colar c=2 (control-zeroed), run 1` is written `colar c=2` where there is one
 # model, one training run and no control.
-
-
-def note_of(label: str, texts: Iterable[str]) -> str:
-    """A label and texts behind it, joined by ", "."""
-    return ", ".join(part for part in (label, *texts) if part)
 
 
 def base_name(system: System, systems: Collection[System]) -> str:
@@ -180,11 +167,11 @@ def _cell(dataset: str, *system: Any) -> Cell:
     return Cell(System(*system), dataset)
 
 
+@dataclass(frozen=True)
 class _Row:
-    """JSON of a dataclass with the fields `system` and `dataset`."""
-
     system: System
     dataset: str
+    """`average` for the macro-average."""
 
     @property
     def cell(self) -> Cell:
@@ -193,7 +180,7 @@ class _Row:
     def to_json(self) -> dict[str, Any]:
         """The row as an object: the fields of its cell, then its numbers."""
         plain = cell_to_json(self.cell)
-        for each in fields(self):  # type: ignore[arg-type]
+        for each in fields(self):
             value = getattr(self, each.name)
             # A field with a default that a row does not have is left out; other nulls mean "unknown".
             if each.name not in ("system", "dataset") and not (value is None and each.default is None):
@@ -205,9 +192,6 @@ class _Row:
 class ReportRow(_Row):
     """One system on one dataset, or averaged over its datasets. Shares (accuracy, unparsable, truncated) are 0..1."""
 
-    system: System
-    dataset: str
-    """`average` for the macro-average."""
     seeds: list[int]
     """Decoding seeds."""
     n: int
@@ -245,8 +229,6 @@ class ReportRow(_Row):
 class Difference(_Row):
     """A system's accuracy minus its baseline's, paired by question, on one dataset or averaged over several."""
 
-    system: System
-    dataset: str
     baseline: System
     """Decoding and training seed are those of `system`; JSON has the other fields alone."""
     n: int
@@ -267,14 +249,14 @@ class Difference(_Row):
     """Half of the 95% t interval over `by_run`."""
 
     def to_json(self) -> dict[str, Any]:
-        baseline = cell_to_json(Cell(self.baseline, ""))
+        baseline = cell_to_json(Cell(self.baseline, self.dataset))
         own = ("model", "method", "label", "params")
         return super().to_json() | {"baseline": {key: baseline[key] for key in own}}
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report. `evaluation/report.py` says how its sections are made."""
+    """A whole report; `evaluation/report.py` has how its sections are made."""
 
     provenance: Mapping[str, Any]
     baseline: str
@@ -297,8 +279,7 @@ class Report:
         return self.pooled_comparisons if self.pooled else self.comparisons
 
     def to_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"provenance": dict(self.provenance)}
-        plain["baseline"] = self.baseline
+        plain: dict[str, Any] = {"provenance": dict(self.provenance), "baseline": self.baseline}
         for name in (*ROWS, *DIFFERENCES):
             plain[name] = [row.to_json() for row in getattr(self, name)]
         return plain

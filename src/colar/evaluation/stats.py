@@ -43,19 +43,18 @@ T95 = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error over `n` clusters and `samples` values. `se` is None where n < 2."""
+    """A mean and its standard error over `n` clusters. `se` is None where n < 2."""
 
     mean: float
     se: float | None
     n: int
-    samples: int
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95% interval, mean ± 1.96 se (not clipped to any range); None where there is no standard error."""
+    def interval(self) -> list[float] | None:
+        """95% interval [low, high], mean ± 1.96 se (not clipped to any range); None without a standard error."""
         if self.se is None:
             return None
-        return self.mean - Z95 * self.se, self.mean + Z95 * self.se
+        return [self.mean - Z95 * self.se, self.mean + Z95 * self.se]
 
 
 def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) -> Estimate:
@@ -66,7 +65,7 @@ def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) 
     """
     (numbers,) = _numbered(clusters)
     centre, residuals = _residuals(values, numbers)
-    return Estimate(centre, _clustered_se(residuals), len(residuals), len(values))
+    return Estimate(centre, _clustered_se(residuals), len(residuals))
 
 
 def paired_difference(
@@ -79,8 +78,7 @@ def paired_difference(
 
     The share that one question adds to both means is subtracted before it is squared (Miller's paired analysis).
     So a question that is easy for both systems costs no precision. With one value per question on either side
-    this is the paired-difference error sd(ddof=1)(a - b) / sqrt(n). `samples` counts both sides. Raises ValueError
-    when no cluster is shared.
+    this is the paired-difference error sd(ddof=1)(a - b) / sqrt(n). Raises ValueError when no cluster is shared.
     """
     a_numbers, b_numbers = _numbered(a_clusters, b_clusters)
     shared = in_both(a_numbers, b_numbers)
@@ -90,10 +88,8 @@ def paired_difference(
     b_shared = shared[b_numbers]
     a_mean, a_residuals = _residuals(np.asarray(a)[a_shared], a_numbers[a_shared])
     b_mean, b_residuals = _residuals(np.asarray(b)[b_shared], b_numbers[b_shared])
-    samples = int(a_shared.sum() + b_shared.sum())
-    # Subtracted cluster by cluster: an easy question lifts both residuals alike and cancels.
     residuals = a_residuals - b_residuals
-    return Estimate(a_mean - b_mean, _clustered_se(residuals), len(residuals), samples)
+    return Estimate(a_mean - b_mean, _clustered_se(residuals), len(residuals))
 
 
 def in_both(a: Array, b: Array) -> Array:
@@ -103,24 +99,22 @@ def in_both(a: Array, b: Array) -> Array:
 
 
 def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
-    """Plain mean of independent means (one per dataset): se = root of the summed variances / their number.
+    """Plain mean of independent means, one per dataset.
 
     Datasets of different questions are independent. GSM-Hard asks GSM8k's with other numbers: the covariance that is
     left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
-    The standard error is None where one of `errors` is. Raises ValueError when there is none.
     """
-    if not means:
-        raise ValueError("an average needs at least one mean")
-    n = len(means)
-    return Estimate(math.fsum(means) / n, average_error(errors), n, n)
+    return Estimate(math.fsum(means) / len(means), average_error(errors), len(means))
 
 
 def average_error(errors: Sequence[float | None]) -> float | None:
-    """The standard error of a plain mean of independent means; None where one of `errors` is."""
+    """Standard error of a plain mean of independent means, root of the summed variances / their number.
+
+    None where one of `errors` is.
+    """
     known = [error for error in errors if error is not None]
     if len(known) < len(errors):
         return None
-    # Independent errors: their variances add up.
     return math.sqrt(math.fsum(error**2 for error in known)) / len(known)
 
 
@@ -152,11 +146,9 @@ def majorities(answers_QK: Array, correct_QK: Array) -> Array:
     same_QKK |= correct_QK[:, :, None] & correct_QK[:, None, :]
     votes_QK = np.where(answers_QK < 0, 0, same_QKK.sum(axis=2))
     # At least one vote: where no answer could be parsed, nothing wins.
-    most_Q1 = votes_QK.max(axis=1, initial=1, keepdims=True)
-    wins_QK = votes_QK == most_Q1
-    wins_Q = wins_QK.sum(axis=1)
+    wins_QK = votes_QK == votes_QK.max(axis=1, initial=1, keepdims=True)
     right_Q = (wins_QK & correct_QK).sum(axis=1)
-    share_Q: Array = right_Q / np.maximum(wins_Q, 1)
+    share_Q: Array = right_Q / np.maximum(wins_QK.sum(axis=1), 1)
     return share_Q
 
 

@@ -73,7 +73,7 @@ def report_tables(report: Report) -> list[TextTable]:
 
 def _accuracy(report: Report, decoding: str) -> TextTable:
     """Accuracy and length of thinking, systems x datasets."""
-    rows = _of_decoding(report.shown_rows, decoding)
+    rows = [row for row in report.shown_rows if row.system.decoding == decoding]
     datasets = datasets_of(rows)
     rows = [row for row in rows if _is_comparable(row, datasets)]
     columns = _with_average(datasets)
@@ -86,12 +86,12 @@ def _accuracy(report: Report, decoding: str) -> TextTable:
     body = []
     for name, by_dataset in _lines(report, rows):
         cells = [name]
-        row = None
         for dataset in columns:
             row = by_dataset.get(dataset)
             cells += [accuracy_of(row), BLANK if row is None else number(row.length)]
         if report.pooled:
-            cells.append(BLANK if row is None else half_width(row.runs_interval))
+            last = by_dataset.get(columns[-1])
+            cells.append(BLANK if last is None else half_width(last.runs_interval))
         body.append(cells)
     notes = [f"Accuracy in %; {CLUSTERED} #L is the mean number of embeddings emitted while thinking."]
     if report.pooled:
@@ -155,10 +155,9 @@ def _several_samples(report: Report) -> TextTable:
             if row.seeds_interval is None:
                 continue
             mean = percent(row.accuracy, row.seeds_interval)
-            cells = [name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
             votes = percent(row.maj_at_k, half_interval(row.maj_at_k_se))
             passed = percent(row.pass_at_k, half_interval(row.pass_at_k_se))
-            body.append([*cells, votes, passed])
+            body.append([name, row.system.decoding, dataset, str(len(row.seeds)), mean, votes, passed])
     notes = [
         "In %. avg@k: ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
         "not the choice of questions. maj@k and pass@k: ± is 1.96 standard errors over questions."
@@ -217,10 +216,6 @@ def points(row: Difference | None, digits: int = 1) -> str:
     return f"{text} {half_width(half_interval(row.se), digits)}{star}"
 
 
-def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:
-    return [row for row in rows if row.system.decoding == decoding]
-
-
 def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[str, ReportRow]]]:
     """Each system in `rows`: its name among all systems that the report shows, and its rows by dataset."""
     by_system: defaultdict[System, dict[str, ReportRow]] = defaultdict(dict)
@@ -261,9 +256,8 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     # Systems may have been given other numbers of questions (--limit); their means then differ by questions too.
     for dataset, sizes in _sizes(cells).items():
         if len(sizes) > 1:
-            notes.append(
-                f"The systems answered different numbers of questions of {dataset}: {_listed(sizes)}."
-            )
+            text = f"The systems answered different numbers of questions of {dataset}: {_listed(sizes)}."
+            notes.append(text)
     if any(row.n < FEW for row in cells):
         notes.append(
             f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%."
@@ -273,10 +267,7 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
 
 def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
     """Dataset -> numbers of questions that systems answered."""
-    sizes: defaultdict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        sizes[row.dataset].add(row.n)
-    return {dataset: sizes[dataset] for dataset in datasets_of(rows)}
+    return {dataset: {row.n for row in rows if row.dataset == dataset} for dataset in datasets_of(rows)}
 
 
 def _data(report: Report) -> str:
@@ -287,7 +278,7 @@ def _data(report: Report) -> str:
     for dataset, sizes in _sizes(rows).items():
         facts.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
     for decoding in sorted({row.system.decoding for row in rows}):
-        seeds = set().union(*(row.seeds for row in _of_decoding(rows, decoding)))
+        seeds = {seed for row in rows if row.system.decoding == decoding for seed in row.seeds}
         facts.append(f"{decoding} decoding with seeds {_listed(seeds)}")
     runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
     if runs:
@@ -316,16 +307,10 @@ def markdown(table: TextTable) -> str:
     """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
     # `---:` sets a column flush right.
     rule = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
-    lines = [markdown_line(table.head), "| " + " | ".join(rule) + " |"]
-    for row in table.rows:
-        lines.append(markdown_line(row))
+    head, *rows = [[_escape(text) for text in cells] for cells in (table.head, *table.rows)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     notes = [_escape(note) for note in table.notes]
     return "\n\n".join([f"## {table.title}", "\n".join(lines), *notes])
-
-
-def markdown_line(cells: Sequence[str]) -> str:
-    """A row of a table, its cells escaped."""
-    return "| " + " | ".join(_escape(text) for text in cells) + " |"
 
 
 def _escape(text: str) -> str:

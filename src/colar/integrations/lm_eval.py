@@ -33,7 +33,7 @@ except ImportError as error:
 
 from colar.checks import check_known
 from colar.data import sources
-from colar.data.judge.answers import verdict_by_type
+from colar.data.judge import verdict_by_type
 from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.methods import pretrained as checkpoints

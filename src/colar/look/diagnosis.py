@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import GivenThoughts

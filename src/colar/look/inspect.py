@@ -20,13 +20,13 @@ from typing import Any
 
 from colar import files, progress
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation import stats
 from colar.evaluation.controls import KINDS, GivenThoughts, thoughts_of
 from colar.evaluation.evaluate import answer_all
-from colar.evaluation.provenance import collect_provenance
+from colar.evaluation.records import collect_provenance
 from colar.evaluation.report_rows import param_values
 from colar.look import page
 from colar.look.diagnosis import decoded_answers, diagnose, requests_of

@@ -18,8 +18,7 @@ from typing import Any
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
-from colar.data.judge import answers
-from colar.data.judge.answers import Judge
+from colar.data.judge import Judge, judge_name
 from colar.methods import registry
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
@@ -46,7 +45,7 @@ class AutoCall:
     @property
     def judge_name(self) -> str | None:
         """`module:function` of the judge. ValueError for a function that has no such name."""
-        return answers.judge_name(self.judge)
+        return judge_name(self.judge)
 
     def to_json(self) -> dict[str, Any]:
         """The values of asked.json: data by digest, so that changed rows are another call."""

@@ -1,1 +1,297 @@
-"""The judge of answers: numbers, LaTeX, choices and texts, for evaluation and as a reward."""
+r"""The one judge, of RL rewards and of evaluation alike: is this completion the gold answer?
+
+Three steps, the same for the completion and for the gold: find where the answer is stated, read it as its type,
+compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "answer is" or "answer:",
+because the last word of a model that corrects itself is what it means; else in the whole text.
+
+An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
+as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
+
+Characters that look alike are one (`numbers.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+How it is read:
+
+| type | read as | compared |
+|---|---|---|
+| number | the one value stated there (`numbers.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
+| latex | the expression (the `$...$` where there is one, or a list of them) | units, then math-verify (`latex.py`) |
+| choice | a letter A-J ("B", "(B)", "B. Rome", alone on the first line) or True / False | identical |
+| text | all but a marker that it begins with; case, white space, bold, quotes, final punctuation dropped | identical |
+
+A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `numbers.py` has the source.
+
+Nothing is guessed: two different values ("12 13 14", "x = 1 or x = 2"), two letters, "not (B)", a number that something
+beside it changes ("2\pi", "1.5 million", "x >= 5"), or nothing readable are unparsable, which is wrong and counted as
+such. Departure from the published code: no commas deleted, so (1,2) is not 12.
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache, reduce
+
+from colar.data.example import ANSWER_TYPES, AnswerType, Example
+from colar.data.judge.latex import as_latex, extract_boxed, formula, plain, same_maths
+from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
+
+MAX_CHARACTERS = 1000
+"""Most characters of an expression in LaTeX."""
+
+# "This answer is correct" states none.
+_MARKER = re.compile(
+    r"####|\banswer\**(?:\s+is\b(?!\s+(?:correct|right|reasonable)\b)|\s*[:=])\**\s*:?", re.IGNORECASE
+)
+# "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
+_FINAL = re.compile(
+    r"(?:^####[ \t]*(?![0-9]+[.)][ \t]+\S)|(?<=[^\n#])####[ \t]*)"
+    r"(?:[-+$€£¥\\(]*[0-9.]|\$|\\|\(?[A-Ja-j][).]?[ \t]*$|(?:True|False)\b)",
+    re.MULTILINE,
+)
+_BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w*])")  # "2**3" is a power
+_NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
+_SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
+_LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
+# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends, which is
+# not at "Rs. 50" or "approx. 50"; the space behind `\!` is LaTeX's.
+_SENTENCE_PART = re.compile(
+    r"\$\$(?:\\.|[^$\\])+\$\$|\\\[(?:(?!\\[\[\]]).)+\\\]|\\\((?:(?!\\[()]).)+\\\)|\{[^{}]*\}"
+    r"|(?P<end>\n|(?<=[.?])(?<!\b[Rr]s\.)(?<!\bapprox\.)\s|(?<=(?<!\\)!)\s)",
+    re.DOTALL,
+)
+_WHOLE_LETTER = re.compile(r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]*", re.IGNORECASE)
+# "(B)" is the first group, "B." the second. Neither: the initial of "Franklin D. Roosevelt".
+_LABEL = re.compile(
+    r"\b(?!Option|Choice|Answer)[A-Z][a-z]+ [A-J]\.|\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)"
+)
+_JOINED = re.compile(r"(?:\([A-J]\)|\b[A-J][.):])\s*(?:[,/&]|and|or)\s*\(?[A-HJ]\b")
+_DENIED = re.compile(
+    r"(?:\b(?:not|cannot|never|neither|none)|n['’]t)(?:\s+(?:be|of|the|answer|option|choice))*\s*$",
+    re.IGNORECASE,
+)
+_TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\b(?:not|cannot|never|neither)\b|n['’]t\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`parsed` is the answer as read, in one spelling per value (votes are counted on it); None: unparsable."""
+
+    correct: bool
+    parsed: str | None
+
+
+def verdict(completion: str, example: Example) -> Verdict:
+    """Judge a completion of this example: by its own judge where the user has given one, else by its answer's type."""
+    if example.judge:
+        # An empty answer is wrong to any judge.
+        parsed = extract(completion, "text")
+        return Verdict(parsed is not None and accepts(completion, example), parsed)
+    return verdict_by_type(completion, example.answer, example.answer_type)
+
+
+def verdict_by_type(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
+    """Judge the text generated after the second separator against the gold `answer`.
+
+    Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.
+    """
+    parsed = extract(completion, answer_type)
+    gold = extract(answer, answer_type)
+    if parsed is None or gold is None:
+        return Verdict(False, parsed)
+    # Equal spellings need neither arithmetic nor math-verify.
+    if parsed == gold:
+        return Verdict(True, parsed)
+    if answer_type == "latex":
+        return Verdict(same_maths(_expression(spelled(answer)), _expression(spelled(completion))), parsed)
+    if answer_type == "number":
+        # `canonical` writes what Fraction reads: "-0.75", "1/3".
+        return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
+    return Verdict(False, parsed)
+
+
+def extract(completion: str, answer_type: AnswerType) -> str | None:
+    """Extract the answer that `completion` states, in its canonical spelling; None where none can be read."""
+    completion = spelled(completion)
+    if answer_type == "number":
+        value = read_number(completion if PLAIN.fullmatch(completion) else _stated(completion))
+        return None if value is None else canonical(value)
+    if answer_type == "latex":
+        expression = _expression(completion)
+        return None if len(expression) > MAX_CHARACTERS else plain(expression) or None
+    if answer_type == "choice":
+        return _choice(_stated(completion))
+    if answer_type == "text":
+        return _text(completion)
+    raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {answer_type!r}")
+
+
+def spelled(text: str) -> str:
+    """The text with one spelling of characters that look alike, and without Markdown's bold."""
+    return _BOLD.sub(r"\1", folded(text))
+
+
+def understood(gold: str, answer_type: AnswerType) -> bool:
+    """True where the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
+    read = extract(gold, answer_type)
+    if read is None or answer_type != "number":
+        return read is not None
+    boxed = re.fullmatch(r"\$?\s*\\boxed\s*\{(.*)\}\s*\$?\.?", gold.strip(), re.DOTALL)
+    value = read_number(boxed[1] if boxed else gold)
+    return value is not None and canonical(value) == read
+
+
+def _stated(text: str) -> str:
+    """The part of `text` that states the answer."""
+    text = _own(text)
+    final = _FINAL.search(text) if "####" in text else None
+    if final:
+        text = text[: _sentence_end(text, text.index("####", final.start()) + 4)]
+    if _has_box(text):
+        return extract_boxed(text) or ""  # a box that never closes is a truncated answer: unparsable
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        return text.strip()
+    # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
+    end = _sentence_end(text, markers[-1].end())
+    after = text[markers[-1].end() : end].strip()
+    # Behind "42! There are" the mark is a sentence's; in "5!" alone it may be a factorial.
+    return after.removesuffix("!") if _SENTENCE.match(text, end) else after
+
+
+def _sentence_end(text: str, start: int) -> int:
+    """The place where the first sentence behind `start` ends."""
+    begin = start + len(text[start:]) - len(text[start:].lstrip())
+    for part in _SENTENCE_PART.finditer(text, begin):
+        if part["end"] is not None:
+            return part.start()
+    return len(text)
+
+
+def _own(text: str) -> str:
+    """`text` as far as the next question that a model invents behind its answer."""
+    if ":" not in text:
+        return text
+    for following in _NEXT.finditer(text):
+        own = text[: following.start()].strip()
+        # A question that is repeated before it is answered cuts nothing off.
+        if _MARKER.search(own) or _has_box(own) or (own and "\n" not in own and not own.endswith(":")):
+            return own
+    return text
+
+
+def _expression(text: str) -> str:
+    """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
+    stated = as_latex(_stated(text))
+    if _has_box(text):
+        return stated
+    # "The answer is $x^2+1$" means the formula; of "$5$, not $6$" neither is taken for the answer.
+    inner = formula(stated)
+    return stated if inner is None else inner
+
+
+def _has_box(text: str) -> bool:
+    return "\\boxed" in text or "\\fbox" in text
+
+
+def _choice(stated: str) -> str | None:
+    lines = [_WHOLE_LETTER.fullmatch(line.strip()) for line in stated.splitlines()]
+    if lines and lines[0]:
+        # The reason may stand below, another letter may not.
+        alone = {line[1].upper() for line in lines if line}
+        return alone.pop() if len(alone) == 1 else None
+    stated = plain(stated).strip("\"'`* ")
+    letter = _WHOLE_LETTER.fullmatch(stated)
+    if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
+        return letter[1].upper()
+    labels = [label for label in _LABEL.finditer(stated) if label[1] or label[2]]
+    letters: set[str] = {label[1] or label[2] for label in labels}
+    if letters:
+        denied = _DENIED.search(stated[: labels[0].start()]) or _JOINED.search(stated)
+        return None if denied or len(letters) > 1 else letters.pop()
+    truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
+    # "It is not true" states the opposite of the word it has: not read.
+    if len(truths) != 1 or _NEGATION.search(stated):
+        return None
+    return truths.pop()
+
+
+def _text(completion: str) -> str | None:
+    text = " ".join(_own(completion).replace("—", "-").split())
+    leading = _LEADING_MARKER.match(text)
+    if leading:
+        text = text[leading.end() :]
+    lower = folded(text.casefold())
+    bare = lower.lstrip("\"'` ").rstrip(".!?,;: \"'`")
+    # An answer of nothing but punctuation keeps it.
+    return bare or lower or None
+
+
+# A user's own judge. It is named on the command line, in a recipe or in Python, never in a row: a data file must not
+# choose code that runs.
+
+Judge = Callable[[str, str, str], bool]
+"""`function(question, gold, answer) -> bool`, named `module:function`: judges in the place of those by answer type."""
+TRIED = 20
+"""Rows whose gold answer the judge is tried on before any work."""
+
+
+def judge_name(judge: str | Judge | None) -> str | None:
+    """`module:function` of a judge that may be given as the function itself. ValueError for a lambda or a closure."""
+    if judge is None or isinstance(judge, str):
+        return judge
+    name = f"{getattr(judge, '__module__', None)}:{getattr(judge, '__qualname__', repr(judge))}"
+    if "<" in name or not callable(judge):
+        raise ValueError(f"judge must be a function of a module, or module:function, got {judge!r}")
+    return name
+
+
+@cache
+def load_judge(name: str) -> Judge:
+    """Import a judge; a module in the working directory is found too. ValueError where it is not there."""
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise ValueError(
+            f"judge {name!r}: give module:function, e.g. my_judge:same for same() in my_judge.py"
+        )
+    # The command's own folder is on the path, the user's is not.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, SyntaxError, AttributeError) as error:
+        raise ValueError(f"judge {name}: {type(error).__name__}: {error} (in {os.getcwd()})") from error
+    if not callable(function):
+        raise ValueError(f"judge {name} is no function")
+    return function
+
+
+def judged_by(examples: Sequence[Example], name: str | None) -> list[Example]:
+    """The examples with this judge; as they are without one.
+
+    ValueError where it cannot be imported, fails, or finds none of the first gold answers right.
+    """
+    if name is None:
+        return list(examples)
+    judged = [replace(example, judge=name) for example in examples]
+    tried = judged[:TRIED]
+    if tried and not any(accepts(example.answer, example) for example in tried):
+        raise ValueError(
+            f"judge {name} finds no gold answer right, e.g. {tried[0].answer!r} of {tried[0].id}: "
+            "it is called as function(question, gold, answer) and returns True or False"
+        )
+    return judged
+
+
+def accepts(completion: str, example: Example) -> bool:
+    """The verdict of the example's own judge. ValueError where it fails, or returns neither True nor False."""
+    try:
+        right = load_judge(example.judge)(example.question, example.answer, completion.strip())
+    except Exception as error:
+        raise ValueError(f"judge {example.judge} on {example.id}: {type(error).__name__}: {error}") from error
+    # numpy's booleans and 0 and 1 count as well.
+    if right is None or right not in (True, False):
+        raise ValueError(f"judge {example.judge} on {example.id} returned {right!r}, expected True or False")
+    return bool(right)

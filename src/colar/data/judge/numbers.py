@@ -163,7 +163,8 @@ def read_number(text: str) -> Fraction | None:
         number = match[1]
         return Fraction(number if "." in number else int(number))  # the string costs three times the integer
     text = folded(text)
-    plain = _FRACTION.sub(_slashed, text).strip()
+    # The space keeps "2\frac{1}{2}" a mixed number.
+    plain = _FRACTION.sub(r" \1\2/\3\4", text).strip()
     for pattern, replacement in _REWRITES:
         plain = pattern.sub(replacement, plain)
     left, equals, right = plain.rpartition("=")
@@ -174,13 +175,6 @@ def read_number(text: str) -> Fraction | None:
         # An equation: "6*7 = 42" states 42.
         value = read_number(right)
     return value
-
-
-def _slashed(match: re.Match[str]) -> str:
-    r"""`\frac{3}{4}` or `\frac34` as " 3/4". The space keeps "2\frac{1}{2}" a mixed number."""
-    top = match[1] or match[2]
-    bottom = match[3] or match[4]
-    return f" {top}/{bottom}"
 
 
 def same_number(gold: Fraction, value: Fraction) -> bool:

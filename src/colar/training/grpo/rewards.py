@@ -16,7 +16,7 @@ from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
-from colar.data.judge.answers import verdict
+from colar.data.judge import verdict
 from colar.training.grpo.rollout import Output
 
 Reward = Callable[..., Sequence[float]]
