@@ -17,7 +17,7 @@ from renumber import new_rows
 from colar.cli import main
 from colar.data import programs, sources
 from colar.data.catalogue import SOURCES
-from colar.data.fields import Fields
+from colar.data.example import Fields
 from colar.data.judge import answers
 
 FUNCTION = 'def f() -> int:\n    """Seven bags of six."""\n    bags, each = 7, 6\n'

@@ -16,15 +16,24 @@ are some, without the lines that have none; the published source `gsm8k` has the
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from colar import files
-from colar.checks import is_int
+from colar.checks import did_you_mean, is_int
 from colar.data import programs
-from colar.data.example import ROLES
-from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
+from colar.data.example import (
+    EQUATION,
+    ROLES,
+    Fields,
+    answer_of,
+    context_of,
+    filled,
+    named_fields,
+    steps_of,
+    text_of,
+)
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -70,12 +79,16 @@ class Layout:
     parse: Callable[[Mapping[str, Any]], Fields]
 
 
-def of(row: Mapping[str, Any]) -> Layout:
-    """The layout of a row. ValueError says which columns it has, and how to name them."""
-    row = {name: value for name, value in row.items() if value is not None}
-    for layout in LAYOUTS:
-        if layout.fits(row):
-            return layout
+def of(cells: Mapping[str, Any]) -> Layout:
+    """The layout of a first row: by the cells that it fills, or else by its columns, of which it may leave some empty.
+
+    ValueError says which columns it has, and how to name them.
+    """
+    row = {name: value for name, value in cells.items() if value is not None}
+    for columns in (row, {name: row.get(name, "") for name in cells}):
+        for layout in LAYOUTS:
+            if layout.fits(columns):
+                return layout
     has = ", ".join(sorted(map(str, row))) or "none"
     raise ValueError(
         f"cannot tell which columns are question and answer (there are {has}): name them, "
@@ -93,10 +106,20 @@ def renamed(columns: Mapping[str, str]) -> Layout:
         raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
 
     def parse(row: Mapping[str, Any]) -> Fields:
+        for key in ("question", "answer"):
+            require_column(columns[key], key, row)
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
 
     about = ", ".join(f"{key} from {column}" for key, column in columns.items())
     return Layout("columns", about, lambda _: True, parse)
+
+
+def require_column(column: str, key: str, there: Iterable[Any]) -> None:
+    """ValueError where the column that a user has named for `key` is not among those that are there."""
+    names = [str(name) for name in there]
+    if column not in names:
+        near = did_you_mean(column, names)
+        raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(names)})")
 
 
 # --- parsers -----------------------------------------------------------------------------------------------
@@ -135,10 +158,12 @@ def parse_chat(row: Mapping[str, Any]) -> Fields:
     if len(messages) < 2:
         raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
     question, context = asked(messages[:-1])
-    fields = answered(messages[-1].raw, row)
-    return replace(
-        fields, question=question, context=context, key=_key(row), answer_type=row.get("answer_type")
-    )
+    last = messages[-1]
+    chain, answer = _parted(last.text)
+    for name in ("thinking", "reasoning", "reasoning_content"):
+        thought = last.raw.get(name) or row.get(name)
+        chain = thought if isinstance(thought, str) and thought.strip() else chain
+    return _fields(row, question, context, chain, answer)
 
 
 def messages_of(turns: Any) -> list[Message]:
@@ -214,45 +239,44 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
         text, context = asked(messages_of(asks))
     else:
         text, context = text_of(row, question), context_of(row)
-    fields = replace(
-        answered({"content": answer_of(row, answer)}, {}),
-        question=text, key=_key(row), answer_type=row.get("answer_type"), context=context,
-    )  # fmt: skip
-    if steps is None:
-        return fields
-    chain = row.get(steps)
+    chain: str | tuple[str, ...]
+    chain, gold = _parted(answer_of(row, answer))
+    if steps is not None:
+        column = [] if row.get(steps) is None else row[steps]
+        listed = _listed(column) if isinstance(column, str) else column
+        # A column of reasoning may end in the answer once more.
+        chain = FINAL.split(column.strip())[0] if listed is None else steps_of(listed, steps)
+    return _fields(row, text, context, chain, gold)
+
+
+def _listed(text: str) -> list[Any] | None:
+    """The list in a cell of a table: of JSON, or as pandas writes it to CSV; None for any other text."""
+    with contextlib.suppress(ValueError):
+        value = files.parse_json(text)
+        if isinstance(value, list):
+            return value
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        value = ast.literal_eval(text)
+        # Python would join `['a' 'b']`, a cell of numpy's, to one text.
+        if isinstance(value, list) and repr(value) == text:
+            return value
+    return None
+
+
+def _fields(
+    row: Mapping[str, Any],
+    question: str,
+    context: tuple[tuple[str, str], ...],
+    chain: str | tuple[str, ...],
+    answer: str,
+) -> Fields:
+    """The fields of a row, whose chain is steps, or a text that is cut into steps."""
+    marked = []
     if isinstance(chain, str):
-        listed = _listed(chain)
-        if not listed:
-            # The column of reasoning may end in the answer once more.
-            return _with_chain(fields, FINAL.split(chain.strip())[0])
-        chain = listed
-    return replace(fields, steps=steps_of(chain, steps) if chain is not None else (), unmarked=False)
-
-
-def _listed(text: str) -> list[str]:
-    """The texts of a list in a cell of a table: of JSON, or as pandas writes it to CSV; [] for any other text."""
-    for parse, write in ((files.parse_json, None), (ast.literal_eval, repr)):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = parse(text)
-            # Python would join `['a' 'b']`, a cell of numpy's, to one text.
-            if isinstance(value, list) and (write is None or write(value) == text):
-                return value
-    return []
-
-
-def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
-    """The chain and the answer of a message; its question is left blank."""
-    chain, answer = _parted(str(message.get("content", message.get("value", ""))))
-    for name in ("thinking", "reasoning", "reasoning_content"):
-        thought = message.get(name) or row.get(name)
-        chain = thought if isinstance(thought, str) and thought.strip() else chain
-    return _with_chain(Fields("", (), answer), chain)
-
-
-def _with_chain(fields: Fields, chain: str) -> Fields:
-    marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
-    return replace(fields, steps=cut(chain), unmarked=any(marked) and not all(marked))
+        marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
+        chain = cut(chain)
+    unmarked = any(marked) and not all(marked)
+    return Fields(question, chain, answer, _key(row), row.get("answer_type"), context, unmarked)
 
 
 def _parted(text: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from colar.data.fields import Fields, answer_of, named_fields, text_of
+from colar.data.example import Fields, answer_of, named_fields, text_of
 from colar.data.judge.numbers import decimal_text, decimals_of, read_number, same_number
 
 Number = Fraction

@@ -23,9 +23,17 @@ from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Split, UpstreamFault
-from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
-from colar.data.example import SPLITS, Example, question_hash
-from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
+from colar.data.data_files import (
+    DATA_DIR_VARIABLE,
+    NAMING_A_FOLDER,
+    LeftOut,
+    ParsedRow,
+    Parser,
+    RawRows,
+    examples_of,
+    parsed,
+)
+from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import answers
 from colar.data.programs import NotStraight
 
@@ -59,27 +67,24 @@ def load_examples(
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
     if source not in SOURCES:
-        rows = _of_user(source, split, skip_malformed, columns, judge)
+        examples = _of_user(source, split, skip_malformed, columns, judge)[:limit]
         # Last: where a source is mistyped, its options are not what is wrong.
         check_known("file option", options, ())
-        return _with_clusters(rows[:limit])
+        return _with_clusters(examples)
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
-    entry = SOURCES[source]
-    check_known(f"{source} split", [split], entry.splits)
+    check_known(f"{source} split", [split], SOURCES[source].splits)
     if source == "arithmetic":  # made, not read
         # Checked here, for a dataclass answers an unknown name with a TypeError.
         names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
         check_known("arithmetic option", options, names)
-        n = GENERATED[split] if limit is None else limit
-        return answers.judged_by(
-            arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed), judge
-        )
-    check_known(f"{source} option", options, ())
-    # Behind the limit: the first one of a cluster is always among the rows that are returned.
-    return answers.judged_by(
-        _with_clusters(_published(source, split, data_dir, limit, skip_malformed)), judge
-    )
+        config = arithmetic.ArithmeticConfig(**options)
+        examples = arithmetic.generate(config, split, limit or GENERATED[split], seed)
+    else:
+        check_known(f"{source} option", options, ())
+        # Behind the limit: the first one of a cluster is always among the rows that are returned.
+        examples = _with_clusters(_published(source, split, data_dir, limit, skip_malformed))
+    return answers.judged_by(examples, judge)
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
@@ -168,19 +173,19 @@ def _published(
         examples = read = list(itertools.islice(rows, limit))
     else:
         read = list(rows)
-        examples = _part(read, location)[:limit]
+        examples = _portion(read, location)[:limit]
     left_out.say(f"{source}/{split}", len(read))
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     return examples
 
 
-def _part(examples: list[Example], location: Split) -> list[Example]:
-    """The part of a hash-ordered source that the split is, sorted."""
+def _portion(examples: list[Example], location: Split) -> list[Example]:
+    """The portion of a hash-ordered source that the split is, sorted."""
     # These ids end in a hash of the question, so that sorted rows are in random order; SVAMP's do not.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
-    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[location.part]
+    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[location.portion]
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
@@ -199,65 +204,50 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 # --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
 
 
-def _folder(data_dir: str | Path | None) -> Path | None:
-    """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
-    # Set but empty counts as not set.
-    named = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
-    if named is None:
-        return None
-    if not Path(named).is_dir():
-        raise ValueError(f"the data folder {named} does not exist: name another, {NAMING_A_FOLDER}")
-    return Path(named)
-
-
-def _present(location: Split, under: Path) -> list[Path] | None:
-    """The first alternative of the split's files that is all there."""
-    for names in location.files:
-        parts = [sorted(under.glob(name)) for name in names]
-        # One part of a training set is not a training set.
-        if all(parts):
-            return list(itertools.chain(*parts))
-    return None
-
-
 def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> tuple[RawRows, Parser]:
     """The raw rows of a split, and the parser that they need."""
     entry = SOURCES[source]
     location = entry.splits[split]
     assert entry.parser is not None
-    under = _folder(data_dir)
+    # Set but empty counts as not set.
+    folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
     # A folder that was named stands in for the Hub, for every source that has files at all.
-    if location.files and under is not None:
-        return _from_files(source, location, under), entry.parser
+    if location.file and folder is not None:
+        return _from_files(source, location, Path(folder)), entry.parser
     if entry.hub is None or location.hub is None:
         raise ValueError(
-            f"{source} is read from files only: put {_wanted(location)} under a folder and name it, {NAMING_A_FOLDER}"
+            f"{source} is read from files only: put {location.file} under a folder and name it, {NAMING_A_FOLDER}"
         )
     return data_files.from_hub(entry.hub, entry.hub_configs, location.hub), entry.hub_parser or entry.parser
 
 
-def _from_files(source: str, location: Split, under: Path) -> RawRows:
-    paths = _present(location, under)
-    if paths is None:
-        # The user named a folder: a download in place of a file that is not there would go unnoticed.
-        hub = SOURCES[source].hub
-        otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
-        raise ValueError(f"{source}: no {_wanted(location)} under {under}{otherwise}")
-    if len(location.files[0]) == 1 and "*" in location.files[0][0]:
+def _from_files(source: str, location: Split, folder: Path) -> RawRows:
+    """The rows of a split's file, or of its parts."""
+    assert location.file is not None
+    paths = sorted(folder.glob(location.file))
+    if paths:
         return itertools.chain.from_iterable(map(data_files.read, paths))
-    if len(paths) == 1:
-        return data_files.read(paths[0])
-    parts = " and ".join(path.name for path in paths)
-    progress.say(f"{source}: no {location.files[0][0]} under {under}, reading {parts}")
-    return _distinct(source, paths)
+    parts = [folder / name for name in location.parts]
+    # One part of a training set is not a training set.
+    if parts and all(part.exists() for part in parts):
+        names = " and ".join(part.name for part in parts)
+        progress.say(f"{source}: no {location.file} under {folder}, reading {names}")
+        return _distinct(source, parts)
+    # The user named a folder: a download in place of a file that is not there would go unnoticed.
+    hub = SOURCES[source].hub
+    otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
+    wanted = " or ".join(filter(None, [location.file, " + ".join(location.parts)]))
+    raise ValueError(f"{source}: no {wanted} under {folder}{otherwise}")
 
 
-def _distinct(source: str, paths: list[Path]) -> RawRows:
+def _distinct(source: str, parts: list[Path]) -> RawRows:
     """The lines of several iCoT files, each question once: the question is what stands before "||"."""
     seen: set[str] = set()
     dropped = 0
-    for path in paths:
-        for place, line in data_files.read(path):
+    for part in parts:
+        for place, line in data_files.read(part):
             question = line.partition("||")[0].strip()
             # The parts overlap: both have some of GSM8K's own training problems.
             if question in seen:
@@ -267,8 +257,3 @@ def _distinct(source: str, paths: list[Path]) -> RawRows:
             yield place, line
     if dropped:
         progress.say(f"{source}: dropped {dropped} rows whose question had come before")
-
-
-def _wanted(location: Split) -> str:
-    """The split's files as an error names them: "a or b + c" has two alternatives."""
-    return " or ".join(" + ".join(names) for names in location.files)

@@ -6,19 +6,17 @@ One layout is found for all rows, by the columns of the first (`layouts.py`). A 
 counted by its reason.
 """
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar.checks import did_you_mean
+from colar.checks import check_known, did_you_mean
 from colar.data import data_files, layouts
 from colar.data.catalogue import SOURCES
-from colar.data.data_files import RawRows
-from colar.data.example import AnswerType, Example, question_hash
-from colar.data.fields import Fields, LeftOut, ParsedRow, examples_of, named_fields, parsed
+from colar.data.data_files import LeftOut, ParsedRow, RawRows, examples_of, parsed
+from colar.data.example import AnswerType, Example, Fields, named_fields, question_hash
 from colar.data.judge import answers
 
 FEWEST = 20
@@ -119,7 +117,8 @@ def read(
     if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
-    _check_columns(parser.found, columns, ("steps",))
+    if columns and "steps" in columns:
+        layouts.require_column(columns["steps"], "steps", parser.found)
     if judge:
         # Then answers may be anything.
         rows = [row._replace(fields=replace(row.fields, answer_type="text")) for row in rows]
@@ -132,12 +131,19 @@ def read(
     examples = list(examples_of(rows, id_of, answer_type, left_out))
     if not examples or parser.layout is None:
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
-        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
+        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint})")
     examples = answers.judged_by(examples, judge)
     unmarked = sum(row.fields.unmarked for row in rows)
-    found = list(parser.found)
     return UserRows(
-        name, parser.layout, examples, found, answer_type, len(untyped), unmarked, judge, left_out
+        name,
+        parser.layout,
+        examples,
+        list(parser.found),
+        answer_type,
+        len(untyped),
+        unmarked,
+        judge,
+        left_out,
     )
 
 
@@ -156,8 +162,9 @@ class _Parser:
     """Parses rows by the columns that the user has named, or else in the layout of the first row."""
 
     def __init__(self, named: Mapping[str, str] | None) -> None:
-        self.named = named
         self.layout = layouts.renamed(named) if named else None
+        self.hint = ""
+        """A way out where the layout of the rows was taken for another than it is."""
         self.found: dict[str, None] = {}
         """Columns that some row has, in their order."""
 
@@ -165,29 +172,16 @@ class _Parser:
         cells = named_fields(raw)
         row = {key: value for key, value in cells.items() if value is not None}
         self.found |= dict.fromkeys(map(str, row))
-        layout = self.layout = self.layout or _layout_of(cells)
-        if not layout.fits(row):
+        if self.layout is None:
+            self.layout = layouts.of(cells)
+            self.hint = (
+                f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
+            )
+        if not self.layout.fits(row):
             empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
-            raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
-        _check_columns(row, self.named, ("question", "answer"))
-        return layout.parse(row)
-
-    def hint(self) -> str:
-        """A way out where the layout of rows was taken for another than it is."""
-        if self.named or self.layout is None:
-            return ""
-        return f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
-
-
-def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
-    """The layout of a first row: by what it has, or else by its columns, of which it may leave some empty."""
-    try:
-        return layouts.of(cells)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            return layouts.of({key: "" if value is None else value for key, value in cells.items()})
-        raise
+            raise ValueError(f"not of layout {self.layout.name} ({self.layout.about}): {has}")
+        return self.layout.parse(row)
 
 
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
@@ -195,7 +189,10 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
-            return path.name, data_files.read(data_files.existing(path, split))
+            file = data_files.file_of(path, split)
+            if not file.is_file():
+                check_known(f"{path} split", [split], data_files.splits_in(path))
+            return path.name, data_files.read(file)
         if path.is_file():
             return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
         hub, _, part = str(data).partition(":")
@@ -216,16 +213,6 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
             f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
         )
     return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
-
-
-def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: Iterable[str]) -> None:
-    """Reject a row that lacks a column that the user has named for one of `keys`."""
-    there = [str(name) for name in row]
-    for key in keys:
-        column = (columns or {}).get(key)
-        if column is not None and column not in there:
-            near = did_you_mean(column, there)
-            raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
 
 
 def _answer_type(golds: Sequence[str]) -> AnswerType:

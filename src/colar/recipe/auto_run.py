@@ -18,7 +18,7 @@ from typing import Any
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
-from colar.data.fields import without_too_long
+from colar.data.example import without_too_long
 from colar.data.judge import answers
 from colar.data.judge.answers import Judge
 from colar.methods import registry

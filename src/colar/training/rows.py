@@ -37,8 +37,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import files, processes, progress
-from colar.data.example import Example
-from colar.data.fields import without_too_long
+from colar.data.example import Example, without_too_long
 from colar.methods.base import Batch, Method, Row
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
