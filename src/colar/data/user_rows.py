@@ -125,7 +125,7 @@ def read(
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or _answer_type(untyped)
 
-    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+    def id_of(row: ParsedRow, _: Collection[str]) -> str:
         return row.fields.key or f"{name}/{split}/{row.number}"
 
     examples = list(examples_of(rows, id_of, answer_type, left_out))
@@ -134,16 +134,9 @@ def read(
         raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint})")
     examples = answers.judged_by(examples, judge)
     unmarked = sum(row.fields.unmarked for row in rows)
+    found = list(parser.found)
     return UserRows(
-        name,
-        parser.layout,
-        examples,
-        list(parser.found),
-        answer_type,
-        len(untyped),
-        unmarked,
-        judge,
-        left_out,
+        name, parser.layout, examples, found, answer_type, len(untyped), unmarked, judge, left_out
     )
 
 
@@ -186,33 +179,33 @@ class _Parser:
 
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     """A name for the rows, and the rows."""
-    if isinstance(data, str | Path):
-        path = Path(data)
-        if path.is_dir():
-            file = data_files.file_of(path, split)
-            if not file.is_file():
-                check_known(f"{path} split", [split], data_files.splits_in(path))
-            return path.name, data_files.read(file)
-        if path.is_file():
-            return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
-        hub, _, part = str(data).partition(":")
-        is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
-        if is_path or hub.count("/") != 1:
-            if hub in SOURCES:
-                raise ValueError(
-                    f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"
-                )
-            beside = path.parent.iterdir() if path.parent.is_dir() else ()
-            near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
+    if not isinstance(data, str | Path):
+        if not isinstance(data, Iterable) or isinstance(data, Mapping):
             raise ValueError(
-                f"no data at {data}: there is no such file or folder{near or ' (sources: colar data list)'}"
+                f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
             )
+        return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
+    path = Path(data)
+    if path.is_dir():
+        file = data_files.file_of(path, split)
+        if not file.is_file():
+            check_known(f"{path} split", [split], data_files.splits_in(path))
+        return path.name, data_files.read(file)
+    if path.is_file():
+        return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
+    hub, _, part = str(data).partition(":")
+    is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
+    if hub.count("/") == 1 and not is_path:
         return hub, data_files.from_hub(hub, (None,), part or split)
-    if not isinstance(data, Iterable) or isinstance(data, Mapping):
+    if hub in SOURCES:
         raise ValueError(
-            f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
+            f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"
         )
-    return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
+    raise ValueError(
+        f"no data at {data}: there is no such file or folder{near or ' (sources: colar data list)'}"
+    )
 
 
 def _answer_type(golds: Sequence[str]) -> AnswerType:
