@@ -161,7 +161,12 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move]:
     total = 0
     # A chain of n steps is made of moves that take one or two each.
     while steps_left or not moves:
-        kinds = _possible_kinds(first=not moves, steps_left=steps_left)
+        candidates = STARTS
+        if moves:
+            # Every ending takes two steps, and nothing may follow it.
+            candidates = MOVES | ENDINGS if steps_left == 2 else MOVES
+        # A kind is spelled by its operations: the length of that text is the number of its steps.
+        kinds = [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
         # Kinds are tried in a random order until one has numbers that fit.
         numbers: tuple[int, ...] = ()
         while kinds and not numbers:
@@ -174,19 +179,6 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move]:
         total = move.total
         steps_left -= len(move.equations)
     return moves
-
-
-def _possible_kinds(first: bool, steps_left: int) -> list[str]:
-    """The kinds that may stand here: their steps fit."""
-    if first:
-        candidates = list(STARTS)
-    elif steps_left == 2:
-        # Every ending takes two steps, and nothing may follow it.
-        candidates = [*MOVES, *ENDINGS]
-    else:
-        candidates = list(MOVES)
-    # A kind is spelled by its operations: the length of that text is the number of its steps.
-    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
 
 
 def _draw_numbers(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> tuple[int, ...]:
@@ -210,11 +202,12 @@ def _move(kind: str, numbers: tuple[int, ...], total: int) -> Move:
     """That move on that total, with an equation for each of its operations."""
     if kind == "count":
         return Move(kind, numbers, (), numbers[0])
-    operation, *behind = KINDS[kind]
-    first = _equation(numbers[0] if kind in PRODUCTS else total, operation, numbers[-1])
-    # The total takes the product; or the second person's number, for both people's together.
-    equations = (first, *(_equation(total, operation, first[3]) for operation in behind))
-    return Move(kind, numbers, equations, equations[-1][3])
+    operations = KINDS[kind]
+    equations = [_equation(numbers[0] if kind in PRODUCTS else total, operations[0], numbers[-1])]
+    if len(operations) == 2:
+        # The total takes the product; or the second person's number, for both people's together.
+        equations.append(_equation(total, operations[1], equations[0][3]))
+    return Move(kind, numbers, tuple(equations), equations[-1][3])
 
 
 def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:

@@ -20,6 +20,10 @@ AnswerType = Literal["number", "latex", "choice", "text"]
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 SPLITS = ("train", "validation", "test")
 ROLES = ("system", "user", "assistant")
+Context = tuple[tuple[str, str], ...]
+"""Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+Row = Mapping[str, Any]
+"""A row of a table, by the names of its columns."""
 EQUATION = re.compile(r"<<[^<>]*>>")
 """A mark of GSM8K's calculator: `<<21/7=3>>`."""
 MOST_CHARACTERS = 100_000
@@ -44,8 +48,7 @@ class Example:
     answer: str
     answer_type: AnswerType = "number"
     cluster: str = ""
-    context: tuple[tuple[str, str], ...] = ()
-    """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+    context: Context = ()
     judge: str = ""
     """`module:function` of a judge of the user's (`judge/answers.py`); "": by `answer_type`. No row names one."""
 
@@ -128,8 +131,7 @@ class Fields:
     key: str | None = None
     """The publisher's or the user's own id, where there is one."""
     answer_type: AnswerType | None = None
-    context: tuple[tuple[str, str], ...] = ()
-    """Turns of a chat before the question: (role, text) each."""
+    context: Context = ()
     unmarked: bool = False
     """True where lines of the chain are left out of its steps, as they have no `<<...>>` mark."""
 
@@ -150,7 +152,7 @@ class Fields:
             check_text("context", text)
 
 
-def named_fields(raw: Any) -> Mapping[str, Any]:
+def named_fields(raw: Any) -> Row:
     """The columns of a raw row, which may be a line of a .jsonl file."""
     if isinstance(raw, str):
         try:
@@ -162,7 +164,7 @@ def named_fields(raw: Any) -> Mapping[str, Any]:
     return raw
 
 
-def context_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def context_of(row: Row) -> Context:
     """The turns before the question, a list of [role, text]; a text called "context" is another column."""
     context = row.get("context") or ()
     if isinstance(context, str):
@@ -175,7 +177,7 @@ def context_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((role, text) for role, text in turns)
 
 
-def text_of(row: Mapping[str, Any], name: str) -> str:
+def text_of(row: Row, name: str) -> str:
     value = row.get(name)
     if value is None:
         # A null counts as not there: a user's own tools often write it for one.
@@ -187,7 +189,7 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return filled(value, name)
 
 
-def answer_of(row: Mapping[str, Any], name: str) -> str:
+def answer_of(row: Row, name: str) -> str:
     """The answer of a row, a text or a number."""
     value = row.get(name)
     if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
@@ -201,12 +203,6 @@ def answer_of(row: Mapping[str, Any], name: str) -> str:
         return str(int(value)) if value.is_integer() else repr(float(value))
     text = text_of({**row, name: value}, name)
     return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
-
-
-def steps_of(steps: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
-        raise ValueError(f"{name} must be text or a list of texts")
-    return stripped(steps)
 
 
 def stripped(parts: Iterable[str]) -> tuple[str, ...]:

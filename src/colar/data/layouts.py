@@ -26,12 +26,14 @@ from colar.data import programs
 from colar.data.example import (
     EQUATION,
     ROLES,
+    Context,
     Fields,
+    Row,
     answer_of,
     context_of,
     filled,
     named_fields,
-    steps_of,
+    stripped,
     text_of,
 )
 from colar.data.judge.latex import extract_boxed
@@ -74,12 +76,12 @@ class Layout:
     name: str
     about: str
     """The columns that are read, for a person."""
-    fits: Callable[[Mapping[str, Any]], bool]
+    fits: Callable[[Row], bool]
     """True if a row, without its nulls, is of this layout."""
-    parse: Callable[[Mapping[str, Any]], Fields]
+    parse: Callable[[Row], Fields]
 
 
-def of(cells: Mapping[str, Any]) -> Layout:
+def of(cells: Row) -> Layout:
     """The layout of a first row: by the cells that it fills, or else by its columns, of which it may leave some empty.
 
     ValueError says which columns it has, and how to name them.
@@ -105,7 +107,7 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     if not {"question", "answer"} <= columns.keys():
         raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
 
-    def parse(row: Mapping[str, Any]) -> Fields:
+    def parse(row: Row) -> Fields:
         for key in ("question", "answer"):
             require_column(columns[key], key, row)
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
@@ -133,7 +135,7 @@ class Message(NamedTuple):
     raw: Mapping[str, Any]
 
 
-def turns_of(row: Mapping[str, Any]) -> Any:
+def turns_of(row: Row) -> Any:
     """The raw messages of a row: of its chat, or of TRL's prompt and perhaps completion; None of any other row."""
     for name in TURNS:
         if row.get(name) is not None:
@@ -150,7 +152,7 @@ def turns_of(row: Mapping[str, Any]) -> Any:
     ]
 
 
-def parse_chat(row: Mapping[str, Any]) -> Fields:
+def parse_chat(row: Row) -> Fields:
     """Parse a row with a chat: its last answer is learnt, the question is the turn before it."""
     messages = messages_of(turns_of(row))
     while messages and messages[-1].role != "assistant":
@@ -185,7 +187,7 @@ def messages_of(turns: Any) -> list[Message]:
     return messages
 
 
-def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]]:
+def asked(messages: Sequence[Message]) -> tuple[str, Context]:
     """The question that a chat ends in, and the turns before it. ValueError where it ends in another turn."""
     *before, last = messages
     if last.role != "user":
@@ -198,13 +200,13 @@ def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]
     return last.text, tuple(context)
 
 
-def _program(row: Mapping[str, Any]) -> Fields:
+def _program(row: Row) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
     return programs.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
 
 
-def _mathqa(row: Mapping[str, Any]) -> Fields:
+def _mathqa(row: Row) -> Fields:
     return replace(programs.mathqa(row), key=_key(row))
 
 
@@ -219,20 +221,20 @@ def parse_solution(raw: Any) -> Fields:
     return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
 
 
-def with_input(instruction: str, row: Mapping[str, Any]) -> str:
+def with_input(instruction: str, row: Row) -> str:
     """An instruction, and behind it what it is about: Alpaca's column `input`."""
     about = row.get("input")
     return f"{instruction}\n\n{about.strip()}" if isinstance(about, str) and about.strip() else instruction
 
 
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+def _first(row: Row, names: Sequence[str]) -> str:
     first = next((name for name in names if row.get(name) is not None), None)
     if first is None:
         raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
     return first
 
 
-def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
+def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields:
     """The fields of a question and a solution, which may hold its own reasoning."""
     asks = row.get(question)
     if isinstance(asks, list) and asks and isinstance(asks[0], Mapping):
@@ -242,11 +244,23 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
     chain: str | tuple[str, ...]
     chain, gold = _parted(answer_of(row, answer))
     if steps is not None:
-        column = [] if row.get(steps) is None else row[steps]
-        listed = _listed(column) if isinstance(column, str) else column
-        # A column of reasoning may end in the answer once more.
-        chain = FINAL.split(column.strip())[0] if listed is None else steps_of(listed, steps)
+        chain = _chain_of(row, steps)
     return _fields(row, text, context, chain, gold)
+
+
+def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
+    """The chain in a column: its steps, or a text that is to be cut."""
+    chain = row.get(name)
+    if isinstance(chain, str):
+        text, chain = chain, _listed(chain)
+        if chain is None:
+            # It may end in the answer once more.
+            return FINAL.split(text.strip())[0]
+    if chain is None:
+        return ()
+    if not isinstance(chain, list | tuple) or not all(isinstance(step, str) for step in chain):
+        raise ValueError(f"{name} must be text or a list of texts")
+    return stripped(chain)
 
 
 def _listed(text: str) -> list[Any] | None:
@@ -263,13 +277,7 @@ def _listed(text: str) -> list[Any] | None:
     return None
 
 
-def _fields(
-    row: Mapping[str, Any],
-    question: str,
-    context: tuple[tuple[str, str], ...],
-    chain: str | tuple[str, ...],
-    answer: str,
-) -> Fields:
+def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, ...], answer: str) -> Fields:
     """The fields of a row, whose chain is steps, or a text that is cut into steps."""
     marked = []
     if isinstance(chain, str):
@@ -293,7 +301,7 @@ def _parted(text: str) -> tuple[str, str]:
     return "" if alone else text, filled(text if boxed is None else boxed, "answer")
 
 
-def _key(row: Mapping[str, Any]) -> str | None:
+def _key(row: Row) -> str | None:
     value = row.get("id")
     return str(value) if isinstance(value, str) or is_int(value) else None
 
@@ -335,16 +343,16 @@ def _has(row: Collection[str], names: Collection[str]) -> bool:
     return any(name in row for name in names)
 
 
-def _is_chat(row: Mapping[str, Any]) -> bool:
+def _is_chat(row: Row) -> bool:
     return turns_of(row) is not None and _has(row, (*TURNS, "completion"))
 
 
-def _is_program(row: Mapping[str, Any]) -> bool:
+def _is_program(row: Row) -> bool:
     # A column called "code" beside the reasoning is something else: a number, a subject.
     return _has(row, PROGRAM) and _has(row, QUESTION) and not _has(row, set(REASONING) - set(ANSWER))
 
 
-def _is_common(row: Mapping[str, Any]) -> bool:
+def _is_common(row: Row) -> bool:
     return _has(row, QUESTION) and _has(row.keys() - {_first(row, QUESTION)}, ANSWER)
 
 

@@ -7,9 +7,9 @@ names, else on the Hugging Face Hub. `catalogue.py` has the table: an entry a so
 a data folder given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
 from the Hub. A user's file or folder is read by `user_rows.py`.
 
-Rows of a source with `order="key"` are sorted by a hash of their question, and named by it: `limit` takes a random but
-fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it does. docs/data.md has
-the order, ids and clusters of each source.
+Rows of a source with `order="key"` are sorted by their ids. Most of these are a hash of the question, so that `limit`
+takes a random but fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it
+does. docs/data.md has the order, ids and clusters of each source.
 """
 
 import dataclasses
@@ -23,16 +23,7 @@ from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Split, UpstreamFault
-from colar.data.data_files import (
-    DATA_DIR_VARIABLE,
-    NAMING_A_FOLDER,
-    LeftOut,
-    ParsedRow,
-    Parser,
-    RawRows,
-    examples_of,
-    parsed,
-)
+from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, ParsedRow, Parser, RawRows
 from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import answers
 from colar.data.programs import NotStraight
@@ -67,10 +58,15 @@ def load_examples(
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
     if source not in SOURCES:
-        examples = _of_user(source, split, skip_malformed, columns, judge)[:limit]
+        expected = ValueError if skip_malformed else ()
+        rows = user_rows.read(source, columns, split, judge, expected=expected)
+        rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
+        # How answers are judged was guessed.
+        if rows.untyped or rows.unmarked:
+            progress.say(rows.summary()[0])
         # Last: where a source is mistyped, its options are not what is wrong.
         check_known("file option", options, ())
-        return _with_clusters(examples)
+        return _with_clusters(rows.examples[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     check_known(f"{source} split", [split], SOURCES[source].splits)
@@ -125,19 +121,7 @@ def user_file(source: str, split: str) -> Path | None:
     return data_files.file_of(path, split).resolve()
 
 
-# --- rows of a user's file, and of the table's sources -----------------------------------------------------
-
-
-def _of_user(
-    source: str, split: str, skip: bool, columns: Mapping[str, str] | None, judge: str | None
-) -> list[Example]:
-    """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = user_rows.read(source, columns, split, judge, expected=ValueError if skip else ())
-    rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
-    # How answers are judged was guessed.
-    if rows.untyped or rows.unmarked:
-        progress.say(rows.summary()[0])
-    return rows.examples
+# --- rows of the table's sources ---------------------------------------------------------------------------
 
 
 def _published(
@@ -148,7 +132,7 @@ def _published(
     location = entry.splits[split]
     raw_rows, parser = _raw_rows(source, split, data_dir)
     # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
-    left_out = LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
+    left_out = data_files.LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
 
     def parse(raw: Any) -> Fields:
         fields = parser(raw)
@@ -167,17 +151,15 @@ def _published(
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(name for name in itertools.chain([first], again) if name not in taken)
 
-    rows = examples_of(parsed(raw_rows, parse, left_out), id_of, entry.answer_type, left_out)
-    if entry.order == "upstream":
-        # No further than `limit`: a malformed row behind it is never met.
-        examples = read = list(itertools.islice(rows, limit))
-    else:
-        read = list(rows)
-        examples = _portion(read, location)[:limit]
+    rows = data_files.parsed(raw_rows, parse, left_out)
+    examples = data_files.examples_of(rows, id_of, entry.answer_type, left_out)
+    # No further than `limit`: a malformed row behind it is never met.
+    read = list(itertools.islice(examples, limit if entry.order == "upstream" else None))
     left_out.say(f"{source}/{split}", len(read))
-    if not examples:
+    chosen = read if entry.order == "upstream" else _portion(read, location)[:limit]
+    if not chosen:
         raise ValueError(f"{source}, split {split}: no rows")
-    return examples
+    return chosen
 
 
 def _portion(examples: list[Example], location: Split) -> list[Example]:

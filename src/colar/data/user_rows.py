@@ -6,7 +6,7 @@ One layout is found for all rows, by the columns of the first (`layouts.py`). A 
 counted by its reason.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -239,29 +239,25 @@ def divide(
         )
     tested = {row.conversation for row in test or ()}
     held_out = tested | {row.conversation for row in validation or ()}
-    by_hash: defaultdict[str, list[Example]] = defaultdict(list)
-    for row in rows:
-        if row.conversation not in held_out:
-            by_hash[question_hash(row.conversation)].append(row)
-    n = sum(map(len, by_hash.values()))
-    held = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
-    training: list[Example] = []
-    validation_rows = [row for row in validation or () if row.conversation not in tested]
-    test_rows = list(test or ())
-    for key in sorted(by_hash):
-        if test is None and len(test_rows) < held:
-            test_rows += by_hash[key]
-        elif validation is None and len(validation_rows) < held:
-            validation_rows += by_hash[key]
-        else:
-            training += by_hash[key]
-    if not training or not validation_rows:
-        also = f" ({len(rows) - n} of {len(rows)} rows have a question that is held out)" if held_out else ""
+    own = [row for row in rows if row.conversation not in held_out]
+    hashes = [question_hash(row.conversation) for row in own]
+    n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(own))), len(own) // 4)
+    not_given = [name for name, given in (("test", test), ("validation", validation)) if given is None]
+    part_of: dict[str, str] = {}
+    sizes: Counter[str] = Counter()
+    for key, n in sorted(Counter(hashes).items()):
+        part_of[key] = next((name for name in not_given if sizes[name] < n_to_hold), "train")
+        sizes[part_of[key]] += n
+    parts = {
+        "validation": [row for row in validation or () if row.conversation not in tested],
+        "test": list(test or ()),
+    }
+    for part in ("train", *not_given):
+        parts[part] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == part]
+    also_held_out = len(rows) - len(own)
+    if not parts["train"] or not parts["validation"]:
+        also = f" ({also_held_out} of {len(rows)} rows have a question that is held out)" if held_out else ""
         raise ValueError(
-            f"{len(by_hash)} different questions are too few to train on and to measure with{also}"
+            f"{len(part_of)} different questions are too few to train on and to measure with{also}"
         )
-    # In the order of the files.
-    order = {id(row): place for place, row in enumerate((*rows, *(validation or ()), *(test or ())))}
-    for part in (training, validation_rows, test_rows):
-        part.sort(key=lambda row: order[id(row)])
-    return Divided(training, validation_rows, test_rows, len(rows) - n)
+    return Divided(**parts, also_held_out=also_held_out)
