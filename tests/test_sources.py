@@ -692,7 +692,7 @@ def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_hub_columns(name: str, row: dict[str, Any], expected: tuple[str, tuple[str, ...], str]) -> None:
-    parser = SOURCES[name].hub_parser or SOURCES[name].parser
+    parser = SOURCES[name].parser
     assert parser is not None
     fields = parser(row)
     assert (fields.question, fields.steps, fields.answer) == expected

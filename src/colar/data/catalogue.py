@@ -37,19 +37,11 @@ class UpstreamFault(ValueError):
     """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
 
 
-def question_and_answer(question: str, answer: str) -> Parser:
-    """Make a parser of rows that hold a question and an answer, without steps, in columns of these names."""
-
-    def parse(raw: Any) -> Fields:
-        row = named_fields(raw)
-        return Fields(text_of(row, question), (), answer_of(row, answer))
-
-    return parse
-
-
-def icot_line(raw: Any) -> Fields:
-    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
-    question, bars, rest = str(raw).partition("||")
+def gsm8k_aug(raw: Any) -> Fields:
+    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`, each `<<...>>` a step, or a row of the Hub's copy."""
+    if not isinstance(raw, str):
+        return parse_solution(raw)
+    question, bars, rest = raw.partition("||")
     if not bars:
         raise ValueError("no '||' between question and steps")
     chain, mark, answer = rest.partition("####")
@@ -81,6 +73,13 @@ def svamp(raw: Any) -> Fields:
     question = text_of(row, "Question")
     joint = " " if body[-1] in _CLOSING else ". "
     return Fields(body + joint + question, (), answer_of(row, "Answer"), text_of(row, "ID"))
+
+
+def multiarith(raw: Any) -> Fields:
+    """Parse MultiArith: `sQuestion` and `lSolutions` in its file, `question` and `final_ans` on the Hub."""
+    row = named_fields(raw)
+    question, answer = ("sQuestion", "lSolutions") if "sQuestion" in row else ("question", "final_ans")
+    return Fields(text_of(row, question), (), answer_of(row, answer))
 
 
 def hendrycks_math(raw: Any) -> Fields:
@@ -159,8 +158,6 @@ class Source:
     parser: Parser | None = None
     """Of the published files, and of the Hub's rows; None for a generated source."""
     hub: str | None = None
-    hub_parser: Parser | None = None
-    """Of the Hub's rows, where these are others."""
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
 
@@ -207,8 +204,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": Split("gsm8k_aug/valid.txt", hub="validation"),
                 "test": Split("gsm8k_aug/test.txt", hub="test"),
             },
-            parser=icot_line,
-            hub_parser=parse_solution,
+            parser=gsm8k_aug,
             hub="whynlp/gsm8k-aug",
         ),
         "gsm8k": Source(
@@ -229,7 +225,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
             splits={"test": Split("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=question_and_answer("input", "target"),
+            parser=parse_solution,
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -247,8 +243,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="none stated",
             answer_type="number",
             splits={"test": Split("multiarith/MultiArith.json", hub="train+test")},
-            parser=question_and_answer("sQuestion", "lSolutions"),
-            hub_parser=question_and_answer("question", "final_ans"),
+            parser=multiarith,
             hub="ChilleD/MultiArith",
             order="key",
         ),

@@ -23,7 +23,7 @@ from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Split, UpstreamFault
-from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, ParsedRow, Parser, RawRows
+from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, ParsedRow, RawRows
 from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import answers
 from colar.data.programs import NotStraight
@@ -130,7 +130,8 @@ def _published(
     """The first `limit` rows of a source of the table."""
     entry = SOURCES[source]
     location = entry.splits[split]
-    raw_rows, parser = _raw_rows(source, split, data_dir)
+    parser = entry.parser
+    assert parser is not None
     # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
     left_out = data_files.LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
 
@@ -151,7 +152,7 @@ def _published(
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(name for name in itertools.chain([first], again) if name not in taken)
 
-    rows = data_files.parsed(raw_rows, parse, left_out)
+    rows = data_files.parsed(_raw_rows(source, split, data_dir), parse, left_out)
     examples = data_files.examples_of(rows, id_of, entry.answer_type, left_out)
     # No further than `limit`: a malformed row behind it is never met.
     read = list(itertools.islice(examples, limit if entry.order == "upstream" else None))
@@ -186,23 +187,21 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 # --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
 
 
-def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> tuple[RawRows, Parser]:
-    """The raw rows of a split, and the parser that they need."""
+def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
     entry = SOURCES[source]
     location = entry.splits[split]
-    assert entry.parser is not None
     # Set but empty counts as not set.
     folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
     # A folder that was named stands in for the Hub, for every source that has files at all.
     if location.file and folder is not None:
-        return _from_files(source, location, Path(folder)), entry.parser
+        return _from_files(source, location, Path(folder))
     if entry.hub is None or location.hub is None:
         raise ValueError(
             f"{source} is read from files only: put {location.file} under a folder and name it, {NAMING_A_FOLDER}"
         )
-    return data_files.from_hub(entry.hub, entry.hub_configs, location.hub), entry.hub_parser or entry.parser
+    return data_files.from_hub(entry.hub, entry.hub_configs, location.hub)
 
 
 def _from_files(source: str, location: Split, folder: Path) -> RawRows:

@@ -127,8 +127,8 @@ class ControlTokens:
         for end in range(1, len(token) + 1):
             found = []
             for start, way in enumerate(ways):
-                ids = None if way is None else self._ids_of(token[start:end])
-                if way is not None and ids is not None:
+                ids = self._ids_of(token[start:end])
+                if way is not None and ids:
                     found.append(way + ids)
             ways.append(min(found, key=len, default=None))
         if ways[-1] is not None:
@@ -142,15 +142,15 @@ class ControlTokens:
             "set template.separator to another token where it is the separator, or use another tokenizer"
         )
 
-    def _ids_of(self, piece: str) -> list[int] | None:
-        """The token of this name that is none of the control tokens, or the bytes of one character."""
+    def _ids_of(self, piece: str) -> list[int]:
+        """The token of this name that is none of the control tokens, or the bytes of one character; or []."""
         token_id = self._known(piece)
         if token_id is not None:
             return [token_id]
         if len(piece) > 1:
-            return None
+            return []
         ids = [self._known(BYTE.format(byte)) for byte in piece.encode()]
-        return None if None in ids else [one for one in ids if one is not None]
+        return [] if None in ids else [one for one in ids if one is not None]
 
     def _known(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)
