@@ -172,5 +172,3 @@ def test_bad_settings_are_refused(fields, message) -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="split must be one of train, validation, test"):
         generate(ArithmeticConfig(), "dev", 1, 0)
-    with pytest.raises(ValueError, match="n must not be negative"):
-        generate(ArithmeticConfig(), "train", -1, 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import numpy as np
 import pyarrow
 import pytest
 from hypothesis import given
@@ -111,6 +112,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     "reasoning in the second column": ({"question": "q", "steps": "", "rationale": "Add.", "answer": "4"}, "q", ("Add.",), "4"),
     "a list in a CSV of pandas": ({"question": "q", "steps": str(["Tom's 2", "2+2=4"]), "answer": "4"}, "q", ("Tom's 2", "2+2=4"), "4"),
     "a list in a cell as JSON": ({"question": "q", "steps": '["2 and 2", "2+2=4"]', "answer": "4"}, "q", ("2 and 2", "2+2=4"), "4"),
+    "an empty list in a CSV of pandas": ({"question": "q", "steps": "[]", "answer": "4"}, "q", (), "4"),
+    "a float of numpy's": ({"question": "q", "answer": np.float64(2.5)}, "q", (), "2.5"),
     "brackets that are no list": ({"question": "q", "steps": "[2 and 2] make 4", "answer": "4"}, "q", ("[2 and 2] make 4",), "4"),
     "an array of numpy's": ({"question": "q", "steps": "['2' '4']", "answer": "4"}, "q", ("['2' '4']",), "4"),
     "a prompt as messages": ({"prompt": CHAT, "solution": "4"}, "2 and 2?", (), "4"),
@@ -381,6 +384,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "broken gzip": ("a.jsonl.gz", b"\x1f\x8bxxxx", "not a whole .gz file"),
     "no Parquet": ("a.parquet", b"PAR2", "not a Parquet file"),
     "a CSV without names": ("a.csv", b"q,q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
+    "a CSV with names that differ in spaces": ("a.csv", b"q, q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
     "a row with more cells": ("a.csv", b"question,answer\nq,1,2\n", "a.csv:2: 3 cells, and the first line names 2 columns"),
     "an open quote": ("a.csv", b'question,answer\n"q,1\n', "a.csv:2: not valid CSV"),
     "an object": ("a.json", b'{"question": "q", "answer": "1"}', "must hold a list of rows, holds a dict"),

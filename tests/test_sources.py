@@ -20,8 +20,7 @@ from colar.cli import main
 from colar.cli.checkpoints import name_sources
 from colar.data import arithmetic, catalogue, sources
 from colar.data.catalogue import SOURCES
-from colar.data.example import SPLITS, Example, question_hash
-from colar.data.fields import Fields
+from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import extract, numbers, verdict_by_type
 from colar.data.sources import load_examples
 from colar.training.grpo.rewards import accuracy
@@ -626,7 +625,7 @@ def test_the_table_is_whole() -> None:
     for name, source in SOURCES.items():
         assert list(source.splits) == [split for split in SPLITS if split in source.splits], name
         for plan in source.splits.values():
-            assert (source.parser is not None) == bool(plan.files or plan.hub), name
+            assert (source.parser is not None) == bool(plan.file or plan.hub), name
             assert (plan.hub is not None) == (source.hub is not None), name
 
 
@@ -643,9 +642,9 @@ def test_the_manual_lists_every_source() -> None:
         assert (source.hub or "none") in hub
         assert licence == source.licence
         for split, plan in source.splits.items():
-            if plan.files:
+            if plan.file:
                 # The folder once, then file names; of "prosqa_valid.json" its own part, "_valid.json".
-                assert Path(plan.files[0][0]).name.removeprefix(name) in files
+                assert Path(plan.file).name.removeprefix(name) in files
             if (name, split) in COUNTS and (name, split) != ("gsm8k-aug", "train"):
                 assert f"({COUNTS[name, split]:,})" in splits
 
@@ -696,7 +695,7 @@ def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_hub_columns(name: str, row: dict[str, Any], expected: tuple[str, tuple[str, ...], str]) -> None:
-    parser = SOURCES[name].hub_parser or SOURCES[name].parser
+    parser = SOURCES[name].parser
     assert parser is not None
     fields = parser(row)
     assert (fields.question, fields.steps, fields.answer) == expected

@@ -2,12 +2,11 @@
 
 sources        load_examples: the rows of a published data set, a generator or a user's file, as examples
 catalogue      table of the published data sets, and a parser for each
-user_rows      a user's file: read, split, guess how answers are judged; the folder of a run of `colar train auto`
+user_rows      a user's rows: read, how their answers are judged is guessed; divided for training, validation and test
 layouts        parse a user's rows, by their columns
-data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
-fields         question, steps and answer of a raw row, checked: what all parsers make; and rows that are left out
 programs       Python programs and formulas as chains of equations, and rows that hold them
-example        `Example`, what all of these yield
+data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...) -> examples, or rows left out
+example        `Example`, what all of these yield; `Fields`, what parsers read of one from a row's columns
 arithmetic     a generated source
 judge          is this completion the gold answer
 """

@@ -105,8 +105,6 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     Raises ValueError where `split` is unknown or the settings do not hold `n` different questions.
     """
     check_choice("split", split, SPLITS)
-    if n < 0:
-        raise ValueError(f"n must not be negative, got {n!r}")
     digest = hashlib.sha256(f"arithmetic/{split}/{seed}".encode()).digest()
     rng = random.Random(int.from_bytes(digest[:8], "big"))
     examples: list[Example] = []
@@ -115,10 +113,9 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     while len(examples) < n:
         # A draw is thrown away where it is a dead end, another split's, or a question that came before.
         problem = _draw_problem(config, rng)
-        question = ""
-        if problem and _split_of(problem) == split:
-            question = _told(problem, rng, JOINERS[config.wording])
-        if not problem or not question or question in seen:
+        fits = problem and _split_of(problem) == split
+        question = _told(problem, rng, JOINERS[config.wording]) if fits else ""
+        if not question or question in seen:
             misses += 1
             if misses > MAX_MISSES:
                 raise ValueError(
@@ -128,24 +125,18 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
             continue
         misses = 0
         seen.add(question)
-        chain = _chain(problem) if split != "train" else _taught(problem, config, rng)
+        chain = _chain(problem)
+        # Only where a teacher may err is a number drawn for it: other settings keep their rows.
+        may_err = split == "train" and len(chain) == config.steps[1] and config.overruns > 0
+        if may_err and rng.random() < config.overruns:
+            chain.append(_equation(chain[-1][3], "+", 1))
         steps = tuple(f"<<{a}{op}{b}={value}>>" for a, op, b, value in chain)
         examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, steps, str(chain[-1][3])))
     return examples
 
 
 def _chain(problem: list[Move]) -> list[Equation]:
-    return [each for move in problem for each in move.equations]
-
-
-def _taught(problem: list[Move], config: ArithmeticConfig, rng: random.Random) -> list[Equation]:
-    """The chain of a teacher, who may err: by one step too far."""
-    chain = _chain(problem)
-    longest = len(chain) == config.steps[1]
-    # Only where a teacher may err is a number drawn for it: other settings keep their rows.
-    if longest and config.overruns > 0 and rng.random() < config.overruns:
-        chain.append(equation(chain[-1][3], "+", 1))
-    return chain
+    return [equation for move in problem for equation in move.equations]
 
 
 def _split_of(problem: list[Move]) -> str:
@@ -163,74 +154,60 @@ def _split_of(problem: list[Move]) -> str:
 # --- the numbers: moves on a running total, drawn so that every result fits ------------------------------
 
 
-def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move] | None:
-    """Draw a problem, or None where the draw ran into a dead end (the caller draws again)."""
-    steps_left = between(rng, *config.steps)
+def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move]:
+    """Draw a problem; [] where the draw ran into a dead end (the caller draws again)."""
+    steps_left = _between(rng, *config.steps)
     moves: list[Move] = []
     total = 0
     # A chain of n steps is made of moves that take one or two each.
     while steps_left or not moves:
-        kinds = _possible_kinds(first=not moves, steps_left=steps_left)
+        candidates = STARTS
+        if moves:
+            # Every ending takes two steps, and nothing may follow it.
+            candidates = MOVES | ENDINGS if steps_left == 2 else MOVES
+        # A kind is spelled by its operations: the length of that text is the number of its steps.
+        kinds = [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
         # Kinds are tried in a random order until one has numbers that fit.
-        move = None
-        while kinds and move is None:
-            kind = kinds.pop(between(rng, 0, len(kinds) - 1))
-            move = _draw_move(kind, total, config, rng)
-        if move is None:
-            return None
+        numbers: tuple[int, ...] = ()
+        while kinds and not numbers:
+            kind = kinds.pop(_between(rng, 0, len(kinds) - 1))
+            numbers = _draw_numbers(kind, total, config, rng)
+        if not numbers:
+            return []
+        move = _move(kind, numbers, total)
         moves.append(move)
         total = move.total
         steps_left -= len(move.equations)
     return moves
 
 
-def _possible_kinds(first: bool, steps_left: int) -> list[str]:
-    """The kinds that may stand here: their steps fit."""
-    if first:
-        candidates = list(STARTS)
-    elif steps_left == 2:
-        # Every ending takes two steps, and nothing may follow it.
-        candidates = [*MOVES, *ENDINGS]
-    else:
-        candidates = list(MOVES)
-    # A kind is spelled by its operations: the length of that text is the number of its steps.
-    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
-
-
-def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:
-    """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
+def _draw_numbers(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> tuple[int, ...]:
+    """Draw numbers for a move that keep every result within 2..max_value; () if there are none."""
     if kind == "count":
-        return move_on(kind, (between(rng, 2, min(config.max_number, config.max_value)),), total)
+        return (_between(rng, 2, min(config.max_number, config.max_value)),)
     if kind in PRODUCTS:
-        rooms = {"groups": config.max_value, "add_groups": config.max_value - total, "sub_groups": total - 2}
-        room = rooms[kind]
+        # At a start the total is 0.
+        room = total - 2 if kind == "sub_groups" else config.max_value - total
         # Both numbers are 2 or more.
         if room < 4:
-            return None
+            return ()
         # At most half of the room, so that there is always a b of 2 or more.
-        a = between(rng, 2, min(config.max_number, room // 2))
-        b = between(rng, 2, min(config.max_number, room // a))
-        return move_on(kind, (a, b), total)
+        a = _between(rng, 2, min(config.max_number, room // 2))
+        return a, _between(rng, 2, min(config.max_number, room // a))
     choices = _choices(kind, total, config)
-    return move_on(kind, (_pick(choices, rng),), total) if choices else None
+    return (_pick(choices, rng),) if choices else ()
 
 
-def move_on(kind: str, numbers: tuple[int, ...], total: int) -> Move:
-    """That move on that total."""
+def _move(kind: str, numbers: tuple[int, ...], total: int) -> Move:
+    """That move on that total, with an equation for each of its operations."""
     if kind == "count":
         return Move(kind, numbers, (), numbers[0])
-    if kind in PRODUCTS:
-        first = equation(numbers[0], "*", numbers[1])
-        if kind == "groups":
-            return Move(kind, numbers, (first,), first[3])
-        last = equation(total, KINDS[kind][1], first[3])
-        return Move(kind, numbers, (first, last), last[3])
-    first = equation(total, KINDS[kind][0], numbers[0])
-    if kind in MOVES:
-        return Move(kind, numbers, (first,), first[3])
-    # An ending: the second person's number, then both people's together.
-    both = equation(total, "+", first[3])
-    return Move(kind, numbers, (first, both), both[3])
+    operations = KINDS[kind]
+    equations = [_equation(numbers[0] if kind in PRODUCTS else total, operations[0], numbers[-1])]
+    if len(operations) == 2:
+        # The total takes the product; or the second person's number, for both people's together.
+        equations.append(_equation(total, operations[1], equations[0][3]))
+    return Move(kind, numbers, tuple(equations), equations[-1][3])
 
 
 def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
@@ -254,12 +231,12 @@ def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
     return within
 
 
-def equation(a: int, op: str, b: int) -> Equation:
+def _equation(a: int, op: str, b: int) -> Equation:
     results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}
     return a, op, b, results[op]
 
 
-def between(rng: random.Random, low: int, high: int) -> int:
+def _between(rng: random.Random, low: int, high: int) -> int:
     """Uniform over low..high, both included, from `random()` alone (see the module's docstring)."""
     return low + int(rng.random() * (high - low + 1))
 
@@ -291,4 +268,4 @@ def _told(problem: list[Move], rng: random.Random, joiner: str) -> str:
 
 
 def _pick(among: Sequence[T], rng: random.Random) -> T:
-    return among[between(rng, 0, len(among) - 1)]
+    return among[_between(rng, 0, len(among) - 1)]

@@ -1,9 +1,7 @@
 """The published data sets: a table of where the rows of each lie, and a parser for each way of publishing them.
 
-One entry a source (arithmetic, which is generated, has its own file). `files` are paths under `data_dir`, named as
-upstream names them; several alternatives are tried in order, and one that lists several files is their concatenation. A
-"*" stands for any part of a name. Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads
-them.
+One entry a source (arithmetic, which is generated, has its own file). Files are paths under `data_dir`, named as
+upstream names them. Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads them.
 """
 
 import re
@@ -13,14 +11,16 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from colar.data import programs
-from colar.data.example import SPLITS, AnswerType, question_hash
-from colar.data.fields import (
+from colar.data.data_files import Parser
+from colar.data.example import (
     EQUATION,
+    SPLITS,
+    AnswerType,
     Fields,
-    Parser,
     answer_of,
     filled,
     named_fields,
+    question_hash,
     stripped,
     text_of,
 )
@@ -37,19 +37,11 @@ class UpstreamFault(ValueError):
     """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
 
 
-def question_and_answer(question: str, answer: str) -> Parser:
-    """Make a parser of rows that hold a question and an answer, without steps, in columns of these names."""
-
-    def parse(raw: Any) -> Fields:
-        row = named_fields(raw)
-        return Fields(text_of(row, question), (), answer_of(row, answer))
-
-    return parse
-
-
-def icot_line(raw: Any) -> Fields:
-    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
-    question, bars, rest = str(raw).partition("||")
+def gsm8k_aug(raw: Any) -> Fields:
+    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`, each `<<...>>` a step, or a row of the Hub's copy."""
+    if not isinstance(raw, str):
+        return parse_solution(raw)
+    question, bars, rest = raw.partition("||")
     if not bars:
         raise ValueError("no '||' between question and steps")
     chain, mark, answer = rest.partition("####")
@@ -81,6 +73,13 @@ def svamp(raw: Any) -> Fields:
     question = text_of(row, "Question")
     joint = " " if body[-1] in _CLOSING else ". "
     return Fields(body + joint + question, (), answer_of(row, "Answer"), text_of(row, "ID"))
+
+
+def multiarith(raw: Any) -> Fields:
+    """Parse MultiArith: `sQuestion` and `lSolutions` in its file, `question` and `final_ans` on the Hub."""
+    row = named_fields(raw)
+    question, answer = ("sQuestion", "lSolutions") if "sQuestion" in row else ("question", "final_ans")
+    return Fields(text_of(row, question), (), answer_of(row, answer))
 
 
 def hendrycks_math(raw: Any) -> Fields:
@@ -135,16 +134,17 @@ def gpqa(raw: Any) -> Fields:
 
 @dataclass(frozen=True)
 class Split:
-    """Location of one split.
+    """Location of one split."""
 
-    `part`: all rows, or the rows kept or held out by the hash of the question. `leave_out`: hashes of questions
-    that the test set asks too.
-    """
-
-    files: tuple[tuple[str, ...], ...] = ()
+    file: str | None = None
+    """A "*" stands for any part of a name: all that match are read."""
     hub: str | None = None
-    part: Literal["all", "kept", "held"] = "all"
+    parts: tuple[str, ...] = ()
+    """Files that serve together where `file` is not there."""
+    portion: Literal["all", "kept", "held"] = "all"
+    """All rows, or those kept or held out by the hash of the question."""
     leave_out: frozenset[str] = frozenset()
+    """Hashes of questions that the test set asks too."""
 
 
 @dataclass(frozen=True)
@@ -158,47 +158,28 @@ class Source:
     parser: Parser | None = None
     """Of the published files, and of the Hub's rows; None for a generated source."""
     hub: str | None = None
-    hub_parser: Parser | None = None
-    """Of the Hub's rows, where these are others."""
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
 
 
-def _one_file(path: str, hub: str | None) -> Split:
-    return Split(files=((path,),), hub=hub)
-
-
 def _programs(
-    about: str, licence: str, parser: Parser, files: str, hub: tuple[str, str] | None = None
+    about: str, licence: str, parser: Parser, file: str, hub: str | None = None, hub_split: str | None = None
 ) -> Source:
-    """A source of training rows whose chains are programs; `hub` is its id, and the part of it to read."""
-    hub_id, part = hub or (None, None)
-    split = _one_file(files, part)
+    """A source of training rows whose chains are programs."""
     # Of files by several models, or of several kinds of problem: by the hash, the first N rows have some of each.
-    return Source(about, licence, "number", {"train": split}, parser, hub_id, order="key")
+    return Source(about, licence, "number", {"train": Split(file, hub_split)}, parser, hub, order="key")
 
 
 def _coconut_splits(name: str) -> dict[str, Split]:
     """The three splits of a data set in Coconut's repository, which says "valid" for validation."""
-    return {
-        "train": _one_file(f"{name}/{name}_train.json", hub=None),
-        "validation": _one_file(f"{name}/{name}_valid.json", hub=None),
-        "test": _one_file(f"{name}/{name}_test.json", hub=None),
-    }
+    upstream = {"train": "train", "validation": "valid", "test": "test"}
+    return {split: Split(f"{name}/{name}_{other}.json") for split, other in upstream.items()}
 
 
-_GSM8K_AUG_TRAIN = Split(
-    files=(
-        ("gsm8k_aug/train.txt",),
-        # What can be had without the Hub: the head of the published file, and GSM8K's own training problems.
-        ("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
-    ),
-    hub="train",
-)
 _MATH_TRAIN = Split(
-    files=(("math/train.parquet",),),
+    "math/train.parquet",
     hub="train",
-    part="kept",
+    portion="kept",
     # This question is asked by the test set too; the copies differ in white space.
     leave_out=frozenset({"98fc77ec11ec6bfc"}),
 )
@@ -214,12 +195,16 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="number",
             splits={
-                "train": _GSM8K_AUG_TRAIN,
-                "validation": _one_file("gsm8k_aug/valid.txt", hub="validation"),
-                "test": _one_file("gsm8k_aug/test.txt", hub="test"),
+                "train": Split(
+                    "gsm8k_aug/train.txt",
+                    hub="train",
+                    # Had without the Hub: the head of the published file, and GSM8K's own training problems.
+                    parts=("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
+                ),
+                "validation": Split("gsm8k_aug/valid.txt", hub="validation"),
+                "test": Split("gsm8k_aug/test.txt", hub="test"),
             },
-            parser=icot_line,
-            hub_parser=parse_solution,
+            parser=gsm8k_aug,
             hub="whynlp/gsm8k-aug",
         ),
         "gsm8k": Source(
@@ -227,8 +212,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="number",
             splits={
-                "train": _one_file("gsm8k/train.jsonl", hub="train"),
-                "test": _one_file("gsm8k/test.jsonl", hub="test"),
+                "train": Split("gsm8k/train.jsonl", hub="train"),
+                "test": Split("gsm8k/test.jsonl", hub="test"),
             },
             parser=gsm8k,
             hub="openai/gsm8k",
@@ -239,8 +224,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
-            splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=question_and_answer("input", "target"),
+            splits={"test": Split("gsm_hard/gsmhardv2.jsonl", hub="train")},
+            parser=parse_solution,
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -248,7 +233,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="number",
             # The Hub splits what was published, and is tested on in the paper, as one set. So with MultiArith.
-            splits={"test": _one_file("svamp/SVAMP.json", hub="train+test")},
+            splits={"test": Split("svamp/SVAMP.json", hub="train+test")},
             parser=svamp,
             hub="ChilleD/SVAMP",
             order="key",
@@ -257,9 +242,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             about="two-step problems; all 600 are the test set, as in the paper",
             licence="none stated",
             answer_type="number",
-            splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
-            parser=question_and_answer("sQuestion", "lSolutions"),
-            hub_parser=question_and_answer("question", "final_ans"),
+            splits={"test": Split("multiarith/MultiArith.json", hub="train+test")},
+            parser=multiarith,
             hub="ChilleD/MultiArith",
             order="key",
         ),
@@ -270,8 +254,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             splits={
                 "train": _MATH_TRAIN,
                 # The same file with the same rows left out: the two parts must divide one ranking.
-                "validation": replace(_MATH_TRAIN, part="held"),
-                "test": _one_file("math/test.parquet", hub="test"),
+                "validation": replace(_MATH_TRAIN, portion="held"),
+                "test": Split("math/test.parquet", hub="test"),
             },
             parser=hendrycks_math,
             hub="EleutherAI/hendrycks_math",
@@ -282,7 +266,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             about="500 of the MATH test problems",
             licence="MIT",
             answer_type="latex",
-            splits={"test": _one_file("math500/test500.jsonl", hub="test")},
+            splits={"test": Split("math500/test500.jsonl", hub="test")},
             parser=math_500,
             hub="HuggingFaceH4/MATH-500",
         ),
@@ -319,7 +303,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "MIT",
             programs.tinygsm,
             "tinygsm/*/*.json",
-            hub=("TinyGSM/TinyGSM", "train[:100000]"),
+            hub="TinyGSM/TinyGSM",
+            hub_split="train[:100000]",
         ),
         "mathqa": _programs(
             "GRE and GMAT problems with formulas by people; lower case",
@@ -327,7 +312,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             programs.mathqa,
             "mathqa/*.json",
             # The publisher's own copy is a script, which `datasets` no longer runs.
-            hub=("regisss/math_qa", "train+validation+test"),
+            hub="regisss/math_qa",
+            hub_split="train+validation+test",
         ),
         "mathcamps": _programs(
             "problems by GPT-4 for the standards of school grades K to 8",

@@ -1,23 +1,30 @@
-"""Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed; the Hub.
+"""Tables of rows, read to examples: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed; the Hub.
 
-A reader yields (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7" where a
-format has no lines.
+    read, from_hub -> (place, raw row) pairs -> parsed -> Fields -> examples_of -> examples
+
+A place is what an error message names: "file:line", or "file: row 7" where a format has no lines. Rows with an error
+are left out, or end the load (`LeftOut`).
 """
 
 import csv
 import io
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from colar import files
-from colar.checks import check_known, in_library
-from colar.data.example import SPLITS
+from colar import files, progress
+from colar.checks import in_library
+from colar.data.example import SPLITS, AnswerType, Example, Fields
+from colar.data.judge import understood
 
 RawRows = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
+Parser = Callable[[Any], Fields]
+"""A function of one raw row. ValueError for a row that it cannot read."""
 
 USER_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ENDINGS = (*USER_ENDINGS, ".txt")
@@ -30,6 +37,13 @@ START = 200
 """Bytes by which a web page is told from rows."""
 ROWS_AT_ONCE = 1024
 """Rows of a Parquet file in memory."""
+SHOWN = 3
+"""Places that a message names."""
+_READABLE = {
+    "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
+    "choice": "write one letter A-J, True or False, or give the row answer_type text",
+}
+"""Of answers that not every text is."""
 
 
 def ending(path: Path) -> str:
@@ -54,8 +68,7 @@ def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
     if suffix == ".parquet":
         return _numbered(path, _parquet(path, stream))
     # Not `seek`: the file may be a pipe.
-    start = stream.peek(START)[:START]
-    _check_no_page(path, start)
+    _check_no_page(path, stream.peek(START)[:START])
     if suffix in (".txt", ".jsonl"):
         return _lines(path, stream)
     if suffix == ".json":
@@ -94,15 +107,6 @@ def file_of(path: Path, split: str) -> Path:
         names = " and ".join(each.name for each in of_split)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
     return of_split[0] if of_split else path / f"{split}.jsonl"
-
-
-def existing(path: Path, split: str) -> Path:
-    """As `file_of`, of a folder. ValueError where it is not there."""
-    file = file_of(path, split)
-    if not file.is_file():
-        check_known(f"{path} split", [split], splits_in(path))
-        raise ValueError(f"no file {file}")
-    return file
 
 
 def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> RawRows:
@@ -204,25 +208,118 @@ def _separated(path: Path, stream: io.BufferedReader, comma: str) -> RawRows:
         if comma == "," and "," not in first and ";" in first:
             # A spreadsheet writes this where the comma is the decimal point.
             comma = ";"
-        yield from _cells(path, csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True))
+        reader = csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True)
+        try:
+            head = [name.strip() for name in next(reader, [])]
+            if not head or len(set(head)) < len(head) or not all(head):
+                raise ValueError(
+                    f"{path}:1: the first line must name the columns, each once, got {', '.join(head)[:80]!r}"
+                )
+            for cells in filter(None, reader):
+                place = f"{path}:{reader.line_num}"
+                if len(cells) != len(head):
+                    raise ValueError(
+                        f"{place}: {len(cells)} cells, and the first line names {len(head)} columns"
+                    )
+                # An empty cell is a null.
+                yield place, {name: cell or None for name, cell in zip(head, cells, strict=True)}
+        except csv.Error as error:
+            kind = ending(path)[1:].upper()
+            raise ValueError(f"{path}:{reader.line_num}: not valid {kind}: {error}") from error
 
 
-def _cells(path: Path, reader: Any) -> RawRows:
-    try:
-        head: list[str] = next(reader, [])
-        if not head or len(set(head)) < len(head) or not all(name.strip() for name in head):
-            raise ValueError(
-                f"{path}:1: the first line must name the columns, each once, got {', '.join(head)[:80]!r}"
-            )
-        for cells in reader:
-            place = f"{path}:{reader.line_num}"
-            if not cells:
-                continue
-            if len(cells) != len(head):
-                raise ValueError(f"{place}: {len(cells)} cells, and the first line names {len(head)} columns")
-            # An empty cell is a null.
-            yield place, {name.strip(): cell or None for name, cell in zip(head, cells, strict=True)}
-    except csv.Error as error:
+# --- from raw rows to examples -----------------------------------------------------------------------------
+
+
+@dataclass
+class LeftOut:
+    """The places of rows that cannot be read, by the reason."""
+
+    expected: type[ValueError] | tuple[type[ValueError], ...] = ValueError
+    """Errors of a row that is left out; any other ends the load."""
+    places: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, place: str, error: ValueError) -> None:
+        """Leave out the row at this place. Raises the error, with the place, where it is not `expected`."""
+        if not isinstance(error, self.expected):
+            raise ValueError(f"{place}: {error}") from error
+        self.places[str(error)].append(place)
+
+    def lines(self) -> list[str]:
+        """A line for each kind of reason: how many rows, and the places of the first ones."""
+        # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
+        kinds: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        for reason, places in self.places.items():
+            kinds[reason.partition(": ")[0]][reason] = places
+        lines = []
+        for kind, reasons in sorted(kinds.items(), key=lambda item: -sum(map(len, item[1].values()))):
+            places = list(itertools.chain.from_iterable(reasons.values()))
+            named = next(iter(reasons)) if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
+            more = ", ..." if len(places) > SHOWN else ""
+            lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
+        return lines
+
+    def say(self, name: str, n_read: int) -> None:
+        """Log how many rows of `name` were read, if not all, and why the others were not."""
+        if self.places:
+            n_rows = n_read + sum(map(len, self.places.values()))
+            progress.say(f"{name}: read {n_read:,} of {n_rows:,} rows")
+        for line in self.lines():
+            progress.say(f"  {line}")
+
+
+class ParsedRow(NamedTuple):
+    """A row whose columns could be read."""
+
+    place: str
+    number: int
+    """Counted from 0, rows that are left out included."""
+    fields: Fields
+
+
+def parsed(raw_rows: Iterable[tuple[str, Any]], parser: Parser, left_out: LeftOut) -> Iterator[ParsedRow]:
+    """Parse (place, raw row) pairs one by one; those with an error go to `left_out`."""
+    for number, (place, raw) in enumerate(raw_rows):
+        try:
+            fields = parser(raw)
+        except ValueError as error:
+            left_out.add(place, error)
+        else:
+            yield ParsedRow(place, number, fields)
+
+
+def examples_of(
+    rows: Iterable[ParsedRow],
+    id_of: Callable[[ParsedRow, Collection[str]], str],
+    answer_type: AnswerType,
+    left_out: LeftOut,
+) -> Iterator[Example]:
+    """Make the examples of parsed rows one by one; those with an error go to `left_out`, and take no id.
+
+    `id_of` gets a row and the ids that are taken; `answer_type` is that of rows which name none.
+    """
+    taken: set[str] = set()
+    for row in rows:
+        name = id_of(row, taken)
+        try:
+            if name in taken:
+                raise ValueError(f"id occurs twice: {name!r}")
+            example = _example(name, row.fields, answer_type)
+        except ValueError as error:
+            left_out.add(row.place, error)
+        else:
+            taken.add(name)
+            yield example
+
+
+def _example(name: str, fields: Fields, answer_type: AnswerType) -> Example:
+    """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
+    if not fields.question.strip():
+        raise ValueError("empty question")
+    kind = fields.answer_type or answer_type
+    # Every completion would count as wrong.
+    if kind in _READABLE and not understood(fields.answer, kind):
         raise ValueError(
-            f"{path}:{reader.line_num}: not valid {ending(path)[1:].upper()}: {error}"
-        ) from error
+            f"answer cannot be read as answer_type {kind!r}: {fields.answer[:40]!r}; {_READABLE[kind]}"
+        )
+    return Example(name, fields.question, fields.steps, fields.answer, kind, context=fields.context)

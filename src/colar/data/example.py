@@ -1,16 +1,34 @@
-"""`Example`: one problem with its reasoning. Every source yields these, and every method learns from them."""
+"""`Example`: one problem with its reasoning. Every source yields these, and every method learns from them.
 
-from collections.abc import Iterable, Sequence
+`Fields` are an example's as a parser reads them from the columns of a row. The parsers of published data sets
+(`catalogue.py`, `programs.py`) and of a user's rows (`layouts.py`) make them by the readers below. Text is stripped and
+otherwise left as it is, except that whole floats lose their ".0" (145.0 -> "145"). A malformed row is a ValueError with
+the reason; the caller adds the place.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from colar import files
-from colar.checks import check_choice, check_holds
+from colar import files, progress
+from colar.checks import check_choice, check_holds, check_text, did_you_mean, is_int
 
 AnswerType = Literal["number", "latex", "choice", "text"]
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 SPLITS = ("train", "validation", "test")
 ROLES = ("system", "user", "assistant")
+Context = tuple[tuple[str, str], ...]
+"""Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+Row = Mapping[str, Any]
+"""A row of a table, by the names of its columns."""
+EQUATION = re.compile(r"<<[^<>]*>>")
+"""A mark of GSM8K's calculator: `<<21/7=3>>`."""
+MOST_CHARACTERS = 100_000
+"""Characters of a text of a row: more is a mistake in the file, and longer than any model's context."""
+_WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,7 @@ class Example:
     answer: str
     answer_type: AnswerType = "number"
     cluster: str = ""
-    context: tuple[tuple[str, str], ...] = ()
-    """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+    context: Context = ()
     judge: str = ""
     """`module:function` of a judge of the user's (`data/judge`); "": by `answer_type`. No row names one."""
 
@@ -82,3 +99,119 @@ def conversation(question: str, context: Iterable[Sequence[str]] = ()) -> str:
 def question_hash(question: str) -> str:
     """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
     return files.digest([collapsed(question)])
+
+
+def without_too_long(
+    examples: Sequence[Example], too_long: Mapping[int, str], kind: str, remedy: str
+) -> list[Example]:
+    """The examples without those that are too long, given by index with the reason; logs how many these are.
+
+    `kind` names the examples ("training rows"), `remedy` the key that changes it. ValueError where more than half are
+    too long.
+    """
+    if too_long:
+        reason = next(iter(too_long.values()))
+        count = f"{len(too_long):,} of {len(examples):,} {kind}"
+        if 2 * len(too_long) > len(examples):
+            raise ValueError(f"{reason}; {count} are too long: {remedy}")
+        progress.say(f"left out {count} that are too long ({reason}): {remedy}")
+    return [example for index, example in enumerate(examples) if index not in too_long]
+
+
+# --- an example in the columns of a row -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One parsed row."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    key: str | None = None
+    """The publisher's or the user's own id, where there is one."""
+    answer_type: AnswerType | None = None
+    context: Context = ()
+    unmarked: bool = False
+    """True where lines of the chain are left out of its steps, as they have no `<<...>>` mark."""
+
+    def __post_init__(self) -> None:
+        if self.answer_type is not None:
+            check_choice("answer_type", self.answer_type, ANSWER_TYPES)
+        texts = {
+            "id": self.key or "",
+            "question": self.question,
+            "steps": "".join(self.steps),
+            "answer": self.answer,
+        }
+        for name, text in texts.items():
+            check_text(name, text)
+            if len(text) > MOST_CHARACTERS:
+                raise ValueError(f"{name} has more than {MOST_CHARACTERS:,} characters")
+        for _, text in self.context:
+            check_text("context", text)
+
+
+def named_fields(raw: Any) -> Row:
+    """The columns of a raw row, which may be a line of a .jsonl file."""
+    if isinstance(raw, str):
+        try:
+            raw = files.parse_json(raw)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON: {error.msg}") from error
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
+    return raw
+
+
+def context_of(row: Row) -> Context:
+    """The turns before the question, a list of [role, text]; a text called "context" is another column."""
+    context = row.get("context") or ()
+    if isinstance(context, str):
+        return ()
+    turns = context if isinstance(context, list | tuple) else [context]
+    for turn in turns:
+        pair = isinstance(turn, list | tuple) and len(turn) == 2 and isinstance(turn[1], str)
+        check_holds("context", pair, turn, "a list of [role, text]")
+        check_choice("context", turn[0], ROLES)
+    return tuple((role, text) for role, text in turns)
+
+
+def text_of(row: Row, name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        # A null counts as not there: a user's own tools often write it for one.
+        present = sorted(str(key) for key, other in row.items() if other is not None)
+        near = did_you_mean(name, present)
+        raise ValueError(f"no field {name!r}{near} (has {', '.join(present) or 'none'})")
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, is a {type(value).__name__}")
+    return filled(value, name)
+
+
+def answer_of(row: Row, name: str) -> str:
+    """The answer of a row, a text or a number."""
+    value = row.get(name)
+    if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
+        value = value[0]
+    if is_int(value):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, is {value}")
+        # repr has the digits that the file had: 3244047.0999999996. numpy's floats have another one.
+        return str(int(value)) if value.is_integer() else repr(float(value))
+    text = text_of({**row, name: value}, name)
+    return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
+
+
+def stripped(parts: Iterable[str]) -> tuple[str, ...]:
+    """The parts without white space around them, empty ones left out."""
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def filled(text: str, name: str) -> str:
+    """The text without white space around it. ValueError where nothing is left."""
+    if not text.strip():
+        raise ValueError(f"empty {name}")
+    return text.strip()

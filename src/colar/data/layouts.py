@@ -16,15 +16,26 @@ are some, without the lines that have none; the published source `gsm8k` has the
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from colar import files
-from colar.checks import is_int
+from colar.checks import did_you_mean, is_int
 from colar.data import programs
-from colar.data.example import ROLES
-from colar.data.fields import EQUATION, Fields, answer_of, context_of, filled, named_fields, steps_of, text_of
+from colar.data.example import (
+    EQUATION,
+    ROLES,
+    Context,
+    Fields,
+    Row,
+    answer_of,
+    context_of,
+    filled,
+    named_fields,
+    stripped,
+    text_of,
+)
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -65,17 +76,21 @@ class Layout:
     name: str
     about: str
     """The columns that are read, for a person."""
-    fits: Callable[[Mapping[str, Any]], bool]
+    fits: Callable[[Row], bool]
     """True if a row, without its nulls, is of this layout."""
-    parse: Callable[[Mapping[str, Any]], Fields]
+    parse: Callable[[Row], Fields]
 
 
-def of(row: Mapping[str, Any]) -> Layout:
-    """The layout of a row. ValueError says which columns it has, and how to name them."""
-    row = {name: value for name, value in row.items() if value is not None}
-    for layout in LAYOUTS:
-        if layout.fits(row):
-            return layout
+def of(cells: Row) -> Layout:
+    """The layout of a first row: by the cells that it fills, or else by its columns, of which it may leave some empty.
+
+    ValueError says which columns it has, and how to name them.
+    """
+    row = {name: value for name, value in cells.items() if value is not None}
+    for columns in (row, {name: row.get(name, "") for name in cells}):
+        for layout in LAYOUTS:
+            if layout.fits(columns):
+                return layout
     has = ", ".join(sorted(map(str, row))) or "none"
     raise ValueError(
         f"cannot tell which columns are question and answer (there are {has}): name them, "
@@ -92,11 +107,21 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     if not {"question", "answer"} <= columns.keys():
         raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
 
-    def parse(row: Mapping[str, Any]) -> Fields:
+    def parse(row: Row) -> Fields:
+        for key in ("question", "answer"):
+            require_column(columns[key], key, row)
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
 
     about = ", ".join(f"{key} from {column}" for key, column in columns.items())
     return Layout("columns", about, lambda _: True, parse)
+
+
+def require_column(column: str, key: str, there: Iterable[Any]) -> None:
+    """ValueError where the column that a user has named for `key` is not among those that are there."""
+    names = [str(name) for name in there]
+    if column not in names:
+        near = did_you_mean(column, names)
+        raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(names)})")
 
 
 # --- parsers -----------------------------------------------------------------------------------------------
@@ -110,7 +135,7 @@ class Message(NamedTuple):
     raw: Mapping[str, Any]
 
 
-def turns_of(row: Mapping[str, Any]) -> Any:
+def turns_of(row: Row) -> Any:
     """The raw messages of a row: of its chat, or of TRL's prompt and perhaps completion; None of any other row."""
     for name in TURNS:
         if row.get(name) is not None:
@@ -127,7 +152,7 @@ def turns_of(row: Mapping[str, Any]) -> Any:
     ]
 
 
-def parse_chat(row: Mapping[str, Any]) -> Fields:
+def parse_chat(row: Row) -> Fields:
     """Parse a row with a chat: its last answer is learnt, the question is the turn before it."""
     messages = messages_of(turns_of(row))
     while messages and messages[-1].role != "assistant":
@@ -135,10 +160,12 @@ def parse_chat(row: Mapping[str, Any]) -> Fields:
     if len(messages) < 2:
         raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
     question, context = asked(messages[:-1])
-    fields = answered(messages[-1].raw, row)
-    return replace(
-        fields, question=question, context=context, key=_key(row), answer_type=row.get("answer_type")
-    )
+    last = messages[-1]
+    chain, answer = _parted(last.text)
+    for name in ("thinking", "reasoning", "reasoning_content"):
+        thought = last.raw.get(name) or row.get(name)
+        chain = thought if isinstance(thought, str) and thought.strip() else chain
+    return _fields(row, question, context, chain, answer)
 
 
 def messages_of(turns: Any) -> list[Message]:
@@ -160,7 +187,7 @@ def messages_of(turns: Any) -> list[Message]:
     return messages
 
 
-def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]]:
+def asked(messages: Sequence[Message]) -> tuple[str, Context]:
     """The question that a chat ends in, and the turns before it. ValueError where it ends in another turn."""
     *before, last = messages
     if last.role != "user":
@@ -173,13 +200,13 @@ def asked(messages: Sequence[Message]) -> tuple[str, tuple[tuple[str, str], ...]
     return last.text, tuple(context)
 
 
-def _program(row: Mapping[str, Any]) -> Fields:
+def _program(row: Row) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
     return programs.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
 
 
-def _mathqa(row: Mapping[str, Any]) -> Fields:
+def _mathqa(row: Row) -> Fields:
     return replace(programs.mathqa(row), key=_key(row))
 
 
@@ -194,65 +221,70 @@ def parse_solution(raw: Any) -> Fields:
     return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
 
 
-def with_input(instruction: str, row: Mapping[str, Any]) -> str:
+def with_input(instruction: str, row: Row) -> str:
     """An instruction, and behind it what it is about: Alpaca's column `input`."""
     about = row.get("input")
     return f"{instruction}\n\n{about.strip()}" if isinstance(about, str) and about.strip() else instruction
 
 
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+def _first(row: Row, names: Sequence[str]) -> str:
     first = next((name for name in names if row.get(name) is not None), None)
     if first is None:
         raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
     return first
 
 
-def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
+def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields:
     """The fields of a question and a solution, which may hold its own reasoning."""
     asks = row.get(question)
     if isinstance(asks, list) and asks and isinstance(asks[0], Mapping):
         text, context = asked(messages_of(asks))
     else:
         text, context = text_of(row, question), context_of(row)
-    fields = replace(
-        answered({"content": answer_of(row, answer)}, {}),
-        question=text, key=_key(row), answer_type=row.get("answer_type"), context=context,
-    )  # fmt: skip
-    if steps is None:
-        return fields
-    chain = row.get(steps)
+    chain: str | tuple[str, ...]
+    chain, gold = _parted(answer_of(row, answer))
+    if steps is not None:
+        chain = _chain_of(row, steps)
+    return _fields(row, text, context, chain, gold)
+
+
+def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
+    """The chain in a column: its steps, or a text that is to be cut."""
+    chain = row.get(name)
     if isinstance(chain, str):
-        listed = _listed(chain)
-        if not listed:
-            # The column of reasoning may end in the answer once more.
-            return _with_chain(fields, FINAL.split(chain.strip())[0])
-        chain = listed
-    return replace(fields, steps=steps_of(chain, steps) if chain is not None else (), unmarked=False)
+        text, chain = chain, _listed(chain)
+        if chain is None:
+            # It may end in the answer once more.
+            return FINAL.split(text.strip())[0]
+    if chain is None:
+        return ()
+    if not isinstance(chain, list | tuple) or not all(isinstance(step, str) for step in chain):
+        raise ValueError(f"{name} must be text or a list of texts")
+    return stripped(chain)
 
 
-def _listed(text: str) -> list[str]:
-    """The texts of a list in a cell of a table: of JSON, or as pandas writes it to CSV; [] for any other text."""
-    for parse, write in ((files.parse_json, None), (ast.literal_eval, repr)):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = parse(text)
-            # Python would join `['a' 'b']`, a cell of numpy's, to one text.
-            if isinstance(value, list) and (write is None or write(value) == text):
-                return value
-    return []
+def _listed(text: str) -> list[Any] | None:
+    """The list in a cell of a table: of JSON, or as pandas writes it to CSV; None for any other text."""
+    with contextlib.suppress(ValueError):
+        value = files.parse_json(text)
+        if isinstance(value, list):
+            return value
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        value = ast.literal_eval(text)
+        # Python would join `['a' 'b']`, a cell of numpy's, to one text.
+        if isinstance(value, list) and repr(value) == text:
+            return value
+    return None
 
 
-def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
-    """The chain and the answer of a message; its question is left blank."""
-    chain, answer = _parted(str(message.get("content", message.get("value", ""))))
-    for name in ("thinking", "reasoning", "reasoning_content"):
-        thought = message.get(name) or row.get(name)
-        chain = thought if isinstance(thought, str) and thought.strip() else chain
-    return _with_chain(Fields("", (), answer), chain)
-
-
-def _with_chain(fields: Fields, chain: str) -> Fields:
-    marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
-    return replace(fields, steps=cut(chain), unmarked=any(marked) and not all(marked))
+def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, ...], answer: str) -> Fields:
+    """The fields of a row, whose chain is steps, or a text that is cut into steps."""
+    marked = []
+    if isinstance(chain, str):
+        marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
+        chain = cut(chain)
+    unmarked = any(marked) and not all(marked)
+    return Fields(question, chain, answer, _key(row), row.get("answer_type"), context, unmarked)
 
 
 def _parted(text: str) -> tuple[str, str]:
@@ -269,7 +301,7 @@ def _parted(text: str) -> tuple[str, str]:
     return "" if alone else text, filled(text if boxed is None else boxed, "answer")
 
 
-def _key(row: Mapping[str, Any]) -> str | None:
+def _key(row: Row) -> str | None:
     value = row.get("id")
     return str(value) if isinstance(value, str) or is_int(value) else None
 
@@ -311,16 +343,16 @@ def _has(row: Collection[str], names: Collection[str]) -> bool:
     return any(name in row for name in names)
 
 
-def _is_chat(row: Mapping[str, Any]) -> bool:
+def _is_chat(row: Row) -> bool:
     return turns_of(row) is not None and _has(row, (*TURNS, "completion"))
 
 
-def _is_program(row: Mapping[str, Any]) -> bool:
+def _is_program(row: Row) -> bool:
     # A column called "code" beside the reasoning is something else: a number, a subject.
     return _has(row, PROGRAM) and _has(row, QUESTION) and not _has(row, set(REASONING) - set(ANSWER))
 
 
-def _is_common(row: Mapping[str, Any]) -> bool:
+def _is_common(row: Row) -> bool:
     return _has(row, QUESTION) and _has(row.keys() - {_first(row, QUESTION)}, ANSWER)
 
 

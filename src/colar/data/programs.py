@@ -33,14 +33,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from colar.data.fields import Fields, answer_of, named_fields, text_of
+from colar.checks import is_number
+from colar.data.example import Fields, answer_of, named_fields, text_of
 from colar.data.judge.numbers import decimal_text, decimals_of, read_number, same_number
 
-Number = Fraction
-Term = tuple[Number, str, int]
+Term = tuple[Fraction, str, int]
 """Value of an expression, its text, and how tightly that text binds."""
 
-OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
+OPERATORS: dict[type, tuple[str, Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: ("+", operator.add),
     ast.Sub: ("-", operator.sub),
     ast.Mult: ("*", operator.mul),
@@ -49,7 +49,7 @@ OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
 }
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 ATOM = 3
-CASTS: dict[str, Callable[[Number, int], Number]] = {
+CASTS: dict[str, Callable[[Fraction, int], Fraction]] = {
     "int": lambda value, _: Fraction(math.trunc(value)),
     "float": lambda value, _: value,
     "round": round,
@@ -89,7 +89,7 @@ class Solution:
     """Equations, and the value of the last one."""
 
     steps: tuple[str, ...]
-    value: Number
+    value: Fraction
 
     @property
     def answer(self) -> str:
@@ -105,49 +105,42 @@ def of_python(code: str) -> Solution:
     values: dict[str, Term] = {}
     behind: dict[str, set[str]] = {}
     """The equations that a variable's value comes from."""
-    equations: dict[str, Number] = {}
-    answer: tuple[Number, set[str]] | None = None
+    equations: dict[str, Fraction] = {}
+    answer, used_by_answer = Fraction(0), set[str]()
     for node in body:
-        expression = _expression_of(node)
+        name, expression = _assigned(node)
         if expression is None:
             continue
         try:
             value, text, rank = _walk(expression, values)
         except RecursionError as error:
             raise NotStraight("an expression that is nested too deeply") from error
-        names = [each.id for each in ast.walk(expression) if isinstance(each, ast.Name)]
-        used = {equation for name in names for equation in behind.get(name, ())}
+        used = {equation for each in _names(expression) for equation in behind.get(each, ())}
         plain = rank == ATOM
         if not plain and _is_short(value):
             equation = f"<<{text}={written(value)}>>"
             equations[equation] = value
             used.add(equation)
             text, rank = written(value), ATOM
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if not isinstance(target, ast.Name):
-                raise NotStraight("an assignment to more than one variable")
+        if name is not None:
             # A third has no decimals to be written in: it stays an expression, in the equations that use it.
-            values[target.id], behind[target.id] = (value, text, rank), used
-            if plain and target.id not in ANSWERS:
-                continue
-        answer = value, used
+            values[name], behind[name] = (value, text, rank), used
+        if name is None or not plain or name in ANSWERS:
+            answer, used_by_answer = value, used
         if isinstance(node, ast.Return):
             break
     else:
         if functions:
             # What a cut-off answer of a model has computed so far is not the result.
             raise NotStraight("a function without a return")
-    if answer is None:
+    # An answer that cannot be written is the reason, even where no equation leads to it.
+    written(answer)
+    steps = tuple(equation for equation in equations if equation in used_by_answer)
+    if not steps:
         raise NotStraight("no equation")
-    value, used = answer
-    written(value)
-    if not used:
-        raise NotStraight("no equation")
-    steps = tuple(equation for equation in equations if equation in used)
-    if equations[steps[-1]] != value:
+    if equations[steps[-1]] != answer:
         raise NotStraight("an answer that is not the last result")
-    return Solution(steps, value)
+    return Solution(steps, answer)
 
 
 def _parsed(code: str) -> list[ast.stmt]:
@@ -165,26 +158,28 @@ def _parsed(code: str) -> list[ast.stmt]:
     raise NotStraight("not Python, or cut off")
 
 
-def _expression_of(node: ast.stmt) -> ast.expr | None:
-    """The expression that a statement computes; None for a docstring or an import."""
-    if isinstance(node, ast.Assign) and len(node.targets) != 1:
-        raise NotStraight("an assignment to more than one variable")
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return) and node.value is not None:
-        return node.value
-    if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
-        return None
+def _assigned(node: ast.stmt) -> tuple[str | None, ast.expr | None]:
+    """The variable that a statement assigns, if any, and the expression that it computes; None for a docstring."""
     match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return None
-        case ast.Expr(value=ast.Call(func=ast.Name(id="print"), args=[printed])):
-            return printed
+        case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), value=ast.expr() as value):
+            return name, value
+        case ast.Assign() | ast.AnnAssign(value=ast.expr()):
+            raise NotStraight("an assignment to more than one variable")
+        case ast.Return(ast.expr() as value) | ast.Expr(ast.Call(ast.Name("print"), [value])):
+            return None, value
+        case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant(str())):
+            return None, None
     raise NotStraight(f"a statement that is no assignment of arithmetic: {type(node).__name__}")
+
+
+def _names(expression: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
 
 
 def _walk(node: ast.expr, values: dict[str, Term]) -> Term:
     """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
     number = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e15:
+    if is_number(number) and abs(number) < 1e15:
         exact = Fraction(str(number))
         return exact, written(exact), ATOM
     if isinstance(node, ast.Name):
@@ -197,11 +192,9 @@ def _walk(node: ast.expr, values: dict[str, Term]) -> Term:
     if isinstance(node, ast.BinOp):
         return _operation(node, values)
     match node:
-        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in CASTS:
+        case ast.Call(ast.Name(name), [inner], []) if name in CASTS:
             places = 0
-        case ast.Call(
-            func=ast.Name(id="round" as name), args=[inner, ast.Constant(value=int(places))], keywords=[]
-        ):
+        case ast.Call(ast.Name("round" as name), [inner, ast.Constant(int(places))], []):
             pass
         case _:
             raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
@@ -232,22 +225,20 @@ def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
         text = f"{left_text}{sign}({right_text})" if closed else f"{left_text}{sign}{right_text}"
     if isinstance(node.op, ast.FloorDiv) and value.denominator != 1:
         raise NotStraight("// drops a remainder")
-    if (
-        max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS
-        or len(text) > EQUATION_CHARACTERS
-    ):
+    largest = max(abs(value.numerator), value.denominator)
+    if largest.bit_length() > MOST_BITS or len(text) > EQUATION_CHARACTERS:
         raise NotStraight("a number or an equation that is too long")
     return value, text, PRECEDENCE[sign]
 
 
-def written(value: Number) -> str:
+def written(value: Fraction) -> str:
     """A number as equations have it: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
     if not _is_short(value):
         raise NotStraight("a value that has too many decimals to be written")
     return decimal_text(value)
 
 
-def _is_short(value: Number) -> bool:
+def _is_short(value: Fraction) -> bool:
     places = decimals_of(value)
     return places is not None and places <= DECIMALS
 
@@ -260,16 +251,12 @@ def solved(known: str, side: str, unknown: str) -> str:
         raise NotStraight("not Python, or cut off") from error
     lines = [f"{unknown} = {known}"]
     while isinstance(node, ast.BinOp) and type(node.op) in INVERSES:
-        left, right = (
-            {each.id for each in ast.walk(one) if isinstance(each, ast.Name)}
-            for one in (node.left, node.right)
-        )
-        if (unknown in left) == (unknown in right):
+        in_left, in_right = unknown in _names(node.left), unknown in _names(node.right)
+        if in_left == in_right:
             break
-        inverse = INVERSES[type(node.op)][unknown in right]
-        other = ast.unparse(node.left if unknown in right else node.right)
-        lines.append(f"{unknown} = {inverse.format(unknown, f'({other})')}")
-        node = node.right if unknown in right else node.left
+        inverse = INVERSES[type(node.op)][in_right]
+        other, node = (node.left, node.right) if in_right else (node.right, node.left)
+        lines.append(f"{unknown} = {inverse.format(unknown, f'({ast.unparse(other)})')}")
     if not isinstance(node, ast.Name) or node.id != unknown:
         raise NotStraight("an unknown in more than + - * /, or more than once")
     return "\n".join(lines)

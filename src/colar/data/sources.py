@@ -7,9 +7,9 @@ names, else on the Hugging Face Hub. `catalogue.py` has the table: an entry a so
 a data folder given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
 from the Hub. A user's file or folder is read by `user_rows.py`.
 
-Rows of a source with `order="key"` are sorted by a hash of their question, and named by it: `limit` takes a random but
-fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it does. docs/data.md has
-the order, ids and clusters of each source.
+Rows of a source with `order="key"` are sorted by their ids. Most of these are a hash of the question, so that `limit`
+takes a random but fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it
+does. docs/data.md has the order, ids and clusters of each source.
 """
 
 import dataclasses
@@ -23,9 +23,8 @@ from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Split, UpstreamFault
-from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, RawRows
-from colar.data.example import SPLITS, Example, question_hash
-from colar.data.fields import Fields, LeftOut, ParsedRow, Parser, examples_of, parsed
+from colar.data.data_files import DATA_DIR_VARIABLE, NAMING_A_FOLDER, ParsedRow, RawRows
+from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import judged_by
 from colar.data.programs import NotStraight
 
@@ -59,23 +58,30 @@ def load_examples(
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
     if source not in SOURCES:
-        rows = _of_user(source, split, skip_malformed, columns, judge)
+        expected = ValueError if skip_malformed else ()
+        rows = user_rows.read(source, columns, split, judge, expected=expected)
+        rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
+        # How answers are judged was guessed.
+        if rows.untyped or rows.unmarked:
+            progress.say(rows.summary()[0])
         # Last: where a source is mistyped, its options are not what is wrong.
         check_known("file option", options, ())
-        return _with_clusters(rows[:limit])
+        return _with_clusters(rows.examples[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
-    entry = SOURCES[source]
-    check_known(f"{source} split", [split], entry.splits)
+    check_known(f"{source} split", [split], SOURCES[source].splits)
     if source == "arithmetic":  # made, not read
         # Checked here, for a dataclass answers an unknown name with a TypeError.
         names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
         check_known("arithmetic option", options, names)
+        config = arithmetic.ArithmeticConfig(**options)
         n = GENERATED[split] if limit is None else limit
-        return judged_by(arithmetic.generate(arithmetic.ArithmeticConfig(**options), split, n, seed), judge)
-    check_known(f"{source} option", options, ())
-    # Behind the limit: the first one of a cluster is always among the rows that are returned.
-    return judged_by(_with_clusters(_published(source, split, data_dir, limit, skip_malformed)), judge)
+        examples = arithmetic.generate(config, split, n, seed)
+    else:
+        check_known(f"{source} option", options, ())
+        # Behind the limit: the first one of a cluster is always among the rows that are returned.
+        examples = _with_clusters(_published(source, split, data_dir, limit, skip_malformed))
+    return judged_by(examples, judge)
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
@@ -116,19 +122,7 @@ def user_file(source: str, split: str) -> Path | None:
     return data_files.file_of(path, split).resolve()
 
 
-# --- rows of a user's file, and of the table's sources -----------------------------------------------------
-
-
-def _of_user(
-    source: str, split: str, skip: bool, columns: Mapping[str, str] | None, judge: str | None
-) -> list[Example]:
-    """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = user_rows.read(source, columns, split, judge, expected=ValueError if skip else ())
-    rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
-    # How answers are judged was guessed.
-    if rows.untyped or rows.unmarked:
-        progress.say(rows.summary()[0])
-    return rows.examples
+# --- rows of the table's sources ---------------------------------------------------------------------------
 
 
 def _published(
@@ -137,9 +131,10 @@ def _published(
     """The first `limit` rows of a source of the table."""
     entry = SOURCES[source]
     location = entry.splits[split]
-    raw_rows, parser = _raw_rows(source, split, data_dir)
+    parser = entry.parser
+    assert parser is not None
     # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
-    left_out = LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
+    left_out = data_files.LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
 
     def parse(raw: Any) -> Fields:
         fields = parser(raw)
@@ -158,25 +153,23 @@ def _published(
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(name for name in itertools.chain([first], again) if name not in taken)
 
-    rows = examples_of(parsed(raw_rows, parse, left_out), id_of, entry.answer_type, left_out)
-    if entry.order == "upstream":
-        # No further than `limit`: a malformed row behind it is never met.
-        examples = read = list(itertools.islice(rows, limit))
-    else:
-        read = list(rows)
-        examples = _part(read, location)[:limit]
+    rows = data_files.parsed(_raw_rows(source, split, data_dir), parse, left_out)
+    examples = data_files.examples_of(rows, id_of, entry.answer_type, left_out)
+    # No further than `limit`: a malformed row behind it is never met.
+    read = list(itertools.islice(examples, limit if entry.order == "upstream" else None))
     left_out.say(f"{source}/{split}", len(read))
-    if not examples:
+    chosen = read if entry.order == "upstream" else _portion(read, location)[:limit]
+    if not chosen:
         raise ValueError(f"{source}, split {split}: no rows")
-    return examples
+    return chosen
 
 
-def _part(examples: list[Example], location: Split) -> list[Example]:
-    """The part of a hash-ordered source that the split is, sorted."""
+def _portion(examples: list[Example], location: Split) -> list[Example]:
+    """The portion of a hash-ordered source that the split is, sorted."""
     # These ids end in a hash of the question, so that sorted rows are in random order; SVAMP's do not.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
-    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[location.part]
+    return {"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[location.portion]
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
@@ -195,65 +188,48 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 # --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
 
 
-def _folder(data_dir: str | Path | None) -> Path | None:
-    """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
-    # Set but empty counts as not set.
-    named = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
-    if named is None:
-        return None
-    if not Path(named).is_dir():
-        raise ValueError(f"the data folder {named} does not exist: name another, {NAMING_A_FOLDER}")
-    return Path(named)
-
-
-def _present(location: Split, under: Path) -> list[Path] | None:
-    """The first alternative of the split's files that is all there."""
-    for names in location.files:
-        parts = [sorted(under.glob(name)) for name in names]
-        # One part of a training set is not a training set.
-        if all(parts):
-            return list(itertools.chain(*parts))
-    return None
-
-
-def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> tuple[RawRows, Parser]:
-    """The raw rows of a split, and the parser that they need."""
+def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
     entry = SOURCES[source]
     location = entry.splits[split]
-    assert entry.parser is not None
-    under = _folder(data_dir)
+    # Set but empty counts as not set.
+    folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
     # A folder that was named stands in for the Hub, for every source that has files at all.
-    if location.files and under is not None:
-        return _from_files(source, location, under), entry.parser
+    if location.file and folder is not None:
+        return _from_files(source, location, Path(folder))
     if entry.hub is None or location.hub is None:
         raise ValueError(
-            f"{source} is read from files only: put {_wanted(location)} under a folder and name it, {NAMING_A_FOLDER}"
+            f"{source} is read from files only: put {location.file} under a folder and name it, {NAMING_A_FOLDER}"
         )
-    return data_files.from_hub(entry.hub, entry.hub_configs, location.hub), entry.hub_parser or entry.parser
+    return data_files.from_hub(entry.hub, entry.hub_configs, location.hub)
 
 
-def _from_files(source: str, location: Split, under: Path) -> RawRows:
-    paths = _present(location, under)
-    if paths is None:
-        # The user named a folder: a download in place of a file that is not there would go unnoticed.
-        hub = SOURCES[source].hub
-        otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
-        raise ValueError(f"{source}: no {_wanted(location)} under {under}{otherwise}")
-    if len(location.files[0]) == 1 and "*" in location.files[0][0]:
+def _from_files(source: str, location: Split, folder: Path) -> RawRows:
+    """The rows of a split's file, or of its parts."""
+    assert location.file is not None
+    paths = sorted(folder.glob(location.file))
+    if paths:
         return itertools.chain.from_iterable(map(data_files.read, paths))
-    if len(paths) == 1:
-        return data_files.read(paths[0])
-    parts = " and ".join(path.name for path in paths)
-    progress.say(f"{source}: no {location.files[0][0]} under {under}, reading {parts}")
-    return _distinct(source, paths)
+    parts = [folder / name for name in location.parts]
+    # One part of a training set is not a training set.
+    if parts and all(part.exists() for part in parts):
+        names = " and ".join(part.name for part in parts)
+        progress.say(f"{source}: no {location.file} under {folder}, reading {names}")
+        return _distinct(source, parts)
+    # The user named a folder: a download in place of a file that is not there would go unnoticed.
+    hub = SOURCES[source].hub
+    otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
+    wanted = " or ".join(filter(None, [location.file, " + ".join(location.parts)]))
+    raise ValueError(f"{source}: no {wanted} under {folder}{otherwise}")
 
 
-def _distinct(source: str, paths: list[Path]) -> RawRows:
+def _distinct(source: str, parts: list[Path]) -> RawRows:
     """The lines of several iCoT files, each question once: the question is what stands before "||"."""
     seen: set[str] = set()
     dropped = 0
-    for path in paths:
-        for place, line in data_files.read(path):
+    for part in parts:
+        for place, line in data_files.read(part):
             question = line.partition("||")[0].strip()
             # The parts overlap: both have some of GSM8K's own training problems.
             if question in seen:
@@ -263,8 +239,3 @@ def _distinct(source: str, paths: list[Path]) -> RawRows:
             yield place, line
     if dropped:
         progress.say(f"{source}: dropped {dropped} rows whose question had come before")
-
-
-def _wanted(location: Split) -> str:
-    """The split's files as an error names them: "a or b + c" has two alternatives."""
-    return " or ".join(" + ".join(names) for names in location.files)

@@ -6,19 +6,17 @@ One layout is found for all rows, by the columns of the first (`layouts.py`). A 
 counted by its reason.
 """
 
-import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar.checks import did_you_mean
+from colar.checks import check_known, did_you_mean
 from colar.data import data_files, layouts
 from colar.data.catalogue import SOURCES
-from colar.data.data_files import RawRows
-from colar.data.example import AnswerType, Example, question_hash
-from colar.data.fields import Fields, LeftOut, ParsedRow, examples_of, named_fields, parsed
+from colar.data.data_files import LeftOut, ParsedRow, RawRows, examples_of, parsed
+from colar.data.example import AnswerType, Example, Fields, named_fields, question_hash
 from colar.data.judge import judged_by, understood
 
 FEWEST = 20
@@ -119,20 +117,21 @@ def read(
     if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A row may lack a chain: one that all lack is another column.
-    _check_columns(parser.found, columns, ("steps",))
+    if columns and "steps" in columns:
+        layouts.require_column(columns["steps"], "steps", parser.found)
     if judge:
         # Then answers may be anything.
         rows = [row._replace(fields=replace(row.fields, answer_type="text")) for row in rows]
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or _answer_type(untyped)
 
-    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+    def id_of(row: ParsedRow, _: Collection[str]) -> str:
         return row.fields.key or f"{name}/{split}/{row.number}"
 
     examples = list(examples_of(rows, id_of, answer_type, left_out))
     if not examples or parser.layout is None:
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
-        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint()})")
+        raise ValueError(f"{places[0]}: {reason} (none of the rows can be read{parser.hint})")
     examples = judged_by(examples, judge)
     unmarked = sum(row.fields.unmarked for row in rows)
     found = list(parser.found)
@@ -156,8 +155,9 @@ class _Parser:
     """Parses rows by the columns that the user has named, or else in the layout of the first row."""
 
     def __init__(self, named: Mapping[str, str] | None) -> None:
-        self.named = named
         self.layout = layouts.renamed(named) if named else None
+        self.hint = ""
+        """A way out where the layout of the rows was taken for another than it is."""
         self.found: dict[str, None] = {}
         """Columns that some row has, in their order."""
 
@@ -165,67 +165,47 @@ class _Parser:
         cells = named_fields(raw)
         row = {key: value for key, value in cells.items() if value is not None}
         self.found |= dict.fromkeys(map(str, row))
-        layout = self.layout = self.layout or _layout_of(cells)
-        if not layout.fits(row):
+        if self.layout is None:
+            self.layout = layouts.of(cells)
+            self.hint = (
+                f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
+            )
+        if not self.layout.fits(row):
             empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
-            raise ValueError(f"not of layout {layout.name} ({layout.about}): {has}")
-        _check_columns(row, self.named, ("question", "answer"))
-        return layout.parse(row)
-
-    def hint(self) -> str:
-        """A way out where the layout of rows was taken for another than it is."""
-        if self.named or self.layout is None:
-            return ""
-        return f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
-
-
-def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
-    """The layout of a first row: by what it has, or else by its columns, of which it may leave some empty."""
-    try:
-        return layouts.of(cells)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            return layouts.of({key: "" if value is None else value for key, value in cells.items()})
-        raise
+            raise ValueError(f"not of layout {self.layout.name} ({self.layout.about}): {has}")
+        return self.layout.parse(row)
 
 
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     """A name for the rows, and the rows."""
-    if isinstance(data, str | Path):
-        path = Path(data)
-        if path.is_dir():
-            return path.name, data_files.read(data_files.existing(path, split))
-        if path.is_file():
-            return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
-        hub, _, part = str(data).partition(":")
-        is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
-        if is_path or hub.count("/") != 1:
-            if hub in SOURCES:
-                raise ValueError(
-                    f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"
-                )
-            beside = path.parent.iterdir() if path.parent.is_dir() else ()
-            near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
+    if not isinstance(data, str | Path):
+        if not isinstance(data, Iterable) or isinstance(data, Mapping):
             raise ValueError(
-                f"no data at {data}: there is no such file or folder{near or ' (sources: colar data list)'}"
+                f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
             )
+        return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
+    path = Path(data)
+    if path.is_dir():
+        file = data_files.file_of(path, split)
+        if not file.is_file():
+            check_known(f"{path} split", [split], data_files.splits_in(path))
+        return path.name, data_files.read(file)
+    if path.is_file():
+        return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
+    hub, _, part = str(data).partition(":")
+    is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
+    if hub.count("/") == 1 and not is_path:
         return hub, data_files.from_hub(hub, (None,), part or split)
-    if not isinstance(data, Iterable) or isinstance(data, Mapping):
+    if hub in SOURCES:
         raise ValueError(
-            f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
+            f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"
         )
-    return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
-
-
-def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: Iterable[str]) -> None:
-    """Reject a row that lacks a column that the user has named for one of `keys`."""
-    there = [str(name) for name in row]
-    for key in keys:
-        column = (columns or {}).get(key)
-        if column is not None and column not in there:
-            near = did_you_mean(column, there)
-            raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    near = did_you_mean(path.name, [*SOURCES, *(each.name for each in beside)])
+    raise ValueError(
+        f"no data at {data}: there is no such file or folder{near or ' (sources: colar data list)'}"
+    )
 
 
 def _answer_type(golds: Sequence[str]) -> AnswerType:
@@ -259,29 +239,25 @@ def divide(
         )
     tested = {row.conversation for row in test or ()}
     held_out = tested | {row.conversation for row in validation or ()}
-    by_hash: defaultdict[str, list[Example]] = defaultdict(list)
-    for row in rows:
-        if row.conversation not in held_out:
-            by_hash[question_hash(row.conversation)].append(row)
-    n = sum(map(len, by_hash.values()))
-    held = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
-    training: list[Example] = []
-    validation_rows = [row for row in validation or () if row.conversation not in tested]
-    test_rows = list(test or ())
-    for key in sorted(by_hash):
-        if test is None and len(test_rows) < held:
-            test_rows += by_hash[key]
-        elif validation is None and len(validation_rows) < held:
-            validation_rows += by_hash[key]
-        else:
-            training += by_hash[key]
-    if not training or not validation_rows:
-        also = f" ({len(rows) - n} of {len(rows)} rows have a question that is held out)" if held_out else ""
+    own = [row for row in rows if row.conversation not in held_out]
+    hashes = [question_hash(row.conversation) for row in own]
+    n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(own))), len(own) // 4)
+    not_given = [name for name, given in (("test", test), ("validation", validation)) if given is None]
+    part_of: dict[str, str] = {}
+    sizes: Counter[str] = Counter()
+    for key, n in sorted(Counter(hashes).items()):
+        part_of[key] = next((name for name in not_given if sizes[name] < n_to_hold), "train")
+        sizes[part_of[key]] += n
+    parts = {
+        "validation": [row for row in validation or () if row.conversation not in tested],
+        "test": list(test or ()),
+    }
+    for part in ("train", *not_given):
+        parts[part] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == part]
+    also_held_out = len(rows) - len(own)
+    if not parts["train"] or not parts["validation"]:
+        also = f" ({also_held_out} of {len(rows)} rows have a question that is held out)" if held_out else ""
         raise ValueError(
-            f"{len(by_hash)} different questions are too few to train on and to measure with{also}"
+            f"{len(part_of)} different questions are too few to train on and to measure with{also}"
         )
-    # In the order of the files.
-    order = {id(row): place for place, row in enumerate((*rows, *(validation or ()), *(test or ())))}
-    for part in (training, validation_rows, test_rows):
-        part.sort(key=lambda row: order[id(row)])
-    return Divided(training, validation_rows, test_rows, len(rows) - n)
+    return Divided(**parts, also_held_out=also_held_out)

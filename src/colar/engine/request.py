@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar import checks, progress
-from colar.data.example import ROLES, Example
-from colar.data.fields import without_too_long
+from colar.data.example import ROLES, Example, without_too_long
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 

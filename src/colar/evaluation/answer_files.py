@@ -15,7 +15,7 @@ from typing import Any
 from colar import files
 from colar.checks import check_same_run, check_text
 from colar.data import data_files, layouts
-from colar.data.fields import context_of, named_fields
+from colar.data.example import context_of, named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request, check_context

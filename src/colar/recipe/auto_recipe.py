@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from colar import files, yaml_settings
 from colar.checks import check_choice
-from colar.data.example import Example
-from colar.data.fields import without_too_long
+from colar.data.example import Example, without_too_long
 from colar.methods.sequential.boundaries import DIGITS, Equations
 from colar.model import backbones
 from colar.ops import devices

@@ -1,4 +1,6 @@
-"""Control tokens: EOS, BOS, the separator, chat markers. Text never becomes one of them, even if it spells one.
+"""Control tokens: EOS, BOS, the separator, chat markers; and `ChatFormat`, the chat template, which writes markers.
+
+Text never becomes a control token, even if it spells one:
 
     text        2 <eos> ### Task
     ordinary    2| |<eos>| |###| Task                 how tokenizers read it: the answer ends, the reasoning closes
@@ -7,19 +9,47 @@
 A text is encoded as always first, and this is what it gets unless a control token is among its ids. Only then it is
 encoded again, with special tokens as text (`split_special_tokens` of transformers). What is left is declared ordinary,
 or comes from the vocabulary itself, as `###` does from merges: the fewest other tokens of the same text replace it.
+
+A chat template is texts around the contents of the turns:
+
+    <|im_start|>system\\n{0}<|im_end|>\\n<|im_start|>user\\n{1}<|im_end|>\\n<|im_start|>assistant\\n[<think>\\n]
+                        `- text        markers are control tokens                generation prompt  `- opening
+
+It is rendered once for each sequence of roles, with marks in place of the contents, which are text. For contents that
+spell no marker, stripped of outer white space, the ids are those of `apply_chat_template`, token for token.
+
+A system message that the template rejects, or leaves out, stands in front of the next user's turn, a blank line
+between. Earlier turns of an assistant lose their reasoning where the template has `</think>`, as reasoning models'
+templates do it.
 """
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
+
+from colar import files
+
+Turn = tuple[str, str]
+"""A role and its text."""
+Encode = Callable[[str], list[int]]
 
 BYTE = "<0x{:02X}>"
 """A token of one byte, in the vocabularies of SentencePiece."""
-MARKS = re.compile(r"[<\[|]")
+SIGN = re.compile(r"[<\[|]")
 """A marker has one of these; other added tokens are words."""
+DAY = date(2024, 7, 26)
+"""Stands for today in templates that name it, so that a prompt does not depend on the day; Llama 3's default."""
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+"""Transformers' function for it, with a format: it accepts no function in place of its own."""
+OPEN, CLOSE = "<think>", "</think>"
+CONTENT = re.compile("\ue000([0-9]+)\ue001")
+"""The mark of a turn's content: private-use characters, which no template contains."""
 
 
 class ControlTokens:
@@ -41,7 +71,7 @@ class ControlTokens:
         }
         template = str(tokenizer.chat_template or "")
         for token_id, token in tokenizer.added_tokens_decoder.items():
-            marker = MARKS.search(token.content) and token.content in template
+            marker = SIGN.search(token.content) and token.content in template
             if marker or (token.special and len(token.content) > 1):
                 named.add(token_id)
         self.ids = frozenset(named | self._needed)
@@ -75,9 +105,7 @@ class ControlTokens:
             ids += [token_id] if is_text else self.others(token_id)
         return ids
 
-    def encode_within(
-        self, pieces: Iterable[tuple[str, bool]], text_ids: Callable[[str], list[int]]
-    ) -> list[int]:
+    def encode_within(self, pieces: Iterable[tuple[str, bool]], text_ids: Encode) -> list[int]:
         """Ids of texts end to end, each with True where the names of control tokens in it are these tokens, as a
         layout's are: all between two of them is encoded by `text_ids`."""
         ids: list[int] = []
@@ -97,17 +125,12 @@ class ControlTokens:
         # The shortest way to each place in the token, from those to the places before it.
         ways: list[list[int] | None] = [[]]
         for end in range(1, len(token) + 1):
-            shortest: list[int] | None = None
-            for start in range(end):
-                way = ways[start]
-                ids = None if way is None else self._ids_of(token[start:end])
-                if (
-                    way is not None
-                    and ids is not None
-                    and (shortest is None or len(way + ids) < len(shortest))
-                ):
-                    shortest = way + ids
-            ways.append(shortest)
+            found = []
+            for start, way in enumerate(ways):
+                ids = self._ids_of(token[start:end])
+                if way is not None and ids:
+                    found.append(way + ids)
+            ways.append(min(found, key=len, default=None))
         if ways[-1] is not None:
             return ways[-1]
         if token_id not in self._needed:
@@ -119,26 +142,22 @@ class ControlTokens:
             "set template.separator to another token where it is the separator, or use another tokenizer"
         )
 
-    def _ids_of(self, piece: str) -> list[int] | None:
-        """The token of this name that is none of the control tokens, or the bytes of one character."""
+    def _ids_of(self, piece: str) -> list[int]:
+        """The token of this name that is none of the control tokens, or the bytes of one character; or []."""
         token_id = self._known(piece)
         if token_id is not None:
             return [token_id]
         if len(piece) > 1:
-            return None
+            return []
         ids = [self._known(BYTE.format(byte)) for byte in piece.encode()]
-        return None if None in ids else [one for one in ids if one is not None]
+        return [] if None in ids else [one for one in ids if one is not None]
 
     def _known(self, token: str) -> int | None:
-        token_id = self._tokenizer.convert_tokens_to_ids(token)
-        # Tokenizers give the unknown token's id for a token that there is not.
-        if (
-            token_id is None
-            or token_id in self.ids
-            or self._tokenizer.convert_ids_to_tokens(token_id) != token
-        ):
+        token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)
+        if token_id is None or token_id in self.ids:
             return None
-        return int(token_id)
+        # Tokenizers give the unknown token's id for a token that there is not.
+        return token_id if self._tokenizer.convert_ids_to_tokens(token_id) == token else None
 
     def _as_text(self, text: str) -> list[int]:
         """Ids with special tokens read as text; added tokens that are declared ordinary are among them."""
@@ -150,3 +169,126 @@ class ControlTokens:
             self._backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
             self._backend.encode_special_tokens = True
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A rendered chat: `pieces` are texts of the template (str) and places of turns (int)."""
+
+    pieces: tuple[str | int, ...]
+    controls: list[int]
+    """The control tokens of the template's own texts."""
+    folded: bool
+    """True if system messages stand in the users' turns."""
+
+
+class ChatFormat:
+    """Ids of turns in the format of a tokenizer. ValueError where it has no chat template.
+
+    `raw_ids` encodes a text whose control tokens count, `text_ids` of one whose control tokens are text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens, raw_ids: Encode, text_ids: Encode
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "template.format: chat needs a tokenizer with a chat template, and this one has none: use plain, or "
+                "an instruct model"
+            )
+        self._tokenizer: Any = tokenizer
+        self._control = control
+        self._raw_ids = raw_ids
+        self._text_ids = text_ids
+        template = str(tokenizer.get_chat_template())
+        self.digest = files.digest([template])
+        """Of the template's text, by which a checkpoint knows it again."""
+        self._template = TODAY.sub(lambda call: repr(DAY.strftime(call[2])), template)
+        if "strftime_now(" in self._template:
+            raise ValueError(
+                "the tokenizer's chat template writes today's date in a format that is no text of its own: use "
+                "template.format: plain, or another chat template"
+            )
+        self._skeletons: dict[tuple[str, ...], Skeleton] = {}
+        self._drops_reasoning = CLOSE in template
+        self.opening_ids: list[int] = []
+        """`<think>` and a line break, where the template has them and the generation prompt does not."""
+        last = self._skeleton(("user",)).pieces[-1]
+        if OPEN in template and CLOSE in template and OPEN not in str(last):
+            self.opening_ids = raw_ids(f"{OPEN}\n")
+        self.end_id = self._end()
+
+    def encode(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of the turns, of which the last is the user's, with the generation prompt and the opening."""
+        skeleton = self._skeleton(tuple(role for role, _ in turns))
+        if skeleton.folded:
+            turns = _folded(turns)
+        contents = [self._content(role, text) for role, text in turns]
+        # Of the template's texts the control tokens count, of the contents none.
+        pieces = [
+            (contents[piece], False) if isinstance(piece, int) else (piece, True) for piece in skeleton.pieces
+        ]
+        ids = self._raw_ids("".join(text for text, _ in pieces))
+        if self._control.of(ids) != skeleton.controls:
+            ids = self._control.encode_within(pieces, self._text_ids)
+        return [*ids, *self.opening_ids]
+
+    def _content(self, role: str, text: str) -> str:
+        if role == "assistant" and self._drops_reasoning:
+            text = text.rpartition(CLOSE)[2]
+        return text.strip()
+
+    def _skeleton(self, roles: tuple[str, ...]) -> Skeleton:
+        """The rendered chat of these roles, cached. ValueError where the template rejects them."""
+        if roles not in self._skeletons:
+            pieces, refusal = self._render(roles)
+            folded = bool(refusal) and "system" in roles
+            if folded:
+                pieces, refusal = self._render(tuple(role for role, _ in _folded([(r, "") for r in roles])))
+            if refusal:
+                raise ValueError(
+                    f"the tokenizer's chat template rejects the turns {', '.join(roles)}: {refusal}; "
+                    "bring them into its order, or use template.format: plain"
+                )
+            filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
+            self._skeletons[roles] = Skeleton(pieces, self._control.of(self._raw_ids(filled)), folded)
+        return self._skeletons[roles]
+
+    def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
+        """The pieces, and why the template rejects the roles ("" where it does not)."""
+        turns = [{"role": role, "content": f"\ue000{place}\ue001"} for place, role in enumerate(roles)]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                turns,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                enable_thinking=True,
+            )
+        except (TemplateError, TypeError) as error:
+            return (), " ".join(str(error).split())
+        split = CONTENT.split(text)
+        pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(split))
+        missing = [role for place, role in enumerate(roles) if place not in pieces]
+        return pieces, f"it leaves out the turn of the {missing[0]}" if missing else ""
+
+    def _end(self) -> int | None:
+        """The control token behind an assistant's answer; None where the template writes none."""
+        pieces, refusal = self._render(("user", "assistant"), prompt=False)
+        ends = [] if refusal else self._control.of(self._raw_ids(str(pieces[-1])))
+        return ends[0] if ends else None
+
+
+def _folded(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with each system message in front of the user's turn that follows it."""
+    folded: list[Turn] = []
+    waiting: list[str] = []
+    for role, text in turns:
+        if role == "system":
+            waiting.append(text.strip())
+            continue
+        if role == "user":
+            text = "\n\n".join([*waiting, text.strip()])
+            waiting = []
+        folded.append((role, text))
+    return folded

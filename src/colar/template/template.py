@@ -8,33 +8,34 @@ Every segment (and every reasoning step) is tokenised by itself and the ids are 
 border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
 one. The template is saved with the checkpoint: a model is prompted as it was trained.
 
-With `format: chat` the question segment is a chat in the tokenizer's own format (`chat.py`), and the token that ends a
-turn takes the place of EOS:
+With `format: chat` the question segment is a chat by the tokenizer's chat template, and the token that ends a turn
+takes the place of EOS:
 
     [turns before] user's turn with the question (Thinking speed: 2), generation prompt ### [...] ### answer END
 
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
-that name (`control_tokens.py`).
+that name (`control_tokens.py`, which also renders the chat).
 """
 
+import itertools
 import re
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import IntEnum
 from typing import Any, Literal, get_args
 
 from transformers import PreTrainedTokenizerBase
 
 from colar.checks import check_choice, check_holds
-from colar.template.chat import ChatFormat, Turn
-from colar.template.control_tokens import ControlTokens
+from colar.template.control_tokens import ChatFormat, ControlTokens, Turn
 
 Format = Literal["plain", "chat"]
+VERSIONS: dict[Format, int] = {"plain": 2, "chat": 3}
+"""The "version" in template.json: a release of colar refuses those that it lacks."""
 CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
-"""Characters of a cached text."""
+"""Characters of a cached text, or of a question with all that stands before it."""
 SEPARATORS = ("###", "##", "####", "***", "---", "~~~", "|||", "§", "¶")
 """Tried in this order where `template.separator` names none. Chains hardly ever begin a step with one of these."""
 
@@ -74,13 +75,6 @@ class TemplateConfig:
             raise ValueError("template.separator must not be empty")
 
 
-class TemplateKind(IntEnum):
-    """The kinds of template. Their number is "version" in template.json: a release of colar refuses those it lacks."""
-
-    PLAIN = 2
-    CHAT = 3
-
-
 class Template:
     """Text to ids and back for one tokenizer.
 
@@ -93,9 +87,9 @@ class Template:
         self.tokenizer = tokenizer
         self.n_known: int | None = None
         """Tokens that the model has weights for; None until the model is known."""
-        self._cached: dict[Hashable, array[int]] = {}
-        self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._ids_matching: dict[str, tuple[int, ...]] = {}
+        self._cached: dict[tuple[str, ...], array[int]] = {}
+        self._looked_up: dict[str | tuple[str, ...], tuple[int, ...]] = {}
+        """By tokens or by a pattern: a whole vocabulary is copied to look, once and not for every row or thought."""
         # A call that truncates or pads leaves that in a fast tokenizer, and `save_pretrained` in its file.
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
@@ -126,11 +120,6 @@ class Template:
             if self.chat.end_id is not None:
                 self.eos_id = self.chat.end_id
 
-    @property
-    def kind(self) -> TemplateKind:
-        """The kind that template.json names."""
-        return TemplateKind.PLAIN if self.chat is None else TemplateKind.CHAT
-
     def question(
         self, question: str, speed: str = "", cached: bool = True, context: Sequence[Turn] = ()
     ) -> list[int]:
@@ -144,12 +133,10 @@ class Template:
         if self.chat is None:
             question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question])
             context = ()
-        if cached:
-            # A tuple: a text is a key of its own.
-            key = (*context, question, speed)
-            n_characters = len(question) + sum(len(turn) for _, turn in context)
-            return self._from_cache(key, n_characters, lambda: self._question_ids(question, speed, context))
-        return self._question_ids(question, speed, context)
+        if not cached:
+            return self._question_ids(question, speed, context)
+        texts = (*itertools.chain.from_iterable(context), question, speed)
+        return self._from_cache(texts, lambda: self._question_ids(question, speed, context))
 
     def _question_ids(self, question: str, speed: str, context: Sequence[Turn]) -> list[int]:
         text = self.config.question.format(question=question, speed=speed).strip()
@@ -189,38 +176,34 @@ class Template:
     def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
         """The ids of single tokens, as the vocabulary spells them. ValueError names the key that asked for one that
         there is not."""
-        if tokens not in self._ids_of_tokens:
+        if tokens not in self._looked_up:
             vocabulary = self.tokenizer.get_vocab()
             for token in tokens:
                 if token not in vocabulary:
                     raise ValueError(f"{key}: this tokenizer has no token {token!r}")
-            # A whole vocabulary is copied to look: once, not at every thought.
-            self._ids_of_tokens[tokens] = tuple(vocabulary[token] for token in tokens)
-        return self._ids_of_tokens[tokens]
+            self._looked_up[tokens] = tuple(vocabulary[token] for token in tokens)
+        return self._looked_up[tokens]
 
     def ids_matching(self, pattern: str) -> tuple[int, ...]:
         """The ids of all tokens that match a regular expression whole, as the vocabulary spells them but for a space
         before them; ascending."""
-        if pattern not in self._ids_matching:
+        if pattern not in self._looked_up:
             vocabulary = self.tokenizer.get_vocab()
             ids = [i for token, i in vocabulary.items() if re.fullmatch(pattern, token.lstrip("Ġ▁ "))]
-            # A whole vocabulary is searched: once, not for every row.
-            self._ids_matching[pattern] = tuple(sorted(ids))
-        return self._ids_matching[pattern]
+            self._looked_up[pattern] = tuple(sorted(ids))
+        return self._looked_up[pattern]
 
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""
-        texts = asdict(self.config)
-        chat = {}
+        layout = asdict(self.config)
         if self.chat is None:
             # The version says it.
-            del texts["format"]
+            del layout["format"]
         else:
-            chat = {"chat_digest": self.chat.digest}
+            layout["chat_digest"] = self.chat.digest
         return {
-            "version": int(self.kind),
-            **texts,
-            **chat,
+            "version": VERSIONS[self.config.format],
+            **layout,
             "separator_id": self.separator_id,
             "bos_id": self.bos_id,
             "eos_id": self.eos_id,
@@ -229,25 +212,24 @@ class Template:
     @staticmethod
     def is_chat(saved: Any) -> bool:
         """True if the saved template has a place for a system message and earlier turns."""
-        return isinstance(saved, dict) and saved.get("version") == TemplateKind.CHAT
+        return isinstance(saved, dict) and saved.get("version") == VERSIONS["chat"]
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
         """The saved template. ValueError when it is of another version or does not fit `tokenizer`."""
-        if saved.get("version") not in list(TemplateKind):
-            known = ", ".join(map(str, TemplateKind))
+        formats = {version: format for format, version in VERSIONS.items()}
+        if saved.get("version") not in formats:
+            known = ", ".join(map(str, formats))
             raise ValueError(
                 f"template version {saved.get('version')!r} is not one of {known}, which this colar reads"
             )
-        kind = TemplateKind(saved["version"])
         if saved.get("separator_added"):
             raise ValueError(
                 f"its separator {saved['separator']!r} was added to the tokenizer, which this colar does not read: "
                 "train it again, with a separator that is one token of the tokenizer"
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
-        config = TemplateConfig(**texts, format="chat" if kind is TemplateKind.CHAT else "plain")
-        template = cls(config, tokenizer)
+        template = cls(TemplateConfig(**texts, format=formats[saved["version"]]), tokenizer)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
@@ -279,11 +261,12 @@ class Template:
                 fitting[text] = ids[0]
         if named is None and fitting:
             return next(iter(fitting.items()))
-        subject = f"none of {' '.join(SEPARATORS)}" if named is None else f"template.separator {named!r}"
-        verb = "is" if named is None else "is not"
+        fault = (
+            f"none of {' '.join(SEPARATORS)} is" if named is None else f"template.separator {named!r} is not"
+        )
+        such_as = f", such as {' '.join(fitting)}" if fitting else ""
         raise ValueError(
-            f"{subject} {verb} one token of this tokenizer: set template.separator to a text that is"
-            + (f", such as {' '.join(fitting)}" if fitting else "")
+            f"{fault} one token of this tokenizer: set template.separator to a text that is{such_as}"
         )
 
     # Encoders, each on top of the one before it
@@ -311,17 +294,17 @@ class Template:
 
     def _cached_text_ids(self, text: str) -> list[int]:
         """`_text_ids` of a text that may come again."""
-        return self._from_cache(text, len(text), lambda: self._text_ids(text))
+        return self._from_cache((text,), lambda: self._text_ids(text))
 
-    def _from_cache(self, key: Hashable, n_characters: int, encode: Callable[[], list[int]]) -> list[int]:
-        cached = self._cached.get(key)
+    def _from_cache(self, texts: tuple[str, ...], encode: Callable[[], list[int]]) -> list[int]:
+        cached = self._cached.get(texts)
         if cached is not None:
             return cached.tolist()
         ids = encode()
-        if n_characters <= LONGEST_CACHED:
+        if sum(map(len, texts)) <= LONGEST_CACHED:
             if len(self._cached) >= CACHED:
                 self._cached.clear()
-            self._cached[key] = array("i", ids)
+            self._cached[texts] = array("i", ids)
         return ids
 
     def limit_to(self, n_known: int) -> None:
@@ -337,9 +320,8 @@ class Template:
         """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""
         if self.n_known is None or max(ids, default=0) < self.n_known:
             return
-        for token_id in ids:
-            if token_id >= self.n_known:
-                raise ValueError(
-                    f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
-                    f"{self.n_known} rows: the model cannot read it"
-                )
+        token_id = next(token_id for token_id in ids if token_id >= self.n_known)
+        raise ValueError(
+            f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
+            f"{self.n_known} rows: the model cannot read it"
+        )

@@ -38,8 +38,7 @@ from accelerate import PartialState
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import files, processes, progress
-from colar.data.example import Example
-from colar.data.fields import without_too_long
+from colar.data.example import Example, without_too_long
 from colar.methods.base import Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
