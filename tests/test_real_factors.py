@@ -484,7 +484,7 @@ def test_factors_below_1_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"confidence_thresholds": []}, r"confidence_thresholds is empty: \[0\] trains without"),
+        ({"confidence_thresholds": []}, r"method.confidence_thresholds must be a list of numbers \(\[0\]: none\)"),
         ({"confidence_thresholds": 0.5}, "method.confidence_thresholds must be a list"),
     ],
 )  # fmt: skip
@@ -567,6 +567,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
         rules = Rules(
             units=torch.full((n,), 3),
             most_units=3,
+            unites_digits=columns > 0,
             temperature=columns,
             top_p=columns,
             modes=DrawModes(greedy=False, plain=True, nucleus=False),

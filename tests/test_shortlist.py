@@ -417,6 +417,7 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
             return Rules(
                 units,
                 5,
+                units > 1,
                 own_temperature,
                 top_p,
                 modes,

@@ -60,10 +60,7 @@ class Distill(base.Method):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
     thinks_in_latents: ClassVar[bool] = True
-
-    @property
-    def multiple_forwards(self) -> bool:
-        return True
+    multiple_forwards = True
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         D = lm.width

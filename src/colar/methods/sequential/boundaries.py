@@ -6,22 +6,13 @@ Where c counts tokens a group has c of them. In `grouping: equations` c counts u
     grouping: tokens          [<<  4][8  /][2  =][2  4][>>]
     grouping: equations       [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
-Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
-A pretrained model computes with digits that stand at positions of their own; to compute with several in one latent it
-has to learn anew. So the digits of operands stay in groups of their own, and what is hardly computed with is put
-together: the digits, up to three, of a number that begins a group, as a result does after "=", are one unit. Otherwise
-no digit may follow another digit in a group.
+A sign starts a group, and "=" is a group of its own. From c = 2 on the digits, up to three, of a number that begins a
+group are one unit, as a result's are after "="; otherwise no digit follows another digit in a group. Below c = 2 digits
+are tokens like all others, so that c = 1 is CoT. docs/method.md has the reasons.
 
-"=" is a group of its own. A result is computed there, and in the group [2 =] the model would have to take the latent
-apart first, and then have no layers left for the result. Signs start a group: behind [8 /] the next operand would begin
-one. (The later digits of a longer operand do: 1234 is fed as 1 and 234.)
-
-Below c = 2 digits are tokens like all others. So a request at c = 1 thinks token by token, as CoT does, and keeps what
-the model knows of digits.
-
-All of this holds at inference as in training: `OpenGroups` has the rules for one token more, and `Windows` runs them
-over given chains. A group goes on as long as its next token may join it. So the decoder also computes the token
-behind a number, which says that the number ends; that token is then chosen anew, as the next group's first.
+`OpenGroups` has the rules for one token more, and `Windows` runs them over given chains. A group goes on as long as its
+next token may join it. So the decoder also computes the token behind a number, which says that the number ends; that
+token is then chosen anew, as the next group's first.
 
 Where c alone ends the groups of given chains, `grouping.even_sizes` has their sizes. Otherwise the rules run over a
 chain from each of its tokens on, because a group's start depends on where the one before it ended:
@@ -58,6 +49,8 @@ NUMBERS_FROM = 2
 """The least c at which a number is a unit."""
 SAMPLE = 1000
 """Chains whose signs are looked for."""
+NOTHING = -1
+"""In a group's ids: no token at this place."""
 NEVER = torch.iinfo(torch.int64).max
 """More units than any group has."""
 
@@ -75,8 +68,7 @@ class Equations:
     @classmethod
     def of(cls, template: Template) -> "Equations":
         """ValueError where the tokenizer has no token for a digit, a sign or "="."""
-        key = "method.grouping equations"
-        ids = template.token_ids((*DIGITS, *SIGNS, "="), key)
+        ids = template.token_ids((*DIGITS, *SIGNS, "="), "method.grouping equations")
         return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1])
 
     def are_seen(self, template: Template, chains: Sequence[tuple[str, ...]]) -> bool:
@@ -150,23 +142,19 @@ class OpenGroups:
         """Digits of the last unit so far, 0 where it is no number; `MOST_DIGITS` where it takes no more."""
 
     def open(self, rows_X: Tensor) -> Tensor:
-        """True if any token may join, (X,) bool."""
-        room_X = self.has_room(rows_X)
+        """True if any token may join, (X,) bool.
+
+        A digit that goes on with a number takes no room, and there always is some: such a number is the group's first
+        unit, and numbers are units from c = 2 on.
+        """
+        room_X = self.used_B[rows_X] < self.units_B[rows_X]
         return room_X if self.equations is None else room_X & ~self.equations.is_end(self.last_B[rows_X])
 
-    def has_room(self, rows_X: Tensor) -> Tensor:
-        """True if c lets one more unit in, (X,) bool."""
-        return self.used_B[rows_X] < self.units_B[rows_X]
-
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
-        """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S).
-
-        A number that may go on is the group's first unit, and numbers are units from c = 2 on: c has room for its end.
-        """
+        """True if tokens may join each group, if it is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
         assert self.equations is not None
-        is_digit = self.equations.is_digit(ids)
-        refused = self.equations.is_start(ids) | (self.refuses_digit(rows_X)[:, None] & is_digit)
-        return self.has_room(rows_X)[:, None] & ~refused
+        is_refused_digit = self.refuses_digit(rows_X)[:, None] & self.equations.is_digit(ids)
+        return ~(self.equations.is_start(ids) | is_refused_digit)
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
         """Let a token join each group. A group that has ended is not read any more."""
@@ -191,12 +179,12 @@ class OpenGroups:
         There it is a digit of that number, or its end. A result's digits are computed one from another; a sign and the
         digit behind it cost nothing in one thought.
         """
-        return (
-            torch.ones_like(rows_X, dtype=torch.bool) if self.equations is None else self.takes_digit(rows_X)
-        )
+        if self.equations is None:
+            return torch.ones_like(rows_X, dtype=torch.bool)
+        return self.takes_digit(rows_X)
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
-        """True if no digit may join, be there room or not, (X,) bool."""
+        """True if no digit may join, (X,) bool."""
         return (self.run_B[rows_X] >= MOST_DIGITS) & self.unites_digits_B[rows_X]
 
 

@@ -4,24 +4,39 @@ A request has two temperatures. At a group's first place `temperature` decides w
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
 two are equal, all of this is one draw from the LM head, as in CoT.
 
+With `method.shortlist` the tokens behind the first are chosen among few:
+
+    place in the group      1                    2 ... c
+    chosen among            the vocabulary       the tokens of the training chains, and the separator
+
+Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and the LM head is a large part of a small
+model's step. The softmax of those places is over the shortlist: in thinking, in training, and in the log-probs that
+reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
+vocabulary.
+
 Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
 """
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from colar import progress
+from colar.data.example import Example
 from colar.methods.losses import continue_logps
-from colar.methods.sequential.boundaries import Equations, OpenGroups, most_tokens
-from colar.methods.sequential.decoder import NOTHING, Ending, without
+from colar.methods.sequential.boundaries import NOTHING, Equations, OpenGroups, most_tokens
+from colar.methods.sequential.decoder import Ending, without
 from colar.methods.thinking import ThinkState
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise
 from colar.ops.sampling import DrawModes, sample_tokens, token_logps, unlikely_logps
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class Rules:
     """The units of a group that nothing ends before."""
     most_units: int
     """The largest of them, or more."""
+    unites_digits: Tensor
+    """bool: True in rows in which the digits of a number are one unit."""
     temperature: Tensor
     """Of the tokens behind the first."""
     top_p: Tensor
@@ -47,13 +64,15 @@ class Rules:
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
-    unites_digits: Tensor | None = None
-    """True in rows in which the digits of a number are one unit, (B,) bool; None for no row."""
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that a group may have."""
         return most_tokens(self.most_units, self.equations)
+
+    def tokens_at(self, columns: Tensor) -> Tensor:
+        """The tokens that these columns of the logits of a place behind the first are for."""
+        return columns if self.shortlist is None else self.shortlist.ids_S[columns]
 
     def thresholds(self, rows_X: Tensor, open_groups: OpenGroups) -> Tensor:
         """The threshold of each group's next token, (X,)."""
@@ -112,28 +131,27 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
     return devices.where_rows(again_B, token_if_no_stop, first_B)
 
 
-def first_logps(
-    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
-) -> Tensor:
+def first_logps(state: ThinkState, separator_id: int, first_B: Tensor) -> Tensor:
     """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
-    logps_B = token_logps(logits_BV, temperature_B, first_B)
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
+    logits_BV = state.logits()
+    logps_B = token_logps(logits_BV, state.temperature, first_B)
+    if state.conditions.one_temperature:
+        return logps_B
 
     def in_two_choices(at: Any) -> Tensor:
-        scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
+        temperature_X, latent_temperature_X = state.temperature[at], state.latent_temperature[at]
+        scale_X = torch.where(temperature_X == 0, 1, temperature_X).float()
         continue_X = continue_logps(logits_BV[at].float(), scale_X, separator_id)
-        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
-        return continue_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
+        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_X, first_B[at])
+        return continue_X + torch.where(latent_temperature_X > 0, token_X, 0)
+
+    again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
 
     return devices.where_rows(again_B, in_two_choices, logps_B)
 
 
 def choose_groups(
-    lm: LatentLM,
-    hidden_BD: Tensor,
-    first_B: Tensor,
-    rules: Rules,
-    wants_logps: bool = True,
+    lm: LatentLM, hidden_BD: Tensor, first_B: Tensor, rules: Rules, wants_logps: bool = True
 ) -> Groups:
     """The groups that begin with `first_B`.
 
@@ -153,10 +171,7 @@ def choose_groups(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    unites_digits_B = rules.unites_digits
-    if unites_digits_B is None:
-        unites_digits_B = torch.zeros_like(first_B, dtype=torch.bool)
-    open_groups = OpenGroups(first_B, rules.units, rules.equations, unites_digits_B)
+    open_groups = OpenGroups(first_B, rules.units, rules.equations, rules.unites_digits)
     going_X = (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):
@@ -196,8 +211,7 @@ def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
         uniform_X = rules.uniform(place)[rows_X]
         temperature_X, top_p_X = rules.temperature[rows_X], rules.top_p[rows_X]
         index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.modes)
-    token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
-    return Draw(place, rows_X, logits_XV, index_X, token_X)
+    return Draw(place, rows_X, logits_XV, index_X, rules.tokens_at(index_X))
 
 
 def _joins(
@@ -219,11 +233,10 @@ def _joins(
 
     groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
     groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
-    # The likeliest token is drawn where all are greedy: then nothing else could have been.
+    # If every row is greedy, no draw ends a group.
     may_end = rules.has_threshold or rules.equations is not None
     if may_end and wants_logps and rules.modes.drawn:
-        ended_X = going_X & ~joins_X
-        _record_endings(groups, draw, ended_X, rules, open_groups)
+        _record_endings(groups, draw, going_X & ~joins_X, rules, open_groups)
     return joins_X
 
 
@@ -234,22 +247,53 @@ def _record_endings(
     rows_X, logits_XV = draw.rows_X, draw.logits_XV
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, open_groups)
-    allowed_XV = None
+    allowed_XV, best_XV = None, logits_XV
     if rules.equations is not None:
-        ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)
-        ids_S = ids_V if rules.shortlist is None else rules.shortlist.ids_S
-        allowed_XV = open_groups.admits(rows_X, ids_S[None, :])
+        ids_V = rules.tokens_at(torch.arange(logits_XV.shape[1], device=logits_XV.device))
+        allowed_XV = open_groups.admits(rows_X, ids_V[None, :])
         best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
-    else:
-        best_XV = logits_XV
     end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
     # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
     is_drawn_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
-    best_X = best_XV.argmax(-1)
-    if rules.shortlist is not None:
-        best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold all tokens outside a class would have continued it.
     class_X = torch.where(open_groups.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
-    ending_X = torch.where(threshold_X > 0, best_X, class_X)
+    ending_X = torch.where(threshold_X > 0, rules.tokens_at(best_XV.argmax(-1)), class_X)
     groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
     groups.ending_logps[rows_X] = torch.where(is_drawn_X, end_logps_X, groups.ending_logps[rows_X])
+
+
+def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[int, ...]:
+    """The ids of all tokens of the examples' chains, and the separator's, ascending. ValueError without any chain."""
+    ids = set(_token_counts(template, progress.track(examples, "count the shortlist")))
+    if not ids:
+        raise ValueError(
+            "method.shortlist is counted in the training chains, but no row has a chain: "
+            "give method.shortlist_ids, or leave it out"
+        )
+    ids.add(template.separator_id)
+    progress.say(f"shortlist: {len(ids):,} tokens, of {len(template.tokenizer):,}")
+    return tuple(sorted(ids))
+
+
+def warn_of_missing(template: Template, examples: Sequence[Example], ids: tuple[int, ...]) -> None:
+    """Say how many tokens of these chains the shortlist lacks, where it was counted in others."""
+    counts = _token_counts(template, examples)
+    known = set(ids)
+    lacking = {token: n for token, n in counts.items() if token not in known}
+    if lacking:
+        progress.say(
+            f"warning: method.shortlist lacks {sum(lacking.values()):,} of the {counts.total():,} tokens of these "
+            f"chains ({len(lacking):,} different ones, such as {template.token(next(iter(lacking)))!r}): no group can "
+            "have them behind its first token, and as labels they are scored by the whole vocabulary"
+        )
+
+
+def _token_counts(template: Template, examples: Iterable[Example]) -> Counter[int]:
+    """How often each token stands in the examples' chains. ValueError names an example that cannot be encoded."""
+    counts: Counter[int] = Counter()
+    for example in examples:
+        try:
+            counts.update(itertools.chain.from_iterable(template.steps(example.steps)))
+        except ValueError as error:
+            raise ValueError(f"{example.id}: {error}") from error
+    return counts

@@ -14,9 +14,7 @@ first from the backbone's own hidden state, each further one from the state befo
     t_j from LM head(s_j)
 
 until the group has c tokens, or the separator, which makes it the short last one. The separator in the first place is
-the stop. Trained by cross-entropy alone: of each token given those before it in its group, mean over the group's
-tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
-exact.
+the stop. Trained by cross-entropy alone. The log-prob of a thought is the sum of its tokens', and exact.
 
 Near relatives are listed in docs/method.md.
 
@@ -36,13 +34,10 @@ from torch import Tensor, nn
 from colar.methods import grouping
 from colar.methods.losses import chosen_logps, continue_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
-from colar.methods.sequential.boundaries import Equations
+from colar.methods.sequential.boundaries import NOTHING, Equations
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-
-NOTHING = -1
-"""In a group's ids: no token at this place."""
 
 
 class Ending(IntEnum):
@@ -122,8 +117,8 @@ def thought_logps(
     actions: ThoughtActions,
     temperature_L: Tensor,
     latent_temperature_L: Tensor,
-    shortlist: PartialHead | None = None,
-    equations: Equations | None = None,
+    shortlist: PartialHead | None,
+    equations: Equations | None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
@@ -131,9 +126,6 @@ def thought_logps(
     on, at the one, and of the tokens given that, at the other.
     """
     ids_LG = actions.group_ids
-    # Outputs without any thought have no places either.
-    if not ids_LG.numel():
-        return torch.zeros(len(ids_LG), device=actions.hidden.device)
     # Behind a group's last token stands what ended it, if a draw did: a token, or a class of tokens.
     place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
     is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
@@ -181,15 +173,13 @@ def _log1m_exp(logps: Tensor) -> Tensor:
 
 
 def label_logps(
-    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, shortlist: PartialHead | None = None
+    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, shortlist: PartialHead | None
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
     hidden (..., D) · ids (..., G) · real (..., G) bool. With a shortlist the labels behind a group's first one are
     scored by its softmax, those of them that it lacks by the whole vocabulary's.
     """
-    if not ids.numel():
-        return torch.zeros(ids.shape, device=hidden.device)
     real_MG = real.flatten(end_dim=-2)
     labels = Labels.of(lm, hidden.flatten(end_dim=-2), ids.flatten(end_dim=-2), real_MG)
     return ragged.put_masked(_logps(lm, labels, shortlist), real_MG).view(ids.shape)
@@ -291,11 +281,7 @@ def _class_logps(
 
 
 def loss(
-    lm: LatentLM,
-    hidden_BND: Tensor,
-    ids_BNG: Tensor,
-    weights_BNG: Tensor,
-    shortlist: PartialHead | None = None,
+    lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: PartialHead | None
 ) -> Tensor:
     """Cross-entropy of each label given those before it in its group, (B,).
 
@@ -306,7 +292,7 @@ def loss(
     hidden_MD, ids_MG, real_MG, weights_MG = (
         ragged.take_masked(values, labelled_BN) for values in (hidden_BND, ids_BNG, real_BNG, weights_BNG)
     )
-    losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist=shortlist)
+    losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist)
     weights_MG = devices.beside(weights_MG, losses_MG)
     losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
     return ragged.row_mean(ragged.put_masked(losses_M, labelled_BN), labelled_BN)
