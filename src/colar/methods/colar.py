@@ -239,7 +239,8 @@ class Colar(GroupMethod, ScaledMethod):
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
             with torch.no_grad():
                 # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
-                entropy_L = torch.where(temperature_L > 0, gaussian_entropy(spread_LD), torch.nan)
+                entropy_LD = gaussian_entropy(spread_LD.clamp(min=1e-30).log())
+                entropy_L = torch.where(temperature_L > 0, entropy_LD.mean(-1), torch.nan)
                 sigma_L = log_std_LD.exp().mean(-1)
             return continue_L + density_LD.mean(-1), {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
 
@@ -371,8 +372,7 @@ def latent_loss(
         nll = 0.5 * error * torch.exp(-2 * log_std) + log_std
         return nll if nll_beta == 0 else nll * torch.exp(2 * nll_beta * log_std.detach())
     # Soft-MSE: E[(mean + sigma eps - target)^2] = error + sigma^2, less alpha times the Gaussian's entropy.
-    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
-    return error + torch.exp(2 * log_std) - alpha * entropy
+    return error + torch.exp(2 * log_std) - alpha * gaussian_entropy(log_std)
 
 
 def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
@@ -385,8 +385,6 @@ def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     return torch.where(drawn, logps, 0.0)
 
 
-def gaussian_entropy(spread_LD: Tensor) -> Tensor:
-    """The Gaussian's entropy per dimension, mean over the dimensions, (L,)."""
-    # A spread of 0 is latent_temperature 0; the caller has nan in place of such rows.
-    log_spread_LD = spread_LD.clamp(min=1e-30).log()
-    return (log_spread_LD + 0.5 * math.log(2 * math.pi * math.e)).mean(-1)
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """The Gaussian's entropy, elementwise."""
+    return log_std + 0.5 * math.log(2 * math.pi * math.e)

@@ -1,7 +1,5 @@
 """One step of thinking: the settings and hidden states of all rows, and the method's reply.
 
-    requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought
-
 `ThinkState` has a row for each request that still thinks. `StepConditions` are the facts about these rows by which
 Python may branch; all else is columns, so that a step can be recorded as a CUDA graph.
 
@@ -70,16 +68,14 @@ class StepConditions:
         decodings = {request.decoding for request in requests}
         distinct = {request.params for request in requests}
         settings = [vars(params) for params in distinct]
-        values: dict[str, list[float]] = {}
-        for name in settings[0] if settings else ():
-            values[name] = [float(each[name]) for each in settings]
-        whole_numbers = [name for name, column in values.items() if all(map(float.is_integer, column))]
+        names = settings[0] if settings else ()
+        values = {name: [float(each[name]) for each in settings] for name in names}
         return cls(
             DrawModes.of([(decoding.temperature, decoding.top_p) for decoding in decodings]),
             DrawModes.of([(decoding.latent_temperature, decoding.top_p) for decoding in decodings]),
             all(decoding.temperature == decoding.latent_temperature for decoding in decodings),
             tuple((name, math.ceil(max(column))) for name, column in values.items()),
-            frozenset(whole_numbers),
+            frozenset(name for name, column in values.items() if all(map(float.is_integer, column))),
         )
 
     def largest(self, name: str) -> int:

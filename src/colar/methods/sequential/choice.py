@@ -28,9 +28,9 @@ from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
-from colar.methods.losses import continue_logps
+from colar.methods.losses import continue_logps, without
 from colar.methods.sequential.boundaries import NOTHING, Equations, OpenGroups, most_tokens
-from colar.methods.sequential.decoder import Ending, without
+from colar.methods.sequential.decoder import Ending
 from colar.methods.thinking import ThinkState
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
@@ -171,6 +171,7 @@ def choose_groups(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
+    may_end = rules.has_threshold or rules.equations is not None
     open_groups = OpenGroups(first_B, rules.units, rules.equations, rules.unites_digits)
     going_X = (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     for place in range(1, rules.most_tokens):
@@ -180,71 +181,42 @@ def choose_groups(
         if not len(rows_X):
             break
         state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
-        draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules)
-        token_X = draw.token_X
-        joins_X = _joins(groups, draw, going_X, rules, open_groups, wants_logps)
+        logits_XV = lm.logits(state_XD, rules.shortlist)
+        index_X = _draw(logits_XV, rows_X, place, rules)
+        token_X = rules.tokens_at(index_X)
+        joins_X = going_X
+        if rules.equations is not None:
+            joins_X = joins_X & open_groups.admits(rows_X, token_X[:, None])[:, 0]
+        # A softmax over the vocabulary: only where its result is read.
+        if rules.has_threshold or wants_logps:
+            # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
+            logps_X = token_logps(logits_XV, rules.temperature[rows_X], index_X)
+            low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
+            joins_X = joins_X & ~low_confidence_X
+            groups.low_confidence[rows_X] |= low_confidence_X
+            groups.logps[rows_X, place] = torch.where(joins_X, logps_X, 0)
+        # If every row is greedy, no draw ends a group.
+        if may_end and wants_logps and rules.modes.drawn:
+            _record_endings(groups, rows_X, logits_XV, going_X & ~joins_X, rules, open_groups)
         groups.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
         open_groups.add(rows_X, token_X)
         going_X = joins_X & (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     return groups
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Tokens drawn for one place of the groups of some rows."""
-
-    place: int
-    rows_X: Tensor
-    logits_XV: Tensor
-    """(X, S) with a shortlist of S tokens."""
-    index_X: Tensor
-    """The columns of the logits that were drawn."""
-    token_X: Tensor
-
-
-def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
-    """Draw a token for each row."""
+def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Tensor:
+    """The columns of the logits that are drawn for a place of these rows' groups, (X,)."""
     # No draw where all are greedy: its noise would cost more than the choice.
     if not rules.modes.drawn:
-        index_X = logits_XV.argmax(-1)
-    else:
-        uniform_X = rules.uniform(place)[rows_X]
-        temperature_X, top_p_X = rules.temperature[rows_X], rules.top_p[rows_X]
-        index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.modes)
-    return Draw(place, rows_X, logits_XV, index_X, rules.tokens_at(index_X))
-
-
-def _joins(
-    groups: Groups, draw: Draw, going_X: Tensor, rules: Rules, open_groups: OpenGroups, wants_logps: bool
-) -> Tensor:
-    """True where a drawn token joins its group, (X,) bool. Log-probs, and what ended a group, are recorded."""
-    rows_X = draw.rows_X
-    joins_X = going_X
-    if rules.equations is not None:
-        joins_X = going_X & open_groups.admits(rows_X, draw.token_X[:, None])[:, 0]
-    # A softmax over the vocabulary: only where its result is read.
-    if not rules.has_threshold and not wants_logps:
-        return joins_X
-
-    # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
-    logps_X = token_logps(draw.logits_XV, rules.temperature[rows_X], draw.index_X)
-    low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
-    joins_X = joins_X & ~low_confidence_X
-
-    groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
-    groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
-    # If every row is greedy, no draw ends a group.
-    may_end = rules.has_threshold or rules.equations is not None
-    if may_end and wants_logps and rules.modes.drawn:
-        _record_endings(groups, draw, going_X & ~joins_X, rules, open_groups)
-    return joins_X
+        return logits_XV.argmax(-1)
+    uniform_X = rules.uniform(place)[rows_X]
+    return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, rules.modes)
 
 
 def _record_endings(
-    groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
+    groups: Groups, rows_X: Tensor, logits_XV: Tensor, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
 ) -> None:
-    """Record how the draw has ended these groups, and how likely such an end was."""
-    rows_X, logits_XV = draw.rows_X, draw.logits_XV
+    """Record how a draw has ended these groups, and how likely such an end was."""
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, open_groups)
     allowed_XV, best_XV = None, logits_XV

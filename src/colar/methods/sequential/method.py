@@ -56,7 +56,7 @@ from colar.methods.sequential.decoder import GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
+from colar.ops import noise, ragged
 from colar.ops.sampling import probability
 
 Merge = Literal["sqrt", "ordered"]
@@ -306,10 +306,9 @@ class Sequential(GroupMethod):
         self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor, equations: Equations | None
     ) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
-        one_B = torch.ones_like(batch.params["compression_factor"])
-        sizes_BT = grouping.even_sizes(batch.chain_lengths, one_B)
-        merged = merging.merge_chains(lm, batch.chain_ids, sizes_BT, equations)
-        hidden_BTD = merged.hidden(lm, batch, n=batch.chain_ids.shape[1])
+        T = batch.chain_ids.shape[1]
+        one_BT = ragged.length_mask(batch.chain_lengths, T).long()
+        hidden_BTD = merging.merge_chains(lm, batch.chain_ids, one_BT, equations).hidden(lm, batch, n=T)
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
