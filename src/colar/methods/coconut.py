@@ -51,7 +51,7 @@ from transformers import DynamicCache
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
-from colar.methods.base import Batch, NoParams, Row
+from colar.methods.base import Batch, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
@@ -98,7 +98,7 @@ class Coconut(base.Method):
         return int(self.config.n_stages) + 1
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         # The last stage has no steps left, however many the row has, and no more latents than the one before it.
         stage = self.stage(epoch)
         steps = [] if stage == self.last_stage() else row.steps[stage:]

@@ -78,7 +78,7 @@ class Ruplar(base.Method):
     thinks_in_latents: ClassVar[bool] = True
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         counted = set(template.ids_matching(OPERATION))
         # A step of words alone keeps them.
         steps = [[token for token in step if token in counted] or step for step in row.steps]

@@ -4,13 +4,9 @@ A request has two temperatures. At a group's first place `temperature` decides w
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
 two are equal, all of this is one draw from the LM head, as in CoT.
 
-With `method.shortlist` the tokens behind the first are chosen among few:
-
-    place in the group      1                    2 ... c
-    chosen among            the vocabulary       the tokens of the training chains, and the separator
-
+With `method.shortlist` the tokens behind the first are chosen among those of the training chains and the separator.
 Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and the LM head is a large part of a small
-model's step. The softmax of those places is over the shortlist: in thinking, in training, and in the log-probs that
+model's step. The softmax of those places is over the shortlist in thinking, in training, and in the log-probs that
 reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
 vocabulary.
 

@@ -69,41 +69,29 @@ class PlaceMaps(nn.Module):
         return mapped_PND[places_N, rows_N].view(embeds.shape)
 
 
-def merge_chains(
-    lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None
-) -> grouping.MergedChains:
+def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.MergedChains:
     """Chains (B, T) in groups of `sizes_BK`, merged in float32."""
-    if _maps(lm):
+    if "digit_maps" in lm.extra or "place_maps" in lm.extra:
         ids_BKG, real_BKG = grouping.tokens_of_groups(chain_ids, sizes_BK)
-        latents_BKD = merge_groups(lm, torch.where(real_BKG, ids_BKG, NOTHING), equations)
+        latents_BKD = merge_groups(lm, torch.where(real_BKG, ids_BKG, NOTHING))
     else:
         latents_BKD = grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
     return grouping.MergedChains(latents_BKD, sizes_BK)
 
 
-def merge_groups(lm: LatentLM, ids: Tensor, equations: Equations | None) -> Tensor:
+def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
     """The latents (..., D) of groups of tokens (..., G), `NOTHING` behind them; float32, zero for an empty group."""
     # The separator that ends a group is no part of it.
     real = (ids != NOTHING) & (ids != lm.template.separator_id)
     embeds = lm.embed(torch.where(real, ids, 0)).float()
-    maps = _maps(lm)
-    if maps and ids.shape[-1] > 1:
-        places = _places(torch.where(real, ids, NOTHING), equations)
-        for name in maps:
-            embeds = lm.extra[name](embeds, places[name])
+    if ids.shape[-1] > 1:
+        unit = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
+        # Only groups of equations have maps of digits.
+        if "digit_maps" in lm.extra:
+            unit, digit = Equations.of(lm.template).units_and_digits(torch.where(real, ids, NOTHING))
+            embeds = lm.extra["digit_maps"](embeds, digit)
+        if "place_maps" in lm.extra:
+            embeds = lm.extra["place_maps"](embeds, unit)
     total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
     divisor = grouping.merge_divisor(real.sum(-1, keepdim=True))
     return total / devices.beside(divisor, total)
-
-
-def _maps(lm: LatentLM) -> list[str]:
-    """The names of the maps that a model has, in the order in which a token goes through them."""
-    return [name for name in ("digit_maps", "place_maps") if name in lm.extra]
-
-
-def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
-    """The place of each token for each of the maps; ids (..., G) are `NOTHING` behind a group."""
-    if equations is None:
-        return {"place_maps": torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)}
-    unit, digit = equations.units_and_digits(ids)
-    return {"digit_maps": digit, "place_maps": unit}

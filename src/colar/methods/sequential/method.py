@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from colar import progress
 from colar.checks import check_choice, check_number, is_int
 from colar.data.example import Example
-from colar.methods import grouping
+from colar.methods import grouping, losses
 from colar.methods.base import Batch
 from colar.methods.grouping import Deck, Factors, GroupMethod, MergedChains
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
@@ -219,7 +219,7 @@ class Sequential(GroupMethod):
 
     def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
         groups = self._groups(lm, batch)
-        return merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
+        return merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
 
     def _groups(self, lm: LatentLM, batch: Batch) -> ChainGroups:
         """The groups of the rows' chains."""
@@ -234,7 +234,7 @@ class Sequential(GroupMethod):
             windows = Windows.of(batch.chain, self.config.most_units, equations, c_B >= NUMBERS_FROM)
             if gated:
                 # A first pass says how far the model is confident; the loss feeds groups that end there.
-                windows = windows.cut_before(self._low_confidence(lm, batch, windows, equations))
+                windows = windows.cut_before(self._low_confidence(lm, batch, windows))
             sizes_BK = windows.sizes(batch.chain_lengths, c_B, phase_B)
         step_K = torch.arange(sizes_BK.shape[1], device=c_B.device)
         most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
@@ -244,7 +244,7 @@ class Sequential(GroupMethod):
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
         groups = self._groups(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, groups)
-        merged = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
+        merged = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
         hidden_BND = merged.hidden(lm, batch, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
@@ -277,14 +277,11 @@ class Sequential(GroupMethod):
         )
         windows = Windows.of(batch.chain, self.config.most_units, groups.equations, unites_digits_B)
         sizes_BK = windows.sizes_at(groups.starts_BK, most_units_BK)
-        return ChainGroups(
-            groups.equations, groups.starts_BK, sizes_BK, most_units_BK, windows
-        ).label_counts()
+        groups = dataclasses.replace(groups, sizes_BK=sizes_BK, most_units_BK=most_units_BK, windows=windows)
+        return groups.label_counts()
 
     @torch.no_grad()
-    def _low_confidence(
-        self, lm: LatentLM, batch: Batch, windows: Windows, equations: Equations | None
-    ) -> Tensor:
+    def _low_confidence(self, lm: LatentLM, batch: Batch, windows: Windows) -> Tensor:
         """(B, T, G): tokens that are less likely than the row's threshold, of those that it applies to.
 
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
@@ -297,18 +294,17 @@ class Sequential(GroupMethod):
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
             rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
-            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG, equations)
+            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG)
             below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
             low_BTG[at_X] = below_XTG & tested_XTG
         return low_BTG
 
     def _logps_after_single_tokens(
-        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor, equations: Equations | None
+        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
     ) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
-        T = batch.chain_ids.shape[1]
-        one_BT = ragged.length_mask(batch.chain_lengths, T).long()
-        hidden_BTD = merging.merge_chains(lm, batch.chain_ids, one_BT, equations).hidden(lm, batch, n=T)
+        fed_BTD = losses.hidden_around(lm, batch, lm.embed(batch.chain_ids), batch.chain_lengths)
+        hidden_BTD = ragged.take_from(fed_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
@@ -338,7 +334,7 @@ class Sequential(GroupMethod):
             return logps_L, {}
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
-        latents_BKD = merging.merge_groups(lm, rollouts.group_ids, equations)
+        latents_BKD = merging.merge_groups(lm, rollouts.group_ids)
         return score_actions(lm, rollouts, thought_logps, latents_BKD)
 
     def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
@@ -353,7 +349,7 @@ class Sequential(GroupMethod):
         rules = self._rules(lm, state)
         groups = choice.choose_groups(lm, state.hidden, first_B, rules, state.wants_info)
         return Thought(
-            embeds=merging.merge_groups(lm, groups.ids, rules.equations).to(state.hidden.dtype),
+            embeds=merging.merge_groups(lm, groups.ids).to(state.hidden.dtype),
             done=first_B == separator_id,
             token_ids=torch.full_like(state.step, -1),
             info=self._info(lm, state, groups, rules.equations) if state.wants_info else {},
