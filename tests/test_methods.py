@@ -610,7 +610,7 @@ def test_config_errors_name_the_key_and_the_allowed(config, message):
 
 def test_unknown_names_are_told_the_nearest():
     with pytest.raises(
-        ValueError, match=r"unknown method 'colr', did you mean 'colar'\?; one of cot, no_cot, colar"
+        ValueError, match=r"unknown method.name 'colr', did you mean 'colar'\?; allowed: cot, no_cot, colar"
     ):
         registry.build("colr")
     with pytest.raises(ValueError, match="method cot has no compression_factor; it takes none"):

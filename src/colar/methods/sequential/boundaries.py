@@ -91,10 +91,6 @@ class Equations:
         """Signs and "=": tokens that start a group."""
         return _any_of(ids, (*self.sign_ids, self.equals_id))
 
-    def is_end(self, ids: Tensor) -> Tensor:
-        """Tokens that nothing joins in their group."""
-        return ids == self.equals_id
-
     def units_and_digits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
         and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
@@ -148,7 +144,9 @@ class OpenGroups:
         unit, and numbers are units from c = 2 on.
         """
         room_X = self.used_B[rows_X] < self.units_B[rows_X]
-        return room_X if self.equations is None else room_X & ~self.equations.is_end(self.last_B[rows_X])
+        if self.equations is None:
+            return room_X
+        return room_X & (self.last_B[rows_X] != self.equations.equals_id)
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
         """True if tokens may join each group, if it is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
@@ -204,8 +202,8 @@ class Windows:
     ids_BTG: Tensor
     units_BTG: Tensor
     """The units of a group that ends with the token; `NEVER` where no group has it."""
-    compared_BTG: Tensor
-    """bool: tokens of a group that a threshold applies to."""
+    tested_BTG: Tensor
+    """bool: tokens of a group that a threshold, where there is one, applies to."""
 
     @classmethod
     def of(
@@ -229,18 +227,18 @@ class Windows:
         open_groups = OpenGroups(ids_NG[:, 0], units_N, equations, unites_digits_B.repeat_interleave(T))
         joins_N = in_chain_NG[:, 0]
         units = [torch.where(joins_N, open_groups.used_B, NEVER)]
-        # The first token is never compared.
-        compared = [torch.zeros_like(joins_N)]
+        # The first token is never tested.
+        tested = [torch.zeros_like(joins_N)]
         for place in range(1, G):
             token_N = ids_NG[:, place]
             joins_N = joins_N & in_chain_NG[:, place] & open_groups.open(all_N)
             if equations is not None:
                 joins_N = joins_N & open_groups.admits(all_N, token_N[:, None])[:, 0]
-            compared.append(joins_N & open_groups.threshold_applies(all_N))
+            tested.append(joins_N & open_groups.threshold_applies(all_N))
             open_groups.add(all_N, token_N)
             units.append(torch.where(joins_N, open_groups.used_B, NEVER))
-        units_NG, compared_NG = torch.stack(units, dim=-1), torch.stack(compared, dim=-1)
-        return cls(ids_BTG, units_NG.view(ids_BTG.shape), compared_NG.view(ids_BTG.shape))
+        units_NG, tested_NG = torch.stack(units, dim=-1), torch.stack(tested, dim=-1)
+        return cls(ids_BTG, units_NG.view(ids_BTG.shape), tested_NG.view(ids_BTG.shape))
 
     def cut_before(self, low_confidence_BTG: Tensor) -> "Windows":
         """The same where groups end before these tokens (bool)."""
@@ -302,5 +300,5 @@ class ChainGroups:
         is_open_BK = units_BK < self.most_units_BK
         if self.equations is not None:
             last_id_BK = self.windows.last(self.windows.ids_BTG, self.starts_BK, self.sizes_BK)
-            is_open_BK = is_open_BK & ~self.equations.is_end(last_id_BK)
+            is_open_BK = is_open_BK & (last_id_BK != self.equations.equals_id)
         return self.sizes_BK + is_open_BK.long()

@@ -72,7 +72,8 @@ class SequentialParams:
 
     confidence_threshold: float = 0
     """A group also ends before a token that is less likely than this: c is then the most tokens, not the number.
-    From 0, where nothing ends a group before its c tokens, to 1. With grouping: equations only digits are compared."""
+    From 0, where nothing ends a group before its c tokens, to 1. With grouping: equations it applies behind unfinished
+    numbers alone."""
 
     def __post_init__(self) -> None:
         check_number("compression_factor", self.compression_factor, 1)
@@ -288,7 +289,7 @@ class Sequential(GroupMethod):
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         threshold_B = batch.params["confidence_threshold"]
-        tested_BTG = windows.compared_BTG & (threshold_B > 0)[:, None, None]
+        tested_BTG = windows.tested_BTG & (threshold_B > 0)[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
         # Most rows of a batch may have nothing to test, and cost nothing then.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
