@@ -37,6 +37,7 @@ positions of a row, L thoughts of all rows, D width, V vocabulary.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -221,16 +222,9 @@ class Colar(GroupMethod, ScaledMethod):
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
-        separator_id = lm.template.separator_id
-
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            (continue_L,) = lm.reduce_logits(
-                lambda logits_LV, temperature_L: (
-                    losses.continue_logps(logits_LV, temperature_L, separator_id),
-                ),
-                thoughts.hidden,
-                thoughts.temperature,
-            )
+            continue_logps = partial(losses.continue_logps, separator_id=lm.template.separator_id)
+            (continue_L,) = lm.reduce_logits(continue_logps, thoughts.hidden, thoughts.temperature)
             if not self.has_density:
                 return continue_L, {}
             mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)

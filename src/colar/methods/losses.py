@@ -53,11 +53,11 @@ def log_probs(logits_XV: Tensor, temperature_X: Tensor | None) -> Tensor:
     return logits_XV.log_softmax(-1)
 
 
-def continue_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> Tensor:
-    """log(1 - p[###]) of each thought, (L,): that another one comes."""
+def continue_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> tuple[Tensor]:
+    """For `lm.reduce_logits`: log(1 - p[###]) of each thought, (L,): that another one comes."""
     scaled_LV = logits_LV / temperature_L[:, None]
     # As the mass of all other tokens, not as 1 - p: exact where stopping is nearly certain, too.
-    return without(scaled_LV, separator_id).logsumexp(-1) - scaled_LV.logsumexp(-1)
+    return (without(scaled_LV, separator_id).logsumexp(-1) - scaled_LV.logsumexp(-1),)
 
 
 def without(logits_XV: Tensor, separator_id: int) -> Tensor:

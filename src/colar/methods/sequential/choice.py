@@ -137,7 +137,7 @@ def first_logps(state: ThinkState, separator_id: int, first_B: Tensor) -> Tensor
     def in_two_choices(at: Any) -> Tensor:
         temperature_X, latent_temperature_X = state.temperature[at], state.latent_temperature[at]
         scale_X = torch.where(temperature_X == 0, 1, temperature_X).float()
-        continue_X = continue_logps(logits_BV[at].float(), scale_X, separator_id)
+        (continue_X,) = continue_logps(logits_BV[at].float(), scale_X, separator_id)
         token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_X, first_B[at])
         return continue_X + torch.where(latent_temperature_X > 0, token_X, 0)
 

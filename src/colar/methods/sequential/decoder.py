@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from colar.methods import grouping
 from colar.methods.losses import chosen_logps, continue_logps, log_probs, without
-from colar.methods.rollouts import ThoughtActions
+from colar.methods.rollouts import Rollouts, ThoughtActions
 from colar.methods.sequential.boundaries import NOTHING, Equations
 from colar.model.chunks import ValuesOf
 from colar.model.head import PartialHead
@@ -108,8 +108,7 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
 def thought_logps(
     lm: LatentLM,
     actions: ThoughtActions,
-    temperature_L: Tensor,
-    latent_temperature_L: Tensor,
+    rollouts: Rollouts,
     shortlist: PartialHead | None,
     equations: Equations | None,
 ) -> Tensor:
@@ -125,6 +124,8 @@ def thought_logps(
     is_ending_LG = is_behind_LG & (actions.endings != Ending.NO_DRAW)[:, None]
     labels_LG = torch.where(is_ending_LG, actions.endings[:, None], ids_LG)
     real_LG = labels_LG != NOTHING
+    temperature_L = rollouts.temperature[actions.row]
+    latent_temperature_L = rollouts.latent_temperature[actions.row]
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
@@ -145,8 +146,8 @@ def thought_logps(
     def reduce(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
     ) -> tuple[Tensor, ...]:
-        (token_logps_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
-        return token_logps_X, continue_logps(logits_XV, temperature_X, separator_id)
+        chosen = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
+        return *chosen, *continue_logps(logits_XV, temperature_X, separator_id)
 
     token_logps_L, continue_L = lm.reduce_logits(
         reduce, actions.hidden, first_L, scale_L, actions.temperature

@@ -41,16 +41,8 @@ from colar.methods import grouping, losses
 from colar.methods.base import Batch
 from colar.methods.grouping import Deck, Factors, GroupMethod, MergedChains
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
-from colar.methods.sequential import choice, decoder, merging
-from colar.methods.sequential.boundaries import (
-    MOST_DIGITS,
-    NOTHING,
-    NUMBERS_FROM,
-    ChainGroups,
-    Equations,
-    Windows,
-    most_tokens,
-)
+from colar.methods.sequential import boundaries, choice, decoder, merging
+from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
 from colar.methods.sequential.choice import Groups, Rules
 from colar.methods.sequential.decoder import GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
@@ -157,7 +149,7 @@ class Sequential(GroupMethod):
             if self.config.most_units > 1:
                 modules["place_maps"] = merging.PlaceMaps(lm.width, self.config.most_units)
             if equations is not None:
-                modules["digit_maps"] = merging.PlaceMaps(lm.width, MOST_DIGITS)
+                modules["digit_maps"] = merging.PlaceMaps(lm.width, boundaries.MOST_DIGITS)
         return modules
 
     def equations(self, lm: LatentLM) -> Equations | None:
@@ -327,12 +319,7 @@ class Sequential(GroupMethod):
         equations = self.equations(lm)
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            temperature_L = rollouts.temperature[thoughts.row]
-            latent_temperature_L = rollouts.latent_temperature[thoughts.row]
-            logps_L = decoder.thought_logps(
-                lm, thoughts, temperature_L, latent_temperature_L, self.shortlist_head(lm), equations
-            )
-            return logps_L, {}
+            return decoder.thought_logps(lm, thoughts, rollouts, self.shortlist_head(lm), equations), {}
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
         latents_BKD = merging.merge_groups(lm, rollouts.group_ids)
@@ -347,13 +334,12 @@ class Sequential(GroupMethod):
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.separator_id
         first_B = choice.choose_first(state, separator_id)
-        rules = self._rules(lm, state)
-        groups = choice.choose_groups(lm, state.hidden, first_B, rules, state.wants_info)
+        groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
             embeds=merging.merge_groups(lm, groups.ids).to(state.hidden.dtype),
             done=first_B == separator_id,
             token_ids=torch.full_like(state.step, -1),
-            info=self._info(lm, state, groups, rules.equations) if state.wants_info else {},
+            info=self._info(lm, state, groups) if state.wants_info else {},
         )
 
     def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
@@ -381,9 +367,7 @@ class Sequential(GroupMethod):
             shortlist=self.shortlist_head(lm, state.make_partial_head),
         )
 
-    def _info(
-        self, lm: LatentLM, state: ThinkState, groups: Groups, equations: Equations | None
-    ) -> dict[str, Tensor]:
+    def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
         separator_id = lm.template.separator_id
         first_logp_B = choice.first_logps(state, separator_id, groups.ids[:, 0])
@@ -393,9 +377,10 @@ class Sequential(GroupMethod):
         logps_BG = groups.logps.clone()
         logps_BG[:, 0] = first_logp_B
         # Rows of different c share a batch, and batches are compared: as many columns in all of them.
-        behind = most_tokens(self.config.most_units, equations) - groups.ids.shape[1]
+        most_tokens = boundaries.most_tokens(self.config.most_units, self.equations(lm))
+        behind = most_tokens - groups.ids.shape[1]
         return {
-            "group_ids": nn.functional.pad(groups.ids, (0, behind), value=NOTHING),
+            "group_ids": nn.functional.pad(groups.ids, (0, behind), value=boundaries.NOTHING),
             "group_logps": nn.functional.pad(logps_BG, (0, behind)),
             "group_low_confidence": groups.low_confidence,
             "endings": groups.endings,
