@@ -23,8 +23,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import grouping, pretrained, registry
-from colar.methods.base import Batch, Row
-from colar.methods.grouping import Factors
+from colar.methods.base import Batch, Row, listed
+from colar.methods.grouping import parse_factors
 from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model import backbones
@@ -410,8 +410,8 @@ def test_draws_of_one_example_have_each_threshold_once() -> None:
     ],
 )
 def test_factors_are_read(given: Any, values: tuple[float, ...], text: str) -> None:
-    factors = Factors.parse(given)
-    assert (factors.values, str(factors)) == (values, text)
+    factors = parse_factors(given)
+    assert (factors, listed(factors)) == (values, text)
     assert SequentialConfig(compression_factors=given).most_units == math.ceil(max(values))
 
 

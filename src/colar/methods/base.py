@@ -325,6 +325,18 @@ def check_sigma_e(value: object) -> None:
     checks.check_holds("method.sigma_e", right, value, "above 0 or null")
 
 
+def listed(values: Iterable[float]) -> str:
+    """The values as text, ascending and each once: "1, 1.5, 2"."""
+    return ", ".join(f"{value:g}" for value in sorted(set(values)))
+
+
+def warning_if_untrained(name: str, value: float, trained: Sequence[float]) -> str | None:
+    """A warning for a per-request value that is none of the trained ones."""
+    if value in trained:
+        return None
+    return f"{name} {value:g} was not trained (trained: {listed(trained)}): expect less"
+
+
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
     """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
     # A step that contains the separator cannot be encoded: the error must name the example.

@@ -144,7 +144,7 @@ class Unrolled:
         self.lm = lm
         self.cache = None if recomputes_activations(lm) else DynamicCache(config=lm.config)
         self.pieces: list[Tensor] = []
-        """Without a cache, the embeddings that were fed."""
+        """Without a cache, all embeddings that were fed: they go in again."""
         self.masks: list[Tensor] = []
 
     def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
@@ -170,7 +170,6 @@ class Unrolled:
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         if self.cache is not None:
             return embeds_BTD, mask_BT, positions_BT[:, -embeds_BTD.shape[1] :], self.cache
-        # No cache: everything that was fed so far goes in again.
         self.pieces.append(embeds_BTD)
         return torch.cat(self.pieces, dim=1), mask_BT, positions_BT, None
 

@@ -46,8 +46,8 @@ from torch import Tensor, nn
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ScaledMethod, check_sigma_e
-from colar.methods.grouping import Factors, GroupMethod, MergedChains
+from colar.methods.base import Batch, ScaledMethod, check_sigma_e, listed
+from colar.methods.grouping import GroupMethod, MergedChains, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -121,12 +121,12 @@ class ColarConfig:
         for name in ("alpha", "latent_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
         check_sigma_e(self.sigma_e)
-        Factors.parse(self.compression_factors)
+        parse_factors(self.compression_factors)
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> tuple[float, ...]:
         """The training factors, parsed."""
-        return Factors.parse(self.compression_factors)
+        return parse_factors(self.compression_factors)
 
 
 class Colar(GroupMethod, ScaledMethod):
@@ -144,13 +144,14 @@ class Colar(GroupMethod, ScaledMethod):
 
     def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
+        trained = listed(factors)
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
-            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
-        most = max(MOST_FACTOR, factors.high)
+            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {trained}")
+        most = max(MOST_FACTOR, *factors)
         if c > most:
             raise ValueError(
-                f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
+                f"compression_factor must be {most:g} or less for this model (trained: {trained}), got {c:g}"
             )
         return super().check_params(params)
 

@@ -196,50 +196,21 @@ class Deck:
         return value
 
 
-@dataclass(frozen=True)
-class Factors:
-    """The factors that training draws from."""
-
-    values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("method.compression_factors is empty")
-        for c in self.values:
-            check_number("each of method.compression_factors", c, 1)
-
-    def draw(self, rng: Random, n: int) -> list[float]:
-        """n of them: each entry once before one comes again; one that stands twice, twice as often."""
-        deck = Deck(self.values)
-        return [deck.draw(rng) for _ in range(n)]
-
-    def offered(self) -> list[float]:
-        """The values, ascending and each once."""
-        return sorted(set(self.values))
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
-
-    def __contains__(self, c: object) -> bool:
-        return c in self.values
-
-    def __str__(self) -> str:
-        return ", ".join(f"{value:g}" for value in self.offered())
-
-    @classmethod
-    def parse(cls, value: Sequence[float] | str) -> "Factors":
-        """A list; or whole numbers, "1..5". ValueError for anything else."""
-        if isinstance(value, list | tuple):
-            return cls(tuple(value))
+def parse_factors(value: Sequence[float] | str) -> tuple[float, ...]:
+    """The factors that training draws from: a list; or whole numbers, "1..5". ValueError for anything else."""
+    if isinstance(value, list | tuple):
+        factors = tuple(value)
+    else:
         low, _, high = str(value).partition("..")
         try:
-            values = tuple(range(int(low), int(high) + 1))
+            factors = tuple(range(int(low), int(high) + 1))
         except ValueError:
-            values = ()
-        allowed = 'a list, or a range of whole numbers such as "1..5"'
-        check_holds("method.compression_factors", bool(values), value, allowed)
-        return cls(values)
+            factors = ()
+    allowed = 'a list of numbers, or a range of whole numbers such as "1..5"'
+    check_holds("method.compression_factors", bool(factors), value, allowed)
+    for c in factors:
+        check_number("each of method.compression_factors", c, 1)
+    return factors
 
 
 class GroupMethod(base.Method):
@@ -257,13 +228,10 @@ class GroupMethod(base.Method):
 
     def check_params(self, params: Any) -> str | None:
         # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
-        c, factors = params.compression_factor, self.config.factors
-        if c in factors:
-            return None
-        return f"compression_factor {c:g} was not trained (trained: {factors}): expect less"
+        return base.warning_if_untrained("compression_factor", params.compression_factor, self.config.factors)
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        return {"compression_factor": self.config.factors.offered()}
+        return {"compression_factor": sorted(set(self.config.factors))}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         (row,) = self.encode_draws(template, example, rng, epoch, 1)
@@ -273,8 +241,8 @@ class GroupMethod(base.Method):
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
     ) -> list[Row]:
         rows = []
-        others = self.other_values(rng)
-        for c in self.config.factors.draw(rng, n):
+        deck, others = Deck(self.config.factors), self.other_values(rng)
+        for c in [deck.draw(rng) for _ in range(n)]:
             # Drawn in this order: a row without other values stays what it was when there were none.
             seed = rng.getrandbits(62)
             params = self.Params(c, **next(others))

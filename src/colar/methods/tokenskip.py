@@ -102,10 +102,7 @@ class TokenSkip(Cot):
         return f"(Tokens kept: {params.ratio:g})"
 
     def check_params(self, params: TokenSkipParams) -> str | None:
-        if params.ratio in self.config.ratios:
-            return None
-        known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
-        return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
+        return base.warning_if_untrained("ratio", params.ratio, self.config.ratios)
 
     def thinks_whole_chain(self, params: TokenSkipParams) -> bool:
         # Which tokens a smaller share would have kept is not known of a question that was not scored.

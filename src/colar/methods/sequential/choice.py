@@ -75,34 +75,22 @@ class Rules:
         return torch.where(open_groups.threshold_applies(rows_X), self.confidence_threshold[rows_X], 0)
 
 
-@dataclass
 class Groups:
-    """The groups of B rows, filled place by place."""
+    """The groups of B rows, of one token each at first, filled place by place."""
 
-    ids: Tensor
-    """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
-    logps: Tensor
-    """(B, G), of each token given those before it; 0 at the first place."""
-    endings: Tensor
-    """(B,) How a draw ended the group: `Ending`."""
-    low_confidence: Tensor
-    """(B,) bool: True where a group ended before a token that is below the threshold."""
-    ending_logps: Tensor
-    """(B,) Of that draw; 0 where none ended the group."""
-
-    @classmethod
-    def begun(cls, first_B: Tensor, places: int) -> "Groups":
-        """Of one token each."""
+    def __init__(self, first_B: Tensor, places: int) -> None:
         device = first_B.device
-        ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
-        ids_BG[:, 0] = first_B
-        return cls(
-            ids_BG,
-            torch.zeros(ids_BG.shape, device=device),
-            torch.full_like(first_B, Ending.NO_DRAW),
-            torch.zeros(len(first_B), dtype=torch.bool, device=device),
-            torch.zeros(len(first_B), device=device),
-        )
+        self.ids = torch.full((len(first_B), places), NOTHING, device=device)
+        """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
+        self.ids[:, 0] = first_B
+        self.logps = torch.zeros(self.ids.shape, device=device)
+        """(B, G), of each token given those before it; 0 at the first place."""
+        self.endings = torch.full_like(first_B, Ending.NO_DRAW)
+        """(B,) How a draw ended the group: `Ending`."""
+        self.ending_logps = torch.zeros(len(first_B), device=device)
+        """(B,) Of that draw; 0 where none ended the group."""
+        self.low_confidence = torch.zeros(len(first_B), dtype=torch.bool, device=device)
+        """(B,) bool: True where a group ended before a token that is below the threshold."""
 
 
 def choose_first(state: ThinkState, separator_id: int) -> Tensor:
@@ -156,7 +144,7 @@ def choose_groups(
     place.
     """
     compact = not devices.is_asynchronous(first_B.device)
-    groups = Groups.begun(first_B, rules.most_tokens)
+    groups = Groups(first_B, rules.most_tokens)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #

@@ -39,7 +39,7 @@ from colar.checks import check_choice, check_number, is_int
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch
-from colar.methods.grouping import Deck, Factors, GroupMethod, MergedChains
+from colar.methods.grouping import Deck, GroupMethod, MergedChains, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import boundaries, choice, decoder, merging
 from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
@@ -100,7 +100,7 @@ class SequentialConfig:
         check_choice("method.grouping", self.grouping, get_args(Grouping))
         check_choice("method.merge", self.merge, get_args(Merge))
         check_number("method.lookahead_weight", self.lookahead_weight, 0)
-        Factors.parse(self.compression_factors)
+        parse_factors(self.compression_factors)
         thresholds = self.confidence_thresholds
         if not isinstance(thresholds, list | tuple) or not thresholds:
             raise ValueError(
@@ -119,15 +119,15 @@ class SequentialConfig:
                 )
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> tuple[float, ...]:
         """The training factors, parsed."""
-        return Factors.parse(self.compression_factors)
+        return parse_factors(self.compression_factors)
 
     @property
     def most_units(self) -> int:
         """The most units that a group may have."""
         # At c = 2.5 groups have 2 or 3.
-        return math.ceil(self.factors.high)
+        return math.ceil(max(self.factors))
 
 
 class Sequential(GroupMethod):
@@ -185,7 +185,7 @@ class Sequential(GroupMethod):
         return (gather or lm.partial_head)(self.config.shortlist_ids)
 
     def check_params(self, params: SequentialParams) -> str | None:
-        c, most = params.compression_factor, self.config.factors.high
+        c, most = params.compression_factor, max(self.config.factors)
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
@@ -266,7 +266,7 @@ class Sequential(GroupMethod):
         if groups.equations is None:
             return most_units_BK
         unites_digits_B = torch.full_like(
-            batch.seeds, self.config.factors.high >= NUMBERS_FROM, dtype=torch.bool
+            batch.seeds, max(self.config.factors) >= NUMBERS_FROM, dtype=torch.bool
         )
         windows = Windows.of(batch.chain, self.config.most_units, groups.equations, unites_digits_B)
         sizes_BK = windows.sizes_at(groups.starts_BK, most_units_BK)
