@@ -1,10 +1,9 @@
 """The decoder of groups: the tokens of a group, one after another.
 
     position   question's last          latent 1                 latent 2
-    state      s1 ----> s2              s1 ----> s2              s1               s1 = h, the backbone's hidden state
-                ^ \\     ^ \\
-    label      t1  '-> t2               t3      t4               t5      ###      c = 2, a chain of five tokens
-    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                            as the paper merges
+    state      s1 ----> s2              s1 ----> s2              s1 ----> s2      s1 = h, the backbone's hidden state
+    label      t1       t2              t3       t4              t5       ###     c = 2, a chain of five tokens
+    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                           as the paper merges
 
 A Gaussian around the sum of a group cannot say WHICH tokens come together. Here a small decoder says them in order: the
 first from the backbone's own hidden state, each further one from the state before it and the token chosen before it,
