@@ -181,19 +181,14 @@ def followed_by_answer(
 # Factors, and the methods that have them
 
 
-class Deck:
-    """Values that are each drawn once before one is drawn again: two equal rows of an example teach little."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = values
-        self.left: list[float] = []
-
-    def draw(self, rng: Random) -> float:
-        """The next one; of values that stand twice there are two."""
-        self.left = self.left or list(self.values)
-        value = rng.choice(self.left)
-        self.left.remove(value)
-        return value
+def dealt(values: Sequence[float], rng: Random) -> Iterator[float]:
+    """Draw values without end, each once before one comes again: two equal rows of an example teach little."""
+    left: list[float] = []
+    while True:
+        left = left or list(values)
+        value = rng.choice(left)
+        left.remove(value)
+        yield value
 
 
 def parse_factors(value: Sequence[float] | str) -> tuple[float, ...]:
@@ -241,8 +236,9 @@ class GroupMethod(base.Method):
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
     ) -> list[Row]:
         rows = []
-        deck, others = Deck(self.config.factors), self.other_values(rng)
-        for c in [deck.draw(rng) for _ in range(n)]:
+        factors = list(itertools.islice(dealt(self.config.factors, rng), n))
+        others = self.other_values(rng)
+        for c in factors:
             # Drawn in this order: a row without other values stays what it was when there were none.
             seed = rng.getrandbits(62)
             params = self.Params(c, **next(others))

@@ -53,7 +53,7 @@ class TokenSkipParams:
     """Share of the chain's tokens that is to be written, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
-        _check_ratio("ratio", self.ratio)
+        checks.check_number("ratio", self.ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,10 @@ class TokenSkipConfig:
     """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ratios, list | tuple) or not self.ratios:
-            raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
+        is_list = isinstance(self.ratios, list | tuple) and len(self.ratios) > 0
+        checks.check_holds("method.ratios", is_list, self.ratios, "a list of numbers")
         for ratio in self.ratios:
-            _check_ratio("each of method.ratios", ratio)
-
-
-def _check_ratio(name: str, ratio: float) -> None:
-    checks.check_number(name, ratio, 1e-6, 1)
+            checks.check_number("each of method.ratios", ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)

@@ -217,9 +217,8 @@ class Windows:
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
-        place_G = torch.arange(G, device=ids_BT.device)
-        left_BT = lengths_B[:, None] - torch.arange(T, device=ids_BT.device)
-        in_chain_NG = (place_G < left_BT[..., None]).flatten(0, 1)
+        position_TG = torch.arange(T)[:, None] + torch.arange(G)
+        in_chain_NG = (position_TG.to(ids_BT.device) < lengths_B[:, None, None]).flatten(0, 1)
         ids_NG = ids_BTG.flatten(0, 1)
 
         all_N = torch.arange(len(ids_NG), device=ids_BT.device)

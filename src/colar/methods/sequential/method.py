@@ -25,6 +25,7 @@ all rows, X rows with a threshold, D width, V vocabulary.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
-from colar.checks import check_choice, check_number, is_int
+from colar.checks import check_choice, check_holds, check_number, is_int
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch
-from colar.methods.grouping import Deck, GroupMethod, MergedChains, parse_factors
+from colar.methods.grouping import GroupMethod, MergedChains, dealt, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import boundaries, choice, decoder, merging
 from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
@@ -102,10 +103,8 @@ class SequentialConfig:
         check_number("method.lookahead_weight", self.lookahead_weight, 0)
         parse_factors(self.compression_factors)
         thresholds = self.confidence_thresholds
-        if not isinstance(thresholds, list | tuple) or not thresholds:
-            raise ValueError(
-                f"method.confidence_thresholds must be a list of numbers ([0]: none), got {thresholds!r}"
-            )
+        is_list = isinstance(thresholds, list | tuple) and len(thresholds) > 0
+        check_holds("method.confidence_thresholds", is_list, thresholds, "a list of numbers ([0]: none)")
         for threshold in thresholds:
             check_number("method.confidence_thresholds", threshold, 0, 1)
         if self.shortlist_ids is not None:
@@ -202,11 +201,10 @@ class Sequential(GroupMethod):
         return {**super().choices(), "confidence_threshold": thresholds}
 
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
-        deck = Deck(self.config.confidence_thresholds)
-        while True:
-            # Drawn only where there is a choice.
-            threshold = deck.draw(rng) if len(deck.values) > 1 else deck.values[0]
-            yield {"confidence_threshold": threshold}
+        thresholds = self.config.confidence_thresholds
+        # Drawn only where there is a choice.
+        drawn = dealt(thresholds, rng) if len(thresholds) > 1 else itertools.repeat(thresholds[0])
+        return ({"confidence_threshold": threshold} for threshold in drawn)
 
     # Learning
 
