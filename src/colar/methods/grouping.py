@@ -165,7 +165,7 @@ class MergedChains:
 def followed_by_answer(
     ids_BKG: Tensor, weights_BKG: Tensor, counts_B: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """The labels of a row's groups and then of its answer, (B, N, G), and their weights (numbers or bools)."""
+    """The labels of a row's groups and then of its answer, (B, N, G), and their weights."""
     # No row of the batch may have any reasoning: its groups have no places then.
     G = max(1, ids_BKG.shape[-1])
     ids_BKG, weights_BKG = (pad(values, (0, G - values.shape[-1])) for values in (ids_BKG, weights_BKG))
@@ -182,7 +182,10 @@ def followed_by_answer(
 
 
 def dealt(values: Sequence[float], rng: Random) -> Iterator[float]:
-    """Draw values without end, each once before one comes again: two equal rows of an example teach little."""
+    """Draw values without end, each once before one comes again: two equal rows of an example teach little.
+
+    One that stands twice is drawn twice as often.
+    """
     left: list[float] = []
     while True:
         left = left or list(values)

@@ -217,8 +217,9 @@ class Windows:
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
-        position_TG = torch.arange(T)[:, None] + torch.arange(G)
-        in_chain_NG = (position_TG.to(ids_BT.device) < lengths_B[:, None, None]).flatten(0, 1)
+        start_T1 = torch.arange(T, device=ids_BT.device)[:, None]
+        position_TG = start_T1 + torch.arange(G, device=ids_BT.device)
+        in_chain_NG = (position_TG < lengths_B[:, None, None]).flatten(0, 1)
         ids_NG = ids_BTG.flatten(0, 1)
 
         all_N = torch.arange(len(ids_NG), device=ids_BT.device)

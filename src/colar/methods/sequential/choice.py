@@ -130,7 +130,6 @@ def first_logps(state: ThinkState, separator_id: int, first_B: Tensor) -> Tensor
         return continue_X + torch.where(latent_temperature_X > 0, token_X, 0)
 
     again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
-
     return devices.where_rows(again_B, in_two_choices, logps_B)
 
 
