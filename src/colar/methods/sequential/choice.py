@@ -244,7 +244,7 @@ def warn_of_missing(template: Template, examples: Sequence[Example], ids: tuple[
 
 
 def _token_counts(template: Template, examples: Iterable[Example]) -> Counter[int]:
-    """How often each token stands in the examples' chains. ValueError names an example that cannot be encoded."""
+    """The number of each token in the examples' chains. ValueError names an example that cannot be encoded."""
     counts: Counter[int] = Counter()
     for example in examples:
         try:
