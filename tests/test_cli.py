@@ -65,7 +65,7 @@ MISTAKES = [
     (["recipes", "copy", "tiny/collar", "{out}"], 2, "no shipped recipe is called tiny/collar, did you mean 'tiny/colar'?"),
     (["train", "{recipe}", "--training.learning_rat", "1"], 2, "'training.learning_rat', did you mean 'training.learning_rate'?"),
     (["train", "{recipe}", "--method.alhpa", "1"], 2, "unknown key 'method.alhpa', did you mean 'method.alpha'?"),
-    (["train", "{recipe}", "--method.name", "collar"], 2, "unknown method 'collar', did you mean 'colar'?"),
+    (["train", "{recipe}", "--method.name", "collar"], 2, "unknown method.name 'collar', did you mean 'colar'?"),
     (["train", "{recipe}", "--method.compression_factors", "[0.5]"], 2, "each of method.compression_factors must be a number, 1 or more, got 0.5"),
     (["train", "{recipe}", "--method.compression_factors", "5..1"], 2, "or a range of whole numbers such as \"1..5\", got '5..1'"),
     (["train", "{recipe}", "--data.source", "gsm8kaug"], 2, "did you mean 'gsm8k-aug'?"),

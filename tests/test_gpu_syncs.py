@@ -217,6 +217,7 @@ def test_groups_are_the_same_where_all_places_are_computed(
     rules = group_choice.Rules(
         units=torch.tensor([1, 2, 3, 4] * 3),
         most_units=4,
+        unites_digits=columns > 0,
         temperature=temperature * columns,
         top_p=columns,
         modes=DrawModes.of([(temperature, 1.0)]),

@@ -17,7 +17,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.sequential import SequentialParams
-from colar.methods.sequential.merging import PlaceMaps, latents_of_chains, merge_groups
+from colar.methods.sequential.merging import PlaceMaps, merge_chains, merge_groups
 from colar.model import weights
 
 
@@ -33,9 +33,8 @@ def test_it_starts_as_the_plain_sum() -> None:
 
 def test_each_place_has_its_map_and_the_first_has_none() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
-    ids = torch.tensor([[[5, 6, 7], [8, 9, 0]], [[7, 6, 5], [0, 0, 0]]])
-    real = torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]]).bool()
-    found = merge_groups(lm, ids, real, None)
+    ids = torch.tensor([[[5, 6, 7], [8, 9, -1]], [[7, 6, 5], [-1, -1, -1]]])
+    found = merge_groups(lm, ids)
     torch.testing.assert_close(found[0, 0], latent(lm, [5, 6, 7]))
     torch.testing.assert_close(found[0, 1], latent(lm, [8, 9]))
     torch.testing.assert_close(found[1, 0], latent(lm, [7, 6, 5]))
@@ -48,7 +47,7 @@ def test_chains_are_merged_group_by_group() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     chains = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]])
     sizes = torch.tensor([[2, 3], [1, 2]])
-    found = latents_of_chains(lm, chains, sizes, None)
+    found = merge_chains(lm, chains, sizes).latents_BKD
     for row, k, ids in ((0, 0, [11, 12]), (0, 1, [13, 14, 15]), (1, 0, [21]), (1, 1, [22, 23])):
         torch.testing.assert_close(found[row, k], latent(lm, ids))
 
@@ -91,7 +90,7 @@ def test_autocast_does_not_round_what_is_fed(dtype: torch.dtype) -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     ids = torch.tensor([[5, 6, 7]])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        found = merge_groups(lm, ids, torch.ones_like(ids).bool(), None)
+        found = merge_groups(lm, ids)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[0], latent(lm, [5, 6, 7]))
 
@@ -99,18 +98,18 @@ def test_autocast_does_not_round_what_is_fed(dtype: torch.dtype) -> None:
 def test_two_digits_are_told_apart_only_in_order() -> None:
     """Two orders of the same tokens, at c = 2: one latent as a plain sum, two where places have maps."""
     lm = tiny_lm("llama")
-    ids, real = torch.tensor([[5, 6], [6, 5]]), torch.ones(2, 2).bool()
-    plain: Any = merge_groups(lm, ids, real, None)
+    ids = torch.tensor([[5, 6], [6, 5]])
+    plain: Any = merge_groups(lm, ids)
     torch.testing.assert_close(plain[0], plain[1])
     torch.testing.assert_close(plain[0], lm.embed(ids[0]).sum(0) / math.sqrt(2))
     ordered, _ = made(compression_factors=[2], merge="ordered")
-    found = merge_groups(ordered, ids, real, None)
+    found = merge_groups(ordered, ids)
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
 @pytest.mark.parametrize("grouping", ["tokens", "equations"])
 def test_mapping_each_token_once_is_mapping_each_place(grouping: str) -> None:
-    """On a CPU each token is mapped once a batch: values and gradients are those of the maps at every place."""
+    """Values and gradients are those of the maps at every place, with a matrix product each."""
     lm, method = made(compression_factors=[3], merge="ordered", digits=True, grouping=grouping)
     equations = method.equations(lm)
     digits = lm.template.token_ids(tuple("0123456789"), "")
@@ -124,7 +123,7 @@ def test_mapping_each_token_once_is_mapping_each_place(grouping: str) -> None:
         (latents @ weight).square().sum().backward()
         return {name: each.grad.clone() for name, each in lm.named_parameters() if each.grad is not None}
 
-    found = merge_groups(lm, ids, real, equations)
+    found = merge_groups(lm, torch.where(real, ids, -1))
     mine = gradients(found)
     embeds = lm.embed(torch.where(real, ids, 0))
     unit = torch.arange(3).expand(ids.shape)

@@ -583,7 +583,7 @@ def test_a_number_beyond_the_largest_float_is_no_size():
         ({"sigma_e": 0.0}, "sigma_e must be above 0 or null, got 0.0"),
         ({"sigma_e": math.inf}, "method.sigma_e must be a number or null, got inf"),
         ({"sigma_e": "big"}, "method.sigma_e must be a number or null, got 'big'"),
-        ({"compression_factors": []}, "method.compression_factors is empty"),
+        ({"compression_factors": []}, "method.compression_factors must be a list of numbers, or a range"),
         (
             {"compression_factors": 3},
             "method.compression_factors must be a list (a number each) or text, got 3",
@@ -610,7 +610,7 @@ def test_config_errors_name_the_key_and_the_allowed(config, message):
 
 def test_unknown_names_are_told_the_nearest():
     with pytest.raises(
-        ValueError, match=r"unknown method 'colr', did you mean 'colar'\?; one of cot, no_cot, colar"
+        ValueError, match=r"unknown method.name 'colr', did you mean 'colar'\?; allowed: cot, no_cot, colar"
     ):
         registry.build("colr")
     with pytest.raises(ValueError, match="method cot has no compression_factor; it takes none"):

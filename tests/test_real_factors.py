@@ -23,8 +23,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import grouping, pretrained, registry
-from colar.methods.base import Batch, Row
-from colar.methods.grouping import Factors
+from colar.methods.base import Batch, Row, listed
+from colar.methods.grouping import parse_factors
 from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.model import backbones
@@ -410,8 +410,8 @@ def test_draws_of_one_example_have_each_threshold_once() -> None:
     ],
 )
 def test_factors_are_read(given: Any, values: tuple[float, ...], text: str) -> None:
-    factors = Factors.parse(given)
-    assert (factors.values, str(factors)) == (values, text)
+    factors = parse_factors(given)
+    assert (factors, listed(factors)) == (values, text)
     assert SequentialConfig(compression_factors=given).most_units == math.ceil(max(values))
 
 
@@ -484,7 +484,7 @@ def test_factors_below_1_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"confidence_thresholds": []}, r"confidence_thresholds is empty: \[0\] trains without"),
+        ({"confidence_thresholds": []}, r"method.confidence_thresholds must be a list of numbers \(\[0\]: none\)"),
         ({"confidence_thresholds": 0.5}, "method.confidence_thresholds must be a list"),
     ],
 )  # fmt: skip
@@ -567,6 +567,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
         rules = Rules(
             units=torch.full((n,), 3),
             most_units=3,
+            unites_digits=columns > 0,
             temperature=columns,
             top_p=columns,
             modes=DrawModes(greedy=False, plain=True, nucleus=False),

@@ -117,7 +117,7 @@ def test_values_of_the_papers_recipes():
         assert (loaded.training.num_train_epochs, loaded.training.max_hours) == (50, 12)
         assert loaded.training.per_device_train_batch_size * 8 == 256
     math = recipe.load("deepseek-qwen-1.5b/colar-math")
-    assert recipe.build_method(math).config.factors.values == (2,)
+    assert recipe.build_method(math).config.factors == (2,)
     assert math.validation.limits.max_latents == 128
     for name in (
         "no_cot",
@@ -135,7 +135,7 @@ def test_values_of_the_papers_recipes():
     assert (codi.training.learning_rate, codi.training.lr_scheduler_type) == (8e-4, "cosine")
     assert (codi.model.init_from, codi.method["align_weight"]) == (None, 20)
     gsm = recipe.load("llama-3.2-1b/colar")
-    assert recipe.build_method(gsm).config.factors.values == (1, 2, 3, 4, 5)
+    assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
 
 
 def test_recipes_of_the_papers_models_are_ready_for_a_card():
@@ -175,7 +175,7 @@ def test_tiny_reinforcement_starts_from_a_teacher_who_errs_and_is_rewarded_by_ri
     assert sft.data.options["overruns"] > 0
     assert not grpo.data.options.get("overruns")
     assert list(grpo.grpo.compression_factors) == [grpo.validation.params[0]["compression_factor"]]
-    assert set(grpo.grpo.compression_factors) <= set(recipe.build_method(sft).config.factors.values)
+    assert set(grpo.grpo.compression_factors) <= set(recipe.build_method(sft).config.factors)
 
 
 def test_overrides_touch_exactly_the_named_key(tiny):

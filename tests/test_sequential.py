@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,13 @@ def test_going_on_at_a_tiny_temperature_has_a_log_prob(temperature: float) -> No
     logits = torch.tensor([[12.0, 30.0, 29.0, 5.0]] * 2)
     column = torch.full((2,), temperature, dtype=torch.float64)
     # The separator is token 0: going on is certain, and of the others 1 and 2 are drawn at temperature 1.
-    found = group_choice.first_logps(logits, 0, column, torch.ones_like(column), torch.tensor([1, 2]))
+    state: Any = SimpleNamespace(
+        logits=lambda: logits,
+        temperature=column,
+        latent_temperature=torch.ones_like(column),
+        conditions=SimpleNamespace(one_temperature=False),
+    )
+    found = group_choice.first_logps(state, 0, torch.tensor([1, 2]))
     wanted = torch.tensor([30.0, 29.0, 5.0]).log_softmax(-1)[:2]
     torch.testing.assert_close(found, wanted)
 

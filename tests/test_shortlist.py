@@ -168,7 +168,7 @@ def test_prepare_counts_the_tokens_of_the_chains_and_the_separator() -> None:
 def test_without_a_shortlist_nothing_is_counted() -> None:
     lm, _ = made()
     method = registry.build("sequential")
-    assert method.prepare(lm, EXAMPLES) is EXAMPLES
+    assert method.prepare(lm, EXAMPLES) == list(EXAMPLES)
     assert method.config.shortlist_ids is None
 
 
@@ -417,6 +417,7 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
             return Rules(
                 units,
                 5,
+                units > 1,
                 own_temperature,
                 top_p,
                 modes,

@@ -198,7 +198,8 @@ def test_each_draw_of_an_example_has_another_speed() -> None:
         assert sorted(row.params.compression_factor for row in drawn) == [1, 2, 2, 3]
         assert len({row.seed for row in drawn}) == 4
     # More draws than entries: each entry once before one comes again.
-    factors = method.config.factors.draw(Random(0), 6)
+    many = method.encode_draws(lm.template, EXAMPLES[0], Random(0), 0.0, 6)
+    factors = [row.params.compression_factor for row in many]
     assert sorted(factors[:4]) == [1, 2, 2, 3]
     # A run with one draw is what it was.
     method_row = method.encode(lm.template, EXAMPLES[3], Random(seed_from(0, 1, EXAMPLES[3].id)), 1.5)

@@ -158,8 +158,8 @@ class Batch(Columns):
 class Method(ABC):
     """A way to learn and to think: the one interface of all methods.
 
-    Constructed from its frozen, self-validating `Config`. `encode`, `loss` and `think` must be written. The rest has
-    the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
+    Constructed from its frozen, self-validating `Config`. `loss` and `think` must be written. The rest has the defaults
+    of a method that learns whole chains, adds no modules, has no curriculum and takes no per-request values.
     """
 
     name: ClassVar[str]
@@ -228,12 +228,13 @@ class Method(ABC):
         """The stage that the curriculum ends with: the one whose behaviour `think` is."""
         return 0
 
-    @abstractmethod
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments.
 
-        An `epoch` of infinity is the end of training: `colar inspect` reads rows of the last stage.
+        By default the question, all steps and the answer, with the params' own defaults. An `epoch` of infinity is the
+        end of training: `colar inspect` reads rows of the last stage.
         """
+        return encode_row(template, example, self.Params(), "", rng.getrandbits(62))
 
     def encode_draws(
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
@@ -322,6 +323,18 @@ def check_sigma_e(value: object) -> None:
     """Reject a scale that is neither null nor a number above 0."""
     right = value is None or (checks.is_number(value) and value > 0)
     checks.check_holds("method.sigma_e", right, value, "above 0 or null")
+
+
+def listed(values: Iterable[float]) -> str:
+    """The values as text, ascending and each once: "1, 1.5, 2"."""
+    return ", ".join(f"{value:g}" for value in sorted(set(values)))
+
+
+def warning_if_untrained(name: str, value: float, trained: Sequence[float]) -> str | None:
+    """A warning for a per-request value that is none of the trained ones."""
+    if value in trained:
+        return None
+    return f"{name} {value:g} was not trained (trained: {listed(trained)}): expect less"
 
 
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:

@@ -51,7 +51,7 @@ from transformers import DynamicCache
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
-from colar.methods.base import Batch, NoParams, Row
+from colar.methods.base import Batch, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
@@ -87,10 +87,7 @@ class Coconut(base.Method):
     name: ClassVar[str] = "coconut"
     Config: ClassVar[type] = CoconutConfig
     thinks_in_latents: ClassVar[bool] = True
-
-    @property
-    def multiple_forwards(self) -> bool:
-        return True
+    multiple_forwards = True
 
     def stage(self, epoch: float) -> int:
         """1 .. n_stages, and n_stages + 1 to the end."""
@@ -101,7 +98,7 @@ class Coconut(base.Method):
         return int(self.config.n_stages) + 1
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         # The last stage has no steps left, however many the row has, and no more latents than the one before it.
         stage = self.stage(epoch)
         steps = [] if stage == self.last_stage() else row.steps[stage:]
@@ -146,8 +143,9 @@ class Unrolled:
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
         self.cache = None if recomputes_activations(lm) else DynamicCache(config=lm.config)
-        self.fed_BTD: Tensor | None = None
-        self.real_BT: Tensor | None = None
+        self.pieces: list[Tensor] = []
+        """Without a cache, all embeddings that were fed: they go in again."""
+        self.masks: list[Tensor] = []
 
     def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
         """Last hidden states at the new positions, (B, T, D); where `real_BT` is false lies padding."""
@@ -165,20 +163,15 @@ class Unrolled:
         self, embeds_BTD: Tensor, real_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, DynamicCache | None]:
         """Embeddings, mask, positions and cache of the next forward."""
-        real_BT = devices.beside(real_BT, embeds_BTD)
-        before_BT = real_BT[:, :0] if self.real_BT is None else self.real_BT
-        self.real_BT = torch.cat([before_BT, real_BT], dim=1)
+        self.masks.append(devices.beside(real_BT, embeds_BTD))
+        mask_BT = torch.cat(self.masks, dim=1).long()
         # Positions count what is real: padding on the left of a question moves nothing.
         # The clamp is for left padding, which would be at -1; it is never seen.
-        positions_BT = (self.real_BT.cumsum(1) - 1).clamp(min=0)
-        mask_BT = self.real_BT.long()
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         if self.cache is not None:
-            n_new = embeds_BTD.shape[1]
-            return embeds_BTD, mask_BT, positions_BT[:, -n_new:], self.cache
-        # No cache: everything that was fed so far goes in again.
-        before_BTD = embeds_BTD[:, :0] if self.fed_BTD is None else self.fed_BTD
-        self.fed_BTD = torch.cat([before_BTD, embeds_BTD], dim=1)
-        return self.fed_BTD, mask_BT, positions_BT, None
+            return embeds_BTD, mask_BT, positions_BT[:, -embeds_BTD.shape[1] :], self.cache
+        self.pieces.append(embeds_BTD)
+        return torch.cat(self.pieces, dim=1), mask_BT, positions_BT, None
 
 
 def unroll(

@@ -37,6 +37,7 @@ positions of a row, L thoughts of all rows, D width, V vocabulary.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -45,8 +46,8 @@ from torch import Tensor, nn
 from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
-from colar.methods.base import Batch, ScaledMethod, check_sigma_e
-from colar.methods.grouping import Factors, GroupMethod, MergedChains
+from colar.methods.base import Batch, ScaledMethod, check_sigma_e, listed
+from colar.methods.grouping import GroupMethod, MergedChains, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -120,12 +121,12 @@ class ColarConfig:
         for name in ("alpha", "latent_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
         check_sigma_e(self.sigma_e)
-        Factors.parse(self.compression_factors)
+        parse_factors(self.compression_factors)
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> tuple[float, ...]:
         """The training factors, parsed."""
-        return Factors.parse(self.compression_factors)
+        return parse_factors(self.compression_factors)
 
 
 class Colar(GroupMethod, ScaledMethod):
@@ -143,13 +144,14 @@ class Colar(GroupMethod, ScaledMethod):
 
     def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
+        trained = listed(factors)
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
-            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
-        most = max(MOST_FACTOR, factors.high)
+            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {trained}")
+        most = max(MOST_FACTOR, *factors)
         if c > most:
             raise ValueError(
-                f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
+                f"compression_factor must be {most:g} or less for this model (trained: {trained}), got {c:g}"
             )
         return super().check_params(params)
 
@@ -221,16 +223,9 @@ class Colar(GroupMethod, ScaledMethod):
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
-        separator_id = lm.template.separator_id
-
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            (continue_L,) = lm.reduce_logits(
-                lambda logits_LV, temperature_L: (
-                    losses.continue_logps(logits_LV, temperature_L, separator_id),
-                ),
-                thoughts.hidden,
-                thoughts.temperature,
-            )
+            continue_logps = partial(losses.continue_logps, separator_id=lm.template.separator_id)
+            (continue_L,) = lm.reduce_logits(continue_logps, thoughts.hidden, thoughts.temperature)
             if not self.has_density:
                 return continue_L, {}
             mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)
@@ -239,7 +234,8 @@ class Colar(GroupMethod, ScaledMethod):
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
             with torch.no_grad():
                 # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
-                entropy_L = torch.where(temperature_L > 0, gaussian_entropy(spread_LD), torch.nan)
+                entropy_LD = gaussian_entropy(spread_LD.clamp(min=1e-30).log())
+                entropy_L = torch.where(temperature_L > 0, entropy_LD.mean(-1), torch.nan)
                 sigma_L = log_std_LD.exp().mean(-1)
             return continue_L + density_LD.mean(-1), {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
 
@@ -371,8 +367,7 @@ def latent_loss(
         nll = 0.5 * error * torch.exp(-2 * log_std) + log_std
         return nll if nll_beta == 0 else nll * torch.exp(2 * nll_beta * log_std.detach())
     # Soft-MSE: E[(mean + sigma eps - target)^2] = error + sigma^2, less alpha times the Gaussian's entropy.
-    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
-    return error + torch.exp(2 * log_std) - alpha * entropy
+    return error + torch.exp(2 * log_std) - alpha * gaussian_entropy(log_std)
 
 
 def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
@@ -385,8 +380,6 @@ def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     return torch.where(drawn, logps, 0.0)
 
 
-def gaussian_entropy(spread_LD: Tensor) -> Tensor:
-    """The Gaussian's entropy per dimension, mean over the dimensions, (L,)."""
-    # A spread of 0 is latent_temperature 0; the caller has nan in place of such rows.
-    log_spread_LD = spread_LD.clamp(min=1e-30).log()
-    return (log_spread_LD + 0.5 * math.log(2 * math.pi * math.e)).mean(-1)
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """The Gaussian's entropy, elementwise."""
+    return log_std + 0.5 * math.log(2 * math.pi * math.e)

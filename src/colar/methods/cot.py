@@ -37,9 +37,6 @@ class Cot(base.Method):
     name: ClassVar[str] = "cot"
     Config: ClassVar[type] = CotConfig
 
-    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        return base.encode_row(template, example, self.Params(), "", rng.getrandbits(62))
-
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over L_r + L_a labelled positions of -log p(next token)."""
         ids_BT = ragged.pack(batch.question, batch.chain, batch.answer, multiple=ragged.PAD_TO)

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
-from colar.methods.base import Batch, NoParams, Row
+from colar.methods.base import Batch, Row
 from colar.methods.coconut import Unrolled, unroll
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -60,10 +60,7 @@ class Distill(base.Method):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
     thinks_in_latents: ClassVar[bool] = True
-
-    @property
-    def multiple_forwards(self) -> bool:
-        return True
+    multiple_forwards = True
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         D = lm.width
@@ -71,7 +68,7 @@ class Distill(base.Method):
         return {"projection": projection}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         # As CODI: the last step's result is the answer, and a teacher that can copy it has nothing to teach.
         return replace(row, steps=row.steps[:-1], n_latents=self.config.n_latents)
 

@@ -13,8 +13,7 @@ nothing. Only the last group may be shorter: it takes what is left. No padding s
 and the answer.
 
 A group is fed as one latent, the sum of its embeddings divided by the square root of the tokens in it (Embedding
-Compress, section 3.1). Departure: the paper divides by sqrt(c), which is the same for full groups; ours keeps the scale
-of the last one.
+Compress, section 3.1). Departure: the paper divides by sqrt(c), which differs for a short last group.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, J = K + 1, A answer, G tokens of a group or labels of a position,
 N labelled positions of a row, D width.
@@ -28,7 +27,8 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
 from colar.checks import check_holds, check_number
 from colar.data.example import Example
@@ -58,22 +58,20 @@ def nominal_units(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
-def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tensor:
+def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | None = None) -> Tensor:
     """The tokens of each group where nothing ends one early, (B, K) int64; 0 behind a row's last group.
 
     `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
     c_B = devices.to_widest(c_B)
-    if not isinstance(phase_B, Tensor):
-        phase_B = torch.full_like(c_B, phase_B)
-    phase_B = phase_B.to(c_B.dtype).expand_as(c_B)
     # An upper bound of any row's groups: a phase only makes them fewer, and rounding may make one more, as 45 * 2.8 is
     # less than 126 in float64.
     n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) + 1 if lengths_B.numel() else 0
     # Where each group starts; the one behind the last starts at the chain's end, or later.
-    step_J = torch.arange(n_groups + 1, device=c_B.device)
-    starts_BJ = torch.floor(step_J * c_B[:, None] + phase_B[:, None]).long()
-    sizes_BK = torch.minimum(starts_BJ, lengths_B[:, None]).diff(dim=1)
+    starts_BJ = torch.arange(n_groups + 1, device=c_B.device) * c_B[:, None]
+    if phase_B is not None:
+        starts_BJ = starts_BJ + phase_B[:, None]
+    sizes_BK = torch.minimum(starts_BJ.floor().long(), lengths_B[:, None]).diff(dim=1)
     used = int((sizes_BK > 0).any(0).sum())
     return sizes_BK[:, :used]
 
@@ -97,17 +95,20 @@ def tokens_of_groups(
     `starts_BK` each group begins where the one before it ends.
     """
     G = int(sizes_BK.max()) if sizes_BK.numel() else 0
-    if G == 0:
-        nothing = ids_BT.new_zeros(*sizes_BK.shape, 0)
-        return nothing, nothing.bool()
     # A group is a run of tokens: its first position, and the positions after it.
     offset_G = torch.arange(G, device=ids_BT.device)
     starts_BK = group_starts(sizes_BK) if starts_BK is None else starts_BK
-    position_BKG = starts_BK[..., None] + offset_G
-    position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
+    position_BKG = (starts_BK[..., None] + offset_G).clamp(max=ids_BT.shape[1] - 1)
     ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
     real_BKG = offset_G < sizes_BK[..., None]
     return torch.where(real_BKG, ids_BKG, 0), real_BKG
+
+
+def members(sizes_BK: Tensor, T: int) -> Tensor:
+    """(B, K, T) bool: the tokens, of T, that each group has."""
+    starts_BK1 = group_starts(sizes_BK)[..., None]
+    position_T = torch.arange(T, device=sizes_BK.device)
+    return (position_T >= starts_BK1) & (position_T < starts_BK1 + sizes_BK[..., None])
 
 
 # What is fed
@@ -126,25 +127,16 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     (keeps the variance of uncorrelated embeddings), `mean` by its size (the paper's mean-pooling ablation). Sums are
     taken in float32.
     """
-    B, T, D = embeds_BTD.shape
     sizes_BK = devices.beside(sizes_BK, embeds_BTD)
-    K = sizes_BK.shape[1]
-    if K == 0:
-        return embeds_BTD.new_zeros(B, 0, D)
-
+    T = embeds_BTD.shape[1]
     # Merging is one matrix product: row k of a sample's weights has 1 / divisor at the tokens of group k.
     #                t0   t1   t2   t3   t4   (pad)
     #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
     #     latent 1    0    0   1/s  1/s   0    0
     #     latent 2    0    0    0    0    1    0
-    starts_BK1 = group_starts(sizes_BK)[..., None]
-    ends_BK1 = starts_BK1 + sizes_BK[..., None]
-    position_T = torch.arange(T, device=embeds_BTD.device)
-    member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
-    weight_BKT = member_BKT.float() / merge_divisor(sizes_BK, divisor)[..., None]
-
+    weight_BKT = members(sizes_BK, T).float() / merge_divisor(sizes_BK, divisor)[..., None]
     # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
-    real_BT = position_T < sizes_BK.sum(-1, keepdim=True)
+    real_BT = ragged.length_mask(sizes_BK.sum(-1), T)
     clean_BTD = torch.where(real_BT[..., None], embeds_BTD, 0)
     # Under autocast the product would be taken in bfloat16.
     with torch.autocast(embeds_BTD.device.type, enabled=False):
@@ -173,16 +165,14 @@ class MergedChains:
 def followed_by_answer(
     ids_BKG: Tensor, weights_BKG: Tensor, counts_B: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """The labels of a row's groups and then of its answer, (B, N, G), and their weights (numbers or bools)."""
-    # The answer's labels get as many places as a group's, so that the two can stand in one row.
+    """The labels of a row's groups and then of its answer, (B, N, G), and their weights."""
+    # No row of the batch may have any reasoning: its groups have no places then.
     G = max(1, ids_BKG.shape[-1])
-    answer_BA1 = batch.answer_ids[..., None]
-    answer_BAG = nn.functional.pad(answer_BA1, (0, G - 1))
-    one_BA1 = torch.ones_like(answer_BA1, dtype=weights_BKG.dtype)
-    answer_weights_BAG = nn.functional.pad(one_BA1, (0, G - 1))
-    if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
-        ids_BKG = answer_BAG[:, :0]
-        weights_BKG = answer_weights_BAG[:, :0]
+    ids_BKG, weights_BKG = (pad(values, (0, G - values.shape[-1])) for values in (ids_BKG, weights_BKG))
+    # The answer's labels get as many places as a group's, so that the two can stand in one row.
+    answer_BAG = pad(batch.answer_ids[..., None], (0, G - 1))
+    one_BA1 = torch.ones_like(batch.answer_ids, dtype=weights_BKG.dtype)[..., None]
+    answer_weights_BAG = pad(one_BA1, (0, G - 1))
     labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
     weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
     return labels_BNG, weights_BNG
@@ -191,65 +181,34 @@ def followed_by_answer(
 # Factors, and the methods that have them
 
 
-class Deck:
-    """Values that are each drawn once before one is drawn again: two equal rows of an example teach little."""
+def dealt(values: Sequence[float], rng: Random) -> Iterator[float]:
+    """Draw values without end, each once before one comes again: two equal rows of an example teach little.
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = values
-        self.left: list[float] = []
-
-    def draw(self, rng: Random) -> float:
-        """The next one; of values that stand twice there are two."""
-        self.left = self.left or list(self.values)
-        value = rng.choice(self.left)
-        self.left.remove(value)
-        return value
+    One that stands twice is drawn twice as often.
+    """
+    left: list[float] = []
+    while True:
+        left = left or list(values)
+        value = rng.choice(left)
+        left.remove(value)
+        yield value
 
 
-@dataclass(frozen=True)
-class Factors:
-    """The factors that training draws from."""
-
-    values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("method.compression_factors is empty")
-        for c in self.values:
-            check_number("each of method.compression_factors", c, 1)
-
-    def draw(self, rng: Random, n: int) -> list[float]:
-        """n of them: each entry once before one comes again; one that stands twice, twice as often."""
-        deck = Deck(self.values)
-        return [deck.draw(rng) for _ in range(n)]
-
-    def offered(self) -> list[float]:
-        """The values, ascending and each once."""
-        return sorted(set(self.values))
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
-
-    def __contains__(self, c: object) -> bool:
-        return c in self.values
-
-    def __str__(self) -> str:
-        return ", ".join(f"{value:g}" for value in self.offered())
-
-    @classmethod
-    def parse(cls, value: Sequence[float] | str) -> "Factors":
-        """A list; or whole numbers, "1..5". ValueError for anything else."""
-        if isinstance(value, list | tuple):
-            return cls(tuple(value))
+def parse_factors(value: Sequence[float] | str) -> tuple[float, ...]:
+    """The factors that training draws from: a list; or whole numbers, "1..5". ValueError for anything else."""
+    if isinstance(value, list | tuple):
+        factors = tuple(value)
+    else:
         low, _, high = str(value).partition("..")
         try:
-            values = tuple(range(int(low), int(high) + 1))
+            factors = tuple(range(int(low), int(high) + 1))
         except ValueError:
-            values = ()
-        allowed = 'a list, or a range of whole numbers such as "1..5"'
-        check_holds("method.compression_factors", bool(values), value, allowed)
-        return cls(values)
+            factors = ()
+    allowed = 'a list of numbers, or a range of whole numbers such as "1..5"'
+    check_holds("method.compression_factors", bool(factors), value, allowed)
+    for c in factors:
+        check_number("each of method.compression_factors", c, 1)
+    return factors
 
 
 class GroupMethod(base.Method):
@@ -267,13 +226,10 @@ class GroupMethod(base.Method):
 
     def check_params(self, params: Any) -> str | None:
         # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
-        c, factors = params.compression_factor, self.config.factors
-        if c in factors:
-            return None
-        return f"compression_factor {c:g} was not trained (trained: {factors}): expect less"
+        return base.warning_if_untrained("compression_factor", params.compression_factor, self.config.factors)
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        return {"compression_factor": self.config.factors.offered()}
+        return {"compression_factor": sorted(set(self.config.factors))}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         (row,) = self.encode_draws(template, example, rng, epoch, 1)
@@ -283,8 +239,9 @@ class GroupMethod(base.Method):
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
     ) -> list[Row]:
         rows = []
+        factors = list(itertools.islice(dealt(self.config.factors, rng), n))
         others = self.other_values(rng)
-        for c in self.config.factors.draw(rng, n):
+        for c in factors:
             # Drawn in this order: a row without other values stays what it was when there were none.
             seed = rng.getrandbits(62)
             params = self.Params(c, **next(others))

@@ -16,7 +16,7 @@ embeddings. The paper pauses in pretraining too; this is its fine-tuning alone (
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
-from colar.methods.base import Batch, NoParams, Row
+from colar.methods.base import Batch, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -54,14 +54,12 @@ class Pause(base.ScaledMethod):
         return {"pauses": nn.Embedding(self.config.n_pauses, lm.width)}  # standard normal
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         return replace(row, steps=[], n_latents=self.config.n_pauses)
 
     def pauses(self, lm: LatentLM) -> Tensor:
         """The embeddings that are fed, (K, D)."""
-        weight: Any = lm.extra["pauses"].weight
-        scaled: Tensor = self.sigma_e * weight
-        return scaled
+        return self.sigma_e * cast(Tensor, lm.extra["pauses"].weight)
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         pauses_BKD = self.pauses(lm).expand(len(batch.seeds), -1, -1)

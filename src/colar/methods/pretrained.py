@@ -34,7 +34,12 @@ def save(
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
-    return checkpoint.save(lm, folder, _entry(method), run, card, gathered)
+    # Through JSON at once: tuples are lists here, as they are when the folder is read.
+    entry = {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
+    for key, values in (("params", method.default_params), ("limits", method.default_limits)):
+        if values:
+            entry[key] = dict(values)
+    return checkpoint.save(lm, folder, entry, run, card, gathered)
 
 
 def check_loadable(lm: LatentLM) -> None:
@@ -51,14 +56,6 @@ def check_loadable(lm: LatentLM) -> None:
         )
 
 
-def _entry(method: Method) -> dict[str, Any]:
-    """The method in colar.json."""
-    # Through JSON at once: tuples are lists here, as they are when the folder is read.
-    entry = {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
-    own = {"params": dict(method.default_params), "limits": dict(method.default_limits)}
-    return entry | {key: value for key, value in own.items() if value}
-
-
 def save_pretrained(
     lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any] | None = None
 ) -> Path:
@@ -69,8 +66,8 @@ def save_pretrained(
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
     check_holds("run", isinstance(run, dict), run, "keys and values")
+    # The card shows these two.
     for key in ("metrics", "recipe"):
-        # The card shows them.
         check_holds(f"run.{key}", isinstance(run.get(key, {}), dict), run.get(key), "keys and values")
     return save(lm, method, folder, run, card_of(lm, method, run))
 
@@ -149,9 +146,7 @@ def load_for_training(
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)
-    # An adapter trains on with the settings it has; full weights may get a new one laid on.
-    adapter = info["weights"] == "adapter"
-    if adapter and lora is None:
+    if info["weights"] == "adapter" and lora is None:
         raise ValueError(
             f"{folder} is an adapter: model.lora must be given, with the settings that it has "
             "(or make it full weights: colar export --merge)"

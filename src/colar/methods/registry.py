@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from colar import yaml_settings
-from colar.checks import did_you_mean
+from colar.checks import check_known
 from colar.methods.base import Method
 from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
@@ -33,10 +33,7 @@ METHODS: dict[str, type[Method]] = {
 
 def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
     """The method of that name. ValueError names the nearest right name or key, and the allowed values."""
-    if name not in METHODS:
-        raise ValueError(
-            f"method.name: unknown method {name!r}{did_you_mean(name, METHODS)}; one of {', '.join(METHODS)}"
-        )
+    check_known("method.name", [name], METHODS)
     cls = METHODS[name]
     return cls(yaml_settings.built(cls.Config, config or {}, "method."))
 

@@ -13,9 +13,6 @@ temperature T that the row was sampled at:
 A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
 masked. Latents are inputs, and no gradient flows through them, unless a method makes them anew of what it chose.
 
-A method that can be trained by reinforcement is a `Scorable`, too. What else it needs of a thought to score it, such as
-the tokens of a group, is a column here.
-
 Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
 M positions of all rows, L thoughts of all rows.
 """
@@ -163,10 +160,14 @@ def score_actions(
     # Logits are made where something was chosen, and nowhere else. The stop and the answer are tokens.
     temperature_BN = rollouts.temperature[:, None].expand(-1, N).float()
     written_BN = stop_BN | token_BN
+    closing_BK = _closing_ids(lm, rollouts).expand(-1, rollouts.thought_ids.shape[1] + 1)
+    labels_BN = ragged.pack(
+        (closing_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
+    )
     hidden_MD = ragged.take_masked(hidden_BND, written_BN)
     labels_M, temperature_M = (
         devices.beside(ragged.take_masked(values_BN, written_BN), hidden_MD)
-        for values_BN in (_labels(lm, rollouts), temperature_BN)
+        for values_BN in (labels_BN, temperature_BN)
     )
     written_logps_M, entropy_M = lm.reduce_logits(logps_and_entropy, hidden_MD, labels_M, temperature_M)
     real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
@@ -206,14 +207,16 @@ def logps_and_entropy(logits_MV: Tensor, ids_M: Tensor, temperature_M: Tensor) -
 
 def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
-    B = rollouts.question_ids.shape[0]
-    closing_B1 = _separator_id(lm, rollouts.question_ids.device).expand(B, 1)
+    closing_B1 = _closing_ids(lm, rollouts)
     question_BQD = lm.embed(rollouts.question_ids)
+    # Tokens of a chain are embedded again, not taken as they were fed: where embeddings are trained, the gradient
+    # reaches them.
+    fed_BKD = latents_BKD if latents_BKD.shape[-1] else lm.embed(rollouts.thought_ids)
     # Nothing is chosen after the last token: it is not fed.
     fed_tokens_B = (rollouts.token_lengths - 1).clamp(min=0)
     fed_BTD = ragged.pack(
         (question_BQD, rollouts.question_lengths),
-        (_fed(lm, rollouts, latents_BKD).to(question_BQD.dtype), rollouts.thought_counts),
+        (fed_BKD.to(question_BQD.dtype), rollouts.thought_counts),
         (lm.embed(closing_B1), torch.ones_like(rollouts.token_lengths)),
         (lm.embed(rollouts.token_ids), fed_tokens_B),
         multiple=ragged.PAD_TO,
@@ -224,28 +227,12 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
     return ragged.take_from(hidden_BTD, rollouts.question_lengths - 1, N)
 
 
-def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
-    """Embeddings that are fed at the thoughts, (B, K, D): the latents, or those of the tokens of a chain."""
-    if latents_BKD.shape[-1]:
-        return latents_BKD
-    # Tokens are embedded again, not taken as they were fed: where embeddings are trained, the gradient reaches them.
-    return lm.embed(rollouts.thought_ids)
-
-
-def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
-    """(B, N) ids: the separator where the row could stop, then the answer's tokens."""
-    B, K = rollouts.thought_ids.shape
-    closing_BK = _separator_id(lm, rollouts.token_ids.device).expand(B, K + 1)
-    return ragged.pack(
-        (closing_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
-    )
-
-
 def _mean_or_nan(values_BN: Tensor, where_BN: Tensor) -> Tensor:
     """Mean of each row's values, (B,); nan in rows that have none."""
     where_BN = devices.beside(where_BN, values_BN)
     return ragged.row_mean(values_BN, where_BN).masked_fill(~where_BN.any(-1), torch.nan)
 
 
-def _separator_id(lm: LatentLM, device: torch.device) -> Tensor:
-    return devices.constant((lm.template.separator_id,), device)
+def _closing_ids(lm: LatentLM, rollouts: Rollouts) -> Tensor:
+    """The separator that ends each row's thoughts, (B, 1)."""
+    return torch.full_like(rollouts.token_lengths, lm.template.separator_id)[:, None]

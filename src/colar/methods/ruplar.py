@@ -78,7 +78,7 @@ class Ruplar(base.Method):
     thinks_in_latents: ClassVar[bool] = True
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        row = super().encode(template, example, rng, epoch)
         counted = set(template.ids_matching(OPERATION))
         # A step of words alone keeps them.
         steps = [[token for token in step if token in counted] or step for step in row.steps]
@@ -105,11 +105,8 @@ class Ruplar(base.Method):
 
     def priors(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The weight of each token of the chain in each step's prior, (B, K, T) float32, and the steps, (B,)."""
-        T = batch.chain_ids.shape[1]
-        position_T = torch.arange(T, device=batch.chain_ids.device)
         sizes_BK = self.group_sizes(lm, batch)
-        starts_BK1 = grouping.group_starts(sizes_BK)[..., None]
-        member_BKT = (position_T >= starts_BK1) & (position_T < starts_BK1 + sizes_BK[..., None])
+        member_BKT = grouping.members(sizes_BK, batch.chain_ids.shape[1])
 
         equals = devices.constant(lm.template.ids_matching(EQUALS), batch.chain_ids.device)
         equals_BKT = member_BKT & (batch.chain_ids[..., None] == equals).any(-1)[:, None]
@@ -123,7 +120,7 @@ class Ruplar(base.Method):
         prior_BKT = (1 - result_share_BK1) * shared_BKT + result_share_BK1 * (
             result_BKT / n_result_BK1.clamp(min=1)
         )
-        return prior_BKT, (sizes_BK > 0).sum(-1)
+        return prior_BKT, grouping.count_groups(sizes_BK)
 
     def mix(self, lm: LatentLM, batch: Batch, prior_BKT: Tensor) -> Tensor:
         """The soft tokens of these priors, (B, K, D)."""

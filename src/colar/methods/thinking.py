@@ -1,7 +1,5 @@
 """One step of thinking: the settings and hidden states of all rows, and the method's reply.
 
-    requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought
-
 `ThinkState` has a row for each request that still thinks. `StepConditions` are the facts about these rows by which
 Python may branch; all else is columns, so that a step can be recorded as a CUDA graph.
 
@@ -68,18 +66,15 @@ class StepConditions:
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
         decodings = {request.decoding for request in requests}
-        distinct = {request.params for request in requests}
-        settings = [vars(params) for params in distinct]
-        values: dict[str, list[float]] = {}
-        for name in settings[0] if settings else ():
-            values[name] = [float(each[name]) for each in settings]
-        whole_numbers = [name for name, column in values.items() if all(map(float.is_integer, column))]
+        settings = [vars(params) for params in {request.params for request in requests}]
+        names = settings[0] if settings else ()
+        values = {name: [float(each[name]) for each in settings] for name in names}
         return cls(
             DrawModes.of([(decoding.temperature, decoding.top_p) for decoding in decodings]),
             DrawModes.of([(decoding.latent_temperature, decoding.top_p) for decoding in decodings]),
             all(decoding.temperature == decoding.latent_temperature for decoding in decodings),
             tuple((name, math.ceil(max(column))) for name, column in values.items()),
-            frozenset(whole_numbers),
+            frozenset(name for name, column in values.items() if all(map(float.is_integer, column))),
         )
 
     def largest(self, name: str) -> int:
@@ -178,10 +173,8 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
 
 def sampling_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
     """The columns (B,) of a `ThinkState` by which its requests draw, by name, on the device."""
-    columns: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "latent_temperature"):
-        values = [getattr(request.decoding, name) for request in requests]
-        columns[name] = devices.send(torch.tensor(values, dtype=torch.float64), device)
+    decodings = [request.decoding for request in requests]
+    columns = _float_columns(decodings, ("temperature", "top_p", "latent_temperature"), device)
     for name in ("seed", "sample"):
         columns[name] = devices.numbers([getattr(request, name) for request in requests], device)
     return columns
@@ -189,11 +182,15 @@ def sampling_columns(requests: Sequence[RequestView], device: torch.device) -> d
 
 def param_columns(params: Sequence[Any], device: torch.device = CPU) -> dict[str, Tensor]:
     """A (B,) float64 column for each field of the rows' params, on the device."""
-    if not params:
-        return {}
+    names = [f.name for f in dataclasses.fields(params[0])] if params else []
+    return _float_columns(params, names, device)
+
+
+def _float_columns(values: Sequence[Any], names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
+    """A (B,) column for each of these attributes of B values."""
     columns = {}
-    for f in dataclasses.fields(params[0]):
+    for name in names:
         # float64: in float32 a factor of 1.1 would move the groups of long chains.
-        values = [float(getattr(row, f.name)) for row in params]
-        columns[f.name] = devices.send(torch.tensor(values, dtype=torch.float64), device)
+        column = torch.tensor([float(getattr(value, name)) for value in values], dtype=torch.float64)
+        columns[name] = devices.send(column, device)
     return columns

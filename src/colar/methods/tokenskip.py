@@ -29,7 +29,6 @@ from random import Random
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from colar import checks, processes, progress
 from colar.data.example import Example
@@ -37,7 +36,7 @@ from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import devices, ragged
 from colar.template.template import Template
 
 ROWS = 32
@@ -54,7 +53,7 @@ class TokenSkipParams:
     """Share of the chain's tokens that is to be written, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
-        _check_ratio("ratio", self.ratio)
+        checks.check_number("ratio", self.ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,10 @@ class TokenSkipConfig:
     """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ratios, list | tuple) or not self.ratios:
-            raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
+        is_list = isinstance(self.ratios, list | tuple) and len(self.ratios) > 0
+        checks.check_holds("method.ratios", is_list, self.ratios, "a list of numbers")
         for ratio in self.ratios:
-            _check_ratio("each of method.ratios", ratio)
-
-
-def _check_ratio(name: str, ratio: float) -> None:
-    checks.check_number(name, ratio, 1e-6, 1)
+            checks.check_number("each of method.ratios", ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,7 @@ class TokenSkip(Cot):
         return f"(Tokens kept: {params.ratio:g})"
 
     def check_params(self, params: TokenSkipParams) -> str | None:
-        if params.ratio in self.config.ratios:
-            return None
-        known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
-        return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
+        return base.warning_if_untrained("ratio", params.ratio, self.config.ratios)
 
     def thinks_whole_chain(self, params: TokenSkipParams) -> bool:
         # Which tokens a smaller share would have kept is not known of a question that was not scored.
@@ -150,8 +142,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
             at_once = max(1, POSITIONS // max(map(len, rows)))
             scores: list[tuple[float, ...]] = []
             for start in range(0, len(rows), at_once):
-                batch = Batch.collate(rows[start : start + at_once])
-                scores += _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
+                scores += _surprisal(lm, Batch.collate(rows[start : start + at_once]))
             yield scores
 
     # Dropout would make the scores a matter of chance.
@@ -159,12 +150,12 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
         return list(itertools.chain.from_iterable(processes.split_and_gather(batches, work)))
 
 
-def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:
-    batch = Batch.from_tensors(tensors)
+def _surprisal(lm: LatentLM, batch: Batch) -> list[tuple[float, ...]]:
     ids_BT = ragged.pack(batch.question, batch.chain, multiple=ragged.PAD_TO)
     hidden_BTD = lm.hidden(lm.embed(ids_BT))
     hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
     mask_BN = ragged.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
-    (logps_M,) = lm.reduce_logits(losses.chosen_logps, hidden_BND[mask_BN], batch.chain_ids[mask_BN])
-    for row in torch.split(-logps_M, batch.chain_lengths.tolist()):
-        yield tuple(row.tolist())
+    hidden_MD = ragged.take_masked(hidden_BND, mask_BN)
+    ids_M = devices.beside(ragged.take_masked(batch.chain_ids, mask_BN), hidden_MD)
+    (logps_M,) = lm.reduce_logits(losses.chosen_logps, hidden_MD, ids_M)
+    return [tuple(row.tolist()) for row in torch.split(-logps_M, batch.chain_lengths.tolist())]

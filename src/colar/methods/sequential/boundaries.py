@@ -6,22 +6,13 @@ Where c counts tokens a group has c of them. In `grouping: equations` c counts u
     grouping: tokens          [<<  4][8  /][2  =][2  4][>>]
     grouping: equations       [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
-Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
-A pretrained model computes with digits that stand at positions of their own; to compute with several in one latent it
-has to learn anew. So the digits of operands stay in groups of their own, and what is hardly computed with is put
-together: the digits, up to three, of a number that begins a group, as a result does after "=", are one unit. Otherwise
-no digit may follow another digit in a group.
+A sign starts a group, and "=" is a group of its own. From c = 2 on the digits, up to three, of a number that begins a
+group are one unit, as a result's are after "="; otherwise no digit follows another digit in a group. Below c = 2 digits
+are tokens like all others, so that c = 1 is CoT. docs/method.md has the reasons.
 
-"=" is a group of its own. A result is computed there, and in the group [2 =] the model would have to take the latent
-apart first, and then have no layers left for the result. Signs start a group: behind [8 /] the next operand would begin
-one. (The later digits of a longer operand do: 1234 is fed as 1 and 234.)
-
-Below c = 2 digits are tokens like all others. So a request at c = 1 thinks token by token, as CoT does, and keeps what
-the model knows of digits.
-
-All of this holds at inference as in training: `OpenGroups` has the rules for one token more, and `Windows` runs them
-over given chains. A group goes on as long as its next token may join it. So the decoder also computes the token
-behind a number, which says that the number ends; that token is then chosen anew, as the next group's first.
+`OpenGroups` has the rules for one token more, and `Windows` runs them over given chains. A group goes on as long as its
+next token may join it. So the decoder also computes the token behind a number, which says that the number ends; that
+token is then chosen anew, as the next group's first.
 
 Where c alone ends the groups of given chains, `grouping.even_sizes` has their sizes. Otherwise the rules run over a
 chain from each of its tokens on, because a group's start depends on where the one before it ended:
@@ -58,6 +49,8 @@ NUMBERS_FROM = 2
 """The least c at which a number is a unit."""
 SAMPLE = 1000
 """Chains whose signs are looked for."""
+NOTHING = -1
+"""In a group's ids: no token at this place."""
 NEVER = torch.iinfo(torch.int64).max
 """More units than any group has."""
 
@@ -75,8 +68,7 @@ class Equations:
     @classmethod
     def of(cls, template: Template) -> "Equations":
         """ValueError where the tokenizer has no token for a digit, a sign or "="."""
-        key = "method.grouping equations"
-        ids = template.token_ids((*DIGITS, *SIGNS, "="), key)
+        ids = template.token_ids((*DIGITS, *SIGNS, "="), "method.grouping equations")
         return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1])
 
     def are_seen(self, template: Template, chains: Sequence[tuple[str, ...]]) -> bool:
@@ -98,10 +90,6 @@ class Equations:
     def is_start(self, ids: Tensor) -> Tensor:
         """Signs and "=": tokens that start a group."""
         return _any_of(ids, (*self.sign_ids, self.equals_id))
-
-    def is_end(self, ids: Tensor) -> Tensor:
-        """Tokens that nothing joins in their group."""
-        return ids == self.equals_id
 
     def units_and_digits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
@@ -150,23 +138,21 @@ class OpenGroups:
         """Digits of the last unit so far, 0 where it is no number; `MOST_DIGITS` where it takes no more."""
 
     def open(self, rows_X: Tensor) -> Tensor:
-        """True if any token may join, (X,) bool."""
-        room_X = self.has_room(rows_X)
-        return room_X if self.equations is None else room_X & ~self.equations.is_end(self.last_B[rows_X])
+        """True if any token may join, (X,) bool.
 
-    def has_room(self, rows_X: Tensor) -> Tensor:
-        """True if c lets one more unit in, (X,) bool."""
-        return self.used_B[rows_X] < self.units_B[rows_X]
+        A digit that goes on with a number takes no room, and there always is some: such a number is the group's first
+        unit, and numbers are units from c = 2 on.
+        """
+        room_X = self.used_B[rows_X] < self.units_B[rows_X]
+        if self.equations is None:
+            return room_X
+        return room_X & (self.last_B[rows_X] != self.equations.equals_id)
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
-        """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S).
-
-        A number that may go on is the group's first unit, and numbers are units from c = 2 on: c has room for its end.
-        """
+        """True if tokens may join each group, if it is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
         assert self.equations is not None
-        is_digit = self.equations.is_digit(ids)
-        refused = self.equations.is_start(ids) | (self.refuses_digit(rows_X)[:, None] & is_digit)
-        return self.has_room(rows_X)[:, None] & ~refused
+        is_refused_digit = self.refuses_digit(rows_X)[:, None] & self.equations.is_digit(ids)
+        return ~(self.equations.is_start(ids) | is_refused_digit)
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
         """Let a token join each group. A group that has ended is not read any more."""
@@ -191,12 +177,12 @@ class OpenGroups:
         There it is a digit of that number, or its end. A result's digits are computed one from another; a sign and the
         digit behind it cost nothing in one thought.
         """
-        return (
-            torch.ones_like(rows_X, dtype=torch.bool) if self.equations is None else self.takes_digit(rows_X)
-        )
+        if self.equations is None:
+            return torch.ones_like(rows_X, dtype=torch.bool)
+        return self.takes_digit(rows_X)
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
-        """True if no digit may join, be there room or not, (X,) bool."""
+        """True if no digit may join, (X,) bool."""
         return (self.run_B[rows_X] >= MOST_DIGITS) & self.unites_digits_B[rows_X]
 
 
@@ -216,8 +202,8 @@ class Windows:
     ids_BTG: Tensor
     units_BTG: Tensor
     """The units of a group that ends with the token; `NEVER` where no group has it."""
-    compared_BTG: Tensor
-    """bool: tokens of a group that a threshold applies to."""
+    tested_BTG: Tensor
+    """bool: tokens of a group that a threshold, where there is one, applies to."""
 
     @classmethod
     def of(
@@ -231,9 +217,9 @@ class Windows:
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
-        place_G = torch.arange(G, device=ids_BT.device)
-        left_BT = lengths_B[:, None] - torch.arange(T, device=ids_BT.device)
-        in_chain_NG = (place_G < left_BT[..., None]).flatten(0, 1)
+        start_T1 = torch.arange(T, device=ids_BT.device)[:, None]
+        position_TG = start_T1 + torch.arange(G, device=ids_BT.device)
+        in_chain_NG = (position_TG < lengths_B[:, None, None]).flatten(0, 1)
         ids_NG = ids_BTG.flatten(0, 1)
 
         all_N = torch.arange(len(ids_NG), device=ids_BT.device)
@@ -241,18 +227,18 @@ class Windows:
         open_groups = OpenGroups(ids_NG[:, 0], units_N, equations, unites_digits_B.repeat_interleave(T))
         joins_N = in_chain_NG[:, 0]
         units = [torch.where(joins_N, open_groups.used_B, NEVER)]
-        # The first token is never compared.
-        compared = [torch.zeros_like(joins_N)]
+        # The first token is never tested.
+        tested = [torch.zeros_like(joins_N)]
         for place in range(1, G):
             token_N = ids_NG[:, place]
             joins_N = joins_N & in_chain_NG[:, place] & open_groups.open(all_N)
             if equations is not None:
                 joins_N = joins_N & open_groups.admits(all_N, token_N[:, None])[:, 0]
-            compared.append(joins_N & open_groups.threshold_applies(all_N))
+            tested.append(joins_N & open_groups.threshold_applies(all_N))
             open_groups.add(all_N, token_N)
             units.append(torch.where(joins_N, open_groups.used_B, NEVER))
-        units_NG, compared_NG = torch.stack(units, dim=-1), torch.stack(compared, dim=-1)
-        return cls(ids_BTG, units_NG.view(ids_BTG.shape), compared_NG.view(ids_BTG.shape))
+        units_NG, tested_NG = torch.stack(units, dim=-1), torch.stack(tested, dim=-1)
+        return cls(ids_BTG, units_NG.view(ids_BTG.shape), tested_NG.view(ids_BTG.shape))
 
     def cut_before(self, low_confidence_BTG: Tensor) -> "Windows":
         """The same where groups end before these tokens (bool)."""
@@ -314,5 +300,5 @@ class ChainGroups:
         is_open_BK = units_BK < self.most_units_BK
         if self.equations is not None:
             last_id_BK = self.windows.last(self.windows.ids_BTG, self.starts_BK, self.sizes_BK)
-            is_open_BK = is_open_BK & ~self.equations.is_end(last_id_BK)
+            is_open_BK = is_open_BK & (last_id_BK != self.equations.equals_id)
         return self.sizes_BK + is_open_BK.long()

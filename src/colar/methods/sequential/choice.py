@@ -4,24 +4,35 @@ A request has two temperatures. At a group's first place `temperature` decides w
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
 two are equal, all of this is one draw from the LM head, as in CoT.
 
+With `method.shortlist` the tokens behind the first are chosen among those of the training chains and the separator.
+Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and the LM head is a large part of a small
+model's step. The softmax of those places is over the shortlist in thinking, in training, and in the log-probs that
+reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
+vocabulary.
+
 Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
 """
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from colar.methods.losses import continue_logps
-from colar.methods.sequential.boundaries import Equations, OpenGroups, most_tokens
-from colar.methods.sequential.decoder import NOTHING, Ending, without
+from colar import progress
+from colar.data.example import Example
+from colar.methods.losses import continue_logps, without
+from colar.methods.sequential.boundaries import NOTHING, Equations, OpenGroups, most_tokens
+from colar.methods.sequential.decoder import Ending
 from colar.methods.thinking import ThinkState
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise
 from colar.ops.sampling import DrawModes, sample_tokens, token_logps, unlikely_logps
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,8 @@ class Rules:
     """The units of a group that nothing ends before."""
     most_units: int
     """The largest of them, or more."""
+    unites_digits: Tensor
+    """bool: True in rows in which the digits of a number are one unit."""
     temperature: Tensor
     """Of the tokens behind the first."""
     top_p: Tensor
@@ -47,47 +60,37 @@ class Rules:
     """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
-    unites_digits: Tensor | None = None
-    """True in rows in which the digits of a number are one unit, (B,) bool; None for no row."""
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that a group may have."""
         return most_tokens(self.most_units, self.equations)
 
+    def tokens_at(self, columns: Tensor) -> Tensor:
+        """The tokens that these columns of the logits of a place behind the first are for."""
+        return columns if self.shortlist is None else self.shortlist.ids_S[columns]
+
     def thresholds(self, rows_X: Tensor, open_groups: OpenGroups) -> Tensor:
         """The threshold of each group's next token, (X,)."""
         return torch.where(open_groups.threshold_applies(rows_X), self.confidence_threshold[rows_X], 0)
 
 
-@dataclass
 class Groups:
-    """The groups of B rows, filled place by place."""
+    """The groups of B rows, of one token each at first, filled place by place."""
 
-    ids: Tensor
-    """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
-    logps: Tensor
-    """(B, G), of each token given those before it; 0 at the first place."""
-    endings: Tensor
-    """(B,) How a draw ended the group: `Ending`."""
-    low_confidence: Tensor
-    """(B,) bool: True where a group ended before a token that is below the threshold."""
-    ending_logps: Tensor
-    """(B,) Of that draw; 0 where none ended the group."""
-
-    @classmethod
-    def begun(cls, first_B: Tensor, places: int) -> "Groups":
-        """Of one token each."""
+    def __init__(self, first_B: Tensor, places: int) -> None:
         device = first_B.device
-        ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
-        ids_BG[:, 0] = first_B
-        return cls(
-            ids_BG,
-            torch.zeros(ids_BG.shape, device=device),
-            torch.full_like(first_B, Ending.NO_DRAW),
-            torch.zeros(len(first_B), dtype=torch.bool, device=device),
-            torch.zeros(len(first_B), device=device),
-        )
+        self.ids = torch.full((len(first_B), places), NOTHING, device=device)
+        """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
+        self.ids[:, 0] = first_B
+        self.logps = torch.zeros(self.ids.shape, device=device)
+        """(B, G), of each token given those before it; 0 at the first place."""
+        self.endings = torch.full_like(first_B, Ending.NO_DRAW)
+        """(B,) How a draw ended the group: `Ending`."""
+        self.ending_logps = torch.zeros(len(first_B), device=device)
+        """(B,) Of that draw; 0 where none ended the group."""
+        self.low_confidence = torch.zeros(len(first_B), dtype=torch.bool, device=device)
+        """(B,) bool: True where a group ended before a token that is below the threshold."""
 
 
 def choose_first(state: ThinkState, separator_id: int) -> Tensor:
@@ -112,28 +115,26 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
     return devices.where_rows(again_B, token_if_no_stop, first_B)
 
 
-def first_logps(
-    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
-) -> Tensor:
+def first_logps(state: ThinkState, separator_id: int, first_B: Tensor) -> Tensor:
     """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
-    logps_B = token_logps(logits_BV, temperature_B, first_B)
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
+    logits_BV = state.logits()
+    logps_B = token_logps(logits_BV, state.temperature, first_B)
+    if state.conditions.one_temperature:
+        return logps_B
 
     def in_two_choices(at: Any) -> Tensor:
-        scale_X = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()
-        continue_X = continue_logps(logits_BV[at].float(), scale_X, separator_id)
-        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_B[at], first_B[at])
-        return continue_X + torch.where(latent_temperature_B[at] > 0, token_X, 0)
+        temperature_X, latent_temperature_X = state.temperature[at], state.latent_temperature[at]
+        scale_X = torch.where(temperature_X == 0, 1, temperature_X).float()
+        (continue_X,) = continue_logps(logits_BV[at].float(), scale_X, separator_id)
+        token_X = token_logps(without(logits_BV[at], separator_id), latent_temperature_X, first_B[at])
+        return continue_X + torch.where(latent_temperature_X > 0, token_X, 0)
 
+    again_B = (state.temperature != state.latent_temperature) & (first_B != separator_id)
     return devices.where_rows(again_B, in_two_choices, logps_B)
 
 
 def choose_groups(
-    lm: LatentLM,
-    hidden_BD: Tensor,
-    first_B: Tensor,
-    rules: Rules,
-    wants_logps: bool = True,
+    lm: LatentLM, hidden_BD: Tensor, first_B: Tensor, rules: Rules, wants_logps: bool = True
 ) -> Groups:
     """The groups that begin with `first_B`.
 
@@ -142,7 +143,7 @@ def choose_groups(
     place.
     """
     compact = not devices.is_asynchronous(first_B.device)
-    groups = Groups.begun(first_B, rules.most_tokens)
+    groups = Groups(first_B, rules.most_tokens)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #
@@ -153,10 +154,8 @@ def choose_groups(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    unites_digits_B = rules.unites_digits
-    if unites_digits_B is None:
-        unites_digits_B = torch.zeros_like(first_B, dtype=torch.bool)
-    open_groups = OpenGroups(first_B, rules.units, rules.equations, unites_digits_B)
+    may_end = rules.has_threshold or rules.equations is not None
+    open_groups = OpenGroups(first_B, rules.units, rules.equations, rules.unites_digits)
     going_X = (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     for place in range(1, rules.most_tokens):
         if compact and not bool(going_X.all()):
@@ -165,91 +164,91 @@ def choose_groups(
         if not len(rows_X):
             break
         state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
-        draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules)
-        token_X = draw.token_X
-        joins_X = _joins(groups, draw, going_X, rules, open_groups, wants_logps)
+        logits_XV = lm.logits(state_XD, rules.shortlist)
+        index_X = _draw(logits_XV, rows_X, place, rules)
+        token_X = rules.tokens_at(index_X)
+        joins_X = going_X
+        if rules.equations is not None:
+            joins_X = joins_X & open_groups.admits(rows_X, token_X[:, None])[:, 0]
+        # A softmax over the vocabulary: only where its result is read.
+        if rules.has_threshold or wants_logps:
+            # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
+            logps_X = token_logps(logits_XV, rules.temperature[rows_X], index_X)
+            low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
+            joins_X = joins_X & ~low_confidence_X
+            groups.low_confidence[rows_X] |= low_confidence_X
+            groups.logps[rows_X, place] = torch.where(joins_X, logps_X, 0)
+        # If every row is greedy, no draw ends a group.
+        if may_end and wants_logps and rules.modes.drawn:
+            _record_endings(groups, rows_X, logits_XV, going_X & ~joins_X, rules, open_groups)
         groups.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
         open_groups.add(rows_X, token_X)
         going_X = joins_X & (token_X != lm.template.separator_id) & open_groups.open(rows_X)
     return groups
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Tokens drawn for one place of the groups of some rows."""
-
-    place: int
-    rows_X: Tensor
-    logits_XV: Tensor
-    """(X, S) with a shortlist of S tokens."""
-    index_X: Tensor
-    """The columns of the logits that were drawn."""
-    token_X: Tensor
-
-
-def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Draw:
-    """Draw a token for each row."""
+def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Tensor:
+    """The columns of the logits that are drawn for a place of these rows' groups, (X,)."""
     # No draw where all are greedy: its noise would cost more than the choice.
     if not rules.modes.drawn:
-        index_X = logits_XV.argmax(-1)
-    else:
-        uniform_X = rules.uniform(place)[rows_X]
-        temperature_X, top_p_X = rules.temperature[rows_X], rules.top_p[rows_X]
-        index_X = sample_tokens(logits_XV, temperature_X, top_p_X, uniform_X, rules.modes)
-    token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
-    return Draw(place, rows_X, logits_XV, index_X, token_X)
-
-
-def _joins(
-    groups: Groups, draw: Draw, going_X: Tensor, rules: Rules, open_groups: OpenGroups, wants_logps: bool
-) -> Tensor:
-    """True where a drawn token joins its group, (X,) bool. Log-probs, and what ended a group, are recorded."""
-    rows_X = draw.rows_X
-    joins_X = going_X
-    if rules.equations is not None:
-        joins_X = going_X & open_groups.admits(rows_X, draw.token_X[:, None])[:, 0]
-    # A softmax over the vocabulary: only where its result is read.
-    if not rules.has_threshold and not wants_logps:
-        return joins_X
-
-    # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
-    logps_X = token_logps(draw.logits_XV, rules.temperature[rows_X], draw.index_X)
-    low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
-    joins_X = joins_X & ~low_confidence_X
-
-    groups.low_confidence[rows_X] = groups.low_confidence[rows_X] | low_confidence_X
-    groups.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
-    # The likeliest token is drawn where all are greedy: then nothing else could have been.
-    may_end = rules.has_threshold or rules.equations is not None
-    if may_end and wants_logps and rules.modes.drawn:
-        ended_X = going_X & ~joins_X
-        _record_endings(groups, draw, ended_X, rules, open_groups)
-    return joins_X
+        return logits_XV.argmax(-1)
+    uniform_X = rules.uniform(place)[rows_X]
+    return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, rules.modes)
 
 
 def _record_endings(
-    groups: Groups, draw: Draw, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
+    groups: Groups, rows_X: Tensor, logits_XV: Tensor, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
 ) -> None:
-    """Record how the draw has ended these groups, and how likely such an end was."""
-    rows_X, logits_XV = draw.rows_X, draw.logits_XV
+    """Record how a draw has ended these groups, and how likely such an end was."""
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, open_groups)
-    allowed_XV = None
+    allowed_XV, best_XV = None, logits_XV
     if rules.equations is not None:
-        ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)
-        ids_S = ids_V if rules.shortlist is None else rules.shortlist.ids_S
-        allowed_XV = open_groups.admits(rows_X, ids_S[None, :])
+        ids_V = rules.tokens_at(torch.arange(logits_XV.shape[1], device=logits_XV.device))
+        allowed_XV = open_groups.admits(rows_X, ids_V[None, :])
         best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
-    else:
-        best_XV = logits_XV
     end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
     # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
     is_drawn_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
-    best_X = best_XV.argmax(-1)
-    if rules.shortlist is not None:
-        best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold all tokens outside a class would have continued it.
     class_X = torch.where(open_groups.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
-    ending_X = torch.where(threshold_X > 0, best_X, class_X)
+    ending_X = torch.where(threshold_X > 0, rules.tokens_at(best_XV.argmax(-1)), class_X)
     groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
     groups.ending_logps[rows_X] = torch.where(is_drawn_X, end_logps_X, groups.ending_logps[rows_X])
+
+
+def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[int, ...]:
+    """The ids of all tokens of the examples' chains, and the separator's, ascending. ValueError without any chain."""
+    ids = set(_token_counts(template, progress.track(examples, "count the shortlist")))
+    if not ids:
+        raise ValueError(
+            "method.shortlist is counted in the training chains, but no row has a chain: "
+            "give method.shortlist_ids, or leave it out"
+        )
+    ids.add(template.separator_id)
+    progress.say(f"shortlist: {len(ids):,} tokens, of {len(template.tokenizer):,}")
+    return tuple(sorted(ids))
+
+
+def warn_of_missing(template: Template, examples: Sequence[Example], ids: tuple[int, ...]) -> None:
+    """Say how many tokens of these chains the shortlist lacks, where it was counted in others."""
+    counts = _token_counts(template, examples)
+    known = set(ids)
+    lacking = {token: n for token, n in counts.items() if token not in known}
+    if lacking:
+        progress.say(
+            f"warning: method.shortlist lacks {sum(lacking.values()):,} of the {counts.total():,} tokens of these "
+            f"chains ({len(lacking):,} different ones, such as {template.token(next(iter(lacking)))!r}): no group can "
+            "have them behind its first token, and as labels they are scored by the whole vocabulary"
+        )
+
+
+def _token_counts(template: Template, examples: Iterable[Example]) -> Counter[int]:
+    """The number of each token in the examples' chains. ValueError names an example that cannot be encoded."""
+    counts: Counter[int] = Counter()
+    for example in examples:
+        try:
+            counts.update(itertools.chain.from_iterable(template.steps(example.steps)))
+        except ValueError as error:
+            raise ValueError(f"{example.id}: {error}") from error
+    return counts

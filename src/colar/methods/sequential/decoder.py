@@ -1,10 +1,9 @@
 """The decoder of groups: the tokens of a group, one after another.
 
     position   question's last          latent 1                 latent 2
-    state      s1 ----> s2              s1 ----> s2              s1               s1 = h, the backbone's hidden state
-                ^ \\     ^ \\
-    label      t1  '-> t2               t3      t4               t5      ###      c = 2, a chain of five tokens
-    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                            as the paper merges
+    state      s1 ----> s2              s1 ----> s2              s1 ----> s2      s1 = h, the backbone's hidden state
+    label      t1       t2              t3       t4              t5       ###     c = 2, a chain of five tokens
+    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                           as the paper merges
 
 A Gaussian around the sum of a group cannot say WHICH tokens come together. Here a small decoder says them in order: the
 first from the backbone's own hidden state, each further one from the state before it and the token chosen before it,
@@ -14,9 +13,7 @@ first from the backbone's own hidden state, each further one from the state befo
     t_j from LM head(s_j)
 
 until the group has c tokens, or the separator, which makes it the short last one. The separator in the first place is
-the stop. Trained by cross-entropy alone: of each token given those before it in its group, mean over the group's
-tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
-exact.
+the stop. Trained by cross-entropy alone. The log-prob of a thought is the sum of its tokens', and exact.
 
 Near relatives are listed in docs/method.md.
 
@@ -25,8 +22,6 @@ positions of all rows, P labels of all rows, L thoughts of all rows, X rows or l
 vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
@@ -34,15 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.losses import chosen_logps, continue_logps, log_probs
-from colar.methods.rollouts import ThoughtActions
-from colar.methods.sequential.boundaries import Equations
+from colar.methods.losses import chosen_logps, continue_logps, log_probs, without
+from colar.methods.rollouts import Rollouts, ThoughtActions
+from colar.methods.sequential.boundaries import NOTHING, Equations
+from colar.model.chunks import ValuesOf
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-
-NOTHING = -1
-"""In a group's ids: no token at this place."""
 
 
 class Ending(IntEnum):
@@ -111,19 +104,12 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
     return ragged.take_masked(torch.stack(places, dim=1), real_MG)
 
 
-def without(logits_PV: Tensor, separator_id: int) -> Tensor:
-    """The logits given that the separator is not chosen."""
-    closing = devices.constant((separator_id,), logits_PV.device)
-    return logits_PV.index_fill(1, closing, -torch.inf)
-
-
 def thought_logps(
     lm: LatentLM,
     actions: ThoughtActions,
-    temperature_L: Tensor,
-    latent_temperature_L: Tensor,
-    shortlist: PartialHead | None = None,
-    equations: Equations | None = None,
+    rollouts: Rollouts,
+    shortlist: PartialHead | None,
+    equations: Equations | None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
@@ -131,24 +117,21 @@ def thought_logps(
     on, at the one, and of the tokens given that, at the other.
     """
     ids_LG = actions.group_ids
-    # Outputs without any thought have no places either.
-    if not ids_LG.numel():
-        return torch.zeros(len(ids_LG), device=actions.hidden.device)
     # Behind a group's last token stands what ended it, if a draw did: a token, or a class of tokens.
     place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
     is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
     is_ending_LG = is_behind_LG & (actions.endings != Ending.NO_DRAW)[:, None]
     labels_LG = torch.where(is_ending_LG, actions.endings[:, None], ids_LG)
     real_LG = labels_LG != NOTHING
+    temperature_L = rollouts.temperature[actions.row]
+    latent_temperature_L = rollouts.latent_temperature[actions.row]
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
-    labels = Labels.of(lm, actions.hidden, labels_LG, real_LG, scale_L)
-    logps_P = _logps(lm, labels, shortlist, equations)
+    tokens_LG = label_logps(lm, actions.hidden, labels_LG, real_LG, shortlist, equations, scale_L)
     # Of a token that alone would have continued the group, any other was drawn.
-    is_other_LG = is_ending_LG & (labels_LG >= 0)
-    is_other_P = devices.beside(ragged.take_masked(is_other_LG, real_LG), logps_P)
-    tokens_LG = ragged.put_masked(torch.where(is_other_P, _log1m_exp(logps_P), logps_P), real_LG)
+    is_other_LG = devices.beside(is_ending_LG & (labels_LG >= 0), tokens_LG)
+    tokens_LG = torch.where(is_other_LG, _log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -162,8 +145,8 @@ def thought_logps(
     def reduce(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
     ) -> tuple[Tensor, ...]:
-        (token_logps_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
-        return token_logps_X, continue_logps(logits_XV, temperature_X, separator_id)
+        chosen = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
+        return *chosen, *continue_logps(logits_XV, temperature_X, separator_id)
 
     token_logps_L, continue_L = lm.reduce_logits(
         reduce, actions.hidden, first_L, scale_L, actions.temperature
@@ -181,121 +164,72 @@ def _log1m_exp(logps: Tensor) -> Tensor:
 
 
 def label_logps(
-    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, shortlist: PartialHead | None = None
+    lm: LatentLM,
+    hidden: Tensor,
+    ids: Tensor,
+    real: Tensor,
+    shortlist: PartialHead | None,
+    equations: Equations | None = None,
+    temperature: Tensor | None = None,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
-    hidden (..., D) · ids (..., G) · real (..., G) bool. With a shortlist the labels behind a group's first one are
-    scored by its softmax, those of them that it lacks by the whole vocabulary's.
+    hidden (..., D) · ids (..., G), the last of a group perhaps a class of tokens (`Ending`) · real (..., G) bool ·
+    temperature (...), 1 by default. With a shortlist the labels behind a group's first one are scored by its softmax,
+    those of them that it lacks by the whole vocabulary's.
     """
-    if not ids.numel():
-        return torch.zeros(ids.shape, device=hidden.device)
-    real_MG = real.flatten(end_dim=-2)
-    labels = Labels.of(lm, hidden.flatten(end_dim=-2), ids.flatten(end_dim=-2), real_MG)
-    return ragged.put_masked(_logps(lm, labels, shortlist), real_MG).view(ids.shape)
+    ids_MG, real_MG = ids.flatten(end_dim=-2), real.flatten(end_dim=-2)
+    state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
+    is_later_MG = (torch.arange(ids_MG.shape[1], device=ids_MG.device) > 0).expand_as(real_MG)
+    id_P, is_later_P = (ragged.take_masked(values, real_MG) for values in (ids_MG, is_later_MG))
+    temperature_P: tuple[Tensor, ...] = ()
+    if temperature is not None:
+        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG).float()
+        temperature_P = (devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD),)
 
-
-@dataclass(frozen=True)
-class Labels:
-    """The real labels of all positions, one after another, each with the state before it."""
-
-    state_PD: Tensor
-    id_P: Tensor
-    """A token; below 0 a class of tokens, as in `Ending`."""
-    is_later_P: Tensor
-    """bool: behind the first place of a group."""
-    temperature_P: Tensor | None
-    """None for 1."""
-
-    @classmethod
-    def of(
-        cls,
-        lm: LatentLM,
-        hidden_MD: Tensor,
-        ids_MG: Tensor,
-        real_MG: Tensor,
-        temperature_M: Tensor | None = None,
-    ) -> "Labels":
-        """Those of groups that start at each position. A class has no place but a group's last."""
-        state_PD = states(lm, hidden_MD, ids_MG, real_MG)
-        place_MG = torch.arange(ids_MG.shape[1], device=ids_MG.device).expand_as(real_MG)
-        temperature_P = None
-        if temperature_M is not None:
-            temperature_MG = temperature_M[:, None].expand_as(ids_MG).float()
-            temperature_P = devices.beside(ragged.take_masked(temperature_MG, real_MG), state_PD)
-        id_P, is_later_P = (ragged.take_masked(values, real_MG) for values in (ids_MG, place_MG > 0))
-        return cls(state_PD, id_P, is_later_P, temperature_P)
-
-    def at(self, at_X: Tensor) -> "Labels":
-        """Some of the labels, by their indices."""
-        state_at_X = devices.beside(at_X, self.state_PD)
-        return Labels(
-            self.state_PD.index_select(0, state_at_X),
-            self.id_P[at_X],
-            self.is_later_P[at_X],
-            None if self.temperature_P is None else self.temperature_P[state_at_X],
-        )
-
-    @property
-    def temperatures(self) -> tuple[Tensor, ...]:
-        """Columns for `lm.reduce_logits`."""
-        return () if self.temperature_P is None else (self.temperature_P,)
-
-
-def _logps(
-    lm: LatentLM, labels: Labels, shortlist: PartialHead | None, equations: Equations | None = None
-) -> Tensor:
-    """Log-prob of each label, (P,): behind a group's first by the shortlist where it has the token, else by all."""
-    is_token_P = labels.id_P >= 0
-    is_listed_P = torch.zeros_like(is_token_P)
+    # Labels of one kind are scored together: by the shortlist, by the whole vocabulary, as a class.
+    is_listed_P = torch.zeros_like(is_later_P)
     if shortlist is not None:
-        is_listed_P = labels.is_later_P & shortlist.find(labels.id_P)[1]
-    kinds: list[tuple[Tensor, Callable[[Labels], Tensor]]] = [
-        (is_listed_P, partial(_token_logps, lm, shortlist)),
-        (is_token_P & ~is_listed_P, partial(_token_logps, lm, None)),
+        is_listed_P = is_later_P & shortlist.find(id_P)[1]
+    kinds: list[tuple[Tensor, ValuesOf, PartialHead | None]] = [
+        (is_listed_P, chosen_logps, shortlist),
+        ((id_P >= 0) & ~is_listed_P, chosen_logps, None),
     ]
     if equations is not None:
         for ending in (Ending.START, Ending.DIGIT_OR_START):
-            kinds.append((labels.id_P == ending, partial(_class_logps, lm, shortlist, equations, ending)))
-    logps_P = labels.state_PD.new_zeros(len(labels.id_P), dtype=torch.float32)
-    for is_kind_P, logps_of in kinds:
+            kinds.append((id_P == ending, partial(_class_logps, equations, ending, shortlist), shortlist))
+    logps_P = state_PD.new_zeros(len(id_P), dtype=torch.float32)
+    for is_kind_P, logps_of, part in kinds:
         (at_X,) = is_kind_P.nonzero(as_tuple=True)
-        if len(at_X):
-            logps_P = logps_P.index_copy(0, devices.beside(at_X, logps_P), logps_of(labels.at(at_X)))
-    return logps_P
-
-
-def _token_logps(lm: LatentLM, part: PartialHead | None, labels: Labels) -> Tensor:
-    """Log-prob of tokens, (P,), among the whole vocabulary or a part of it that has them."""
-    id_P = labels.id_P if part is None else part.find(labels.id_P)[0]
-    id_P = devices.beside(id_P, labels.state_PD)
-    (logps_P,) = lm.reduce_logits(chosen_logps, labels.state_PD, id_P, *labels.temperatures, part=part)
-    return logps_P
+        if not len(at_X):
+            continue
+        id_X = id_P[at_X] if part is None else part.find(id_P[at_X])[0]
+        at_X, id_X = devices.beside(at_X, state_PD), devices.beside(id_X, state_PD)
+        columns = (id_X, *(column_P[at_X] for column_P in temperature_P))
+        (logps_X,) = lm.reduce_logits(logps_of, state_PD.index_select(0, at_X), *columns, part=part)
+        logps_P = logps_P.index_copy(0, at_X, logps_X)
+    return ragged.put_masked(logps_P, real_MG).view(ids.shape)
 
 
 def _class_logps(
-    lm: LatentLM, part: PartialHead | None, equations: Equations, ending: Ending, labels: Labels
-) -> Tensor:
-    """Log-prob that one of the tokens of a class comes, (P,)."""
-
-    def reduce(logits_CV: Tensor, *temperature: Tensor) -> tuple[Tensor]:
-        ids_V = part.ids_S if part else torch.arange(logits_CV.shape[1], device=logits_CV.device)
-        in_class_V = equations.is_start(ids_V)
-        if ending == Ending.DIGIT_OR_START:
-            in_class_V = in_class_V | equations.is_digit(ids_V)
-        logps_CV = log_probs(logits_CV, *(temperature or (None,)))
-        return (logps_CV.masked_fill(~in_class_V, -torch.inf).logsumexp(-1),)
-
-    (logps_P,) = lm.reduce_logits(reduce, labels.state_PD, *labels.temperatures, part=part)
-    return logps_P
+    equations: Equations,
+    ending: Ending,
+    part: PartialHead | None,
+    logits_XV: Tensor,
+    _: Tensor,
+    temperature_X: Tensor | None = None,
+) -> tuple[Tensor]:
+    """For `lm.reduce_logits`: log-prob that one of the tokens of a class comes, (X,)."""
+    ids_V = part.ids_S if part else torch.arange(logits_XV.shape[1], device=logits_XV.device)
+    in_class_V = equations.is_start(ids_V)
+    if ending == Ending.DIGIT_OR_START:
+        in_class_V = in_class_V | equations.is_digit(ids_V)
+    logps_XV = log_probs(logits_XV, temperature_X)
+    return (logps_XV.masked_fill(~in_class_V, -torch.inf).logsumexp(-1),)
 
 
 def loss(
-    lm: LatentLM,
-    hidden_BND: Tensor,
-    ids_BNG: Tensor,
-    weights_BNG: Tensor,
-    shortlist: PartialHead | None = None,
+    lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: PartialHead | None
 ) -> Tensor:
     """Cross-entropy of each label given those before it in its group, (B,).
 
@@ -306,7 +240,7 @@ def loss(
     hidden_MD, ids_MG, real_MG, weights_MG = (
         ragged.take_masked(values, labelled_BN) for values in (hidden_BND, ids_BNG, real_BNG, weights_BNG)
     )
-    losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist=shortlist)
+    losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist)
     weights_MG = devices.beside(weights_MG, losses_MG)
     losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
     return ragged.row_mean(ragged.put_masked(losses_M, labelled_BN), labelled_BN)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.sequential.boundaries import MOST_DIGITS, Equations
+from colar.methods.sequential.boundaries import NOTHING, Equations
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
@@ -69,54 +69,29 @@ class PlaceMaps(nn.Module):
         return mapped_PND[places_N, rows_N].view(embeds.shape)
 
 
-def make_maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
-    """The modules of `merge: ordered`, by name; `most` is the most units that a group may have."""
-    modules: dict[str, nn.Module] = {}
-    if most > 1:
-        modules["place_maps"] = PlaceMaps(width, most)
-    if equations:
-        modules["digit_maps"] = PlaceMaps(width, MOST_DIGITS)
-    return modules
-
-
-def latents_of_chains(
-    lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None
-) -> Tensor:
-    """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, in float32; zero where a size is 0."""
-    if _maps_of(lm):
+def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.MergedChains:
+    """Chains (B, T) in groups of `sizes_BK`, merged in float32."""
+    if "digit_maps" in lm.extra or "place_maps" in lm.extra:
         ids_BKG, real_BKG = grouping.tokens_of_groups(chain_ids, sizes_BK)
-        return merge_groups(lm, ids_BKG, real_BKG, equations)
-    return grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
+        latents_BKD = merge_groups(lm, torch.where(real_BKG, ids_BKG, NOTHING))
+    else:
+        latents_BKD = grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
+    return grouping.MergedChains(latents_BKD, sizes_BK)
 
 
-def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations | None) -> Tensor:
-    """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
-    # Places without a token may hold -1, which is no row of the embedding.
-    known = torch.where(real, ids, 0)
-    maps = _maps_of(lm) if ids.shape[-1] > 1 else {}
-    places = _places(torch.where(real, ids, -1), equations) if maps else {}
-    embeds = lm.embed(known).float()
-    for name, module in maps.items():
-        embeds = module(embeds, places[name])
+def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
+    """The latents (..., D) of groups of tokens (..., G), `NOTHING` behind them; float32, zero for an empty group."""
+    # The separator that ends a group is no part of it.
+    real = (ids != NOTHING) & (ids != lm.template.separator_id)
+    embeds = lm.embed(torch.where(real, ids, 0)).float()
+    if ids.shape[-1] > 1:
+        unit = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
+        # Only groups of equations have maps of digits.
+        if "digit_maps" in lm.extra:
+            unit, digit = Equations.of(lm.template).units_and_digits(torch.where(real, ids, NOTHING))
+            embeds = lm.extra["digit_maps"](embeds, digit)
+        if "place_maps" in lm.extra:
+            embeds = lm.extra["place_maps"](embeds, unit)
     total = (devices.beside(real, embeds)[..., None] * embeds).sum(-2)
     divisor = grouping.merge_divisor(real.sum(-1, keepdim=True))
     return total / devices.beside(divisor, total)
-
-
-def _maps_of(lm: LatentLM) -> dict[str, PlaceMaps]:
-    """The maps that a model has, in the order in which a token goes through them."""
-    maps = {}
-    for name in ("digit_maps", "place_maps"):
-        if name in lm.extra:
-            place_maps = lm.extra[name]
-            assert isinstance(place_maps, PlaceMaps)
-            maps[name] = place_maps
-    return maps
-
-
-def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
-    """The place of each token for each of the maps; ids (..., G) are -1 behind a group."""
-    if equations is None:
-        return {"place_maps": torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)}
-    unit, digit = equations.units_and_digits(ids)
-    return {"digit_maps": digit, "place_maps": unit}

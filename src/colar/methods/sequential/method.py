@@ -1,11 +1,8 @@
 """The sequential method (ours): the tokens of a group are chosen one after another, and their merged embedding is fed.
 
-    position    question's last    latent 1     latent 2     ###        answer 1
-    labels      t1 t2              t3 t4        t5 ###       answer 1   EOS           c = 2, a chain of five tokens
-
-The paper predicts the next latent itself; a Gaussian around the sum of a group cannot say which tokens come together.
-`decoder.py` has the decoder and its formulas, `choice.py` the choice of a group, `merging.py` what is fed. At c = 1
-this is CoT, its gradients included: embeddings are trained, because nothing aims at them.
+`decoder.py` has the decoder and its formulas, `choice.py` the choice of a group, `boundaries.py` the ends of groups,
+`merging.py` what is fed. At c = 1 this is CoT, its gradients included: embeddings are trained, because nothing aims at
+them.
 
 A group ends with its c tokens, with the separator (it is then the short last one), or before a token that is less
 likely than `confidence_threshold`: c is then the most, not the number.
@@ -28,34 +25,108 @@ all rows, X rows with a threshold, D width, V vocabulary.
 """
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.checks import check_choice, check_holds, check_number, is_int
 from colar.data.example import Example
-from colar.methods import grouping
+from colar.methods import grouping, losses
 from colar.methods.base import Batch
-from colar.methods.grouping import Deck, GroupMethod, MergedChains
+from colar.methods.grouping import GroupMethod, MergedChains, dealt, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
-from colar.methods.sequential import choice, decoder, merging
-from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows, most_tokens
+from colar.methods.sequential import boundaries, choice, decoder, merging
+from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
 from colar.methods.sequential.choice import Groups, Rules
-from colar.methods.sequential.config import (
-    SequentialConfig,
-    SequentialParams,
-    count_shortlist,
-    warn_of_missing,
-)
-from colar.methods.sequential.decoder import NOTHING, GroupDecoder
+from colar.methods.sequential.decoder import GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.head import PartialHead
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
-from colar.ops.sampling import probability, token_logps
+from colar.ops import noise, ragged
+from colar.ops.sampling import probability
+
+Merge = Literal["sqrt", "ordered"]
+Grouping = Literal["tokens", "equations"]
+
+
+@dataclass(frozen=True)
+class SequentialParams:
+    """Per-request values."""
+
+    compression_factor: float = 2
+    """c: the reasoning tokens that a latent stands for, 1 or more. It need not be whole: at 1.5 groups have 1 or 2."""
+
+    confidence_threshold: float = 0
+    """A group also ends before a token that is less likely than this: c is then the most tokens, not the number.
+    From 0, where nothing ends a group before its c tokens, to 1. With grouping: equations it applies behind unfinished
+    numbers alone."""
+
+    def __post_init__(self) -> None:
+        check_number("compression_factor", self.compression_factor, 1)
+        check_number("confidence_threshold", self.confidence_threshold, 0, 1)
+
+
+@dataclass(frozen=True)
+class SequentialConfig:
+    """Values for making, feeding and learning groups."""
+
+    compression_factors: tuple[float, ...] | str = "1..5"
+    """Factors drawn from in training: a range of whole numbers such as "1..5", or a list, in which a factor that stands
+    twice is drawn twice as often."""
+    grouping: Grouping = "tokens"
+    """Unit of c: "tokens"; or, for chains of equations and tokenizers with a token for each digit, "equations": "="
+    is a group of its own, signs start one, the digits of a result are one unit and those of operands stay apart."""
+    merge: Merge = "sqrt"
+    """A group is fed as its sum over "sqrt" of its size (the paper's), or as a sum that is "ordered", in which each
+    place has a learnt map: a plain sum has lost the order of its tokens."""
+    confidence_thresholds: tuple[float, ...] = (0,)
+    """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself has
+    less confidence than that."""
+    lookahead_weight: float = 0.0
+    """Weight of the labels behind a group, up to the largest trained factor; the group's own have 1."""
+    shortlist: bool = False
+    """Choose the tokens of a group behind its first among those of the training chains alone: their rows of the LM head
+    are few, and a thought of c tokens costs little more than one."""
+    shortlist_ids: tuple[int, ...] | None = None
+    """The ids of that shortlist, ascending; null: counted in the training data at the start and kept here."""
+
+    def __post_init__(self) -> None:
+        check_choice("method.grouping", self.grouping, get_args(Grouping))
+        check_choice("method.merge", self.merge, get_args(Merge))
+        check_number("method.lookahead_weight", self.lookahead_weight, 0)
+        parse_factors(self.compression_factors)
+        thresholds = self.confidence_thresholds
+        is_list = isinstance(thresholds, list | tuple) and len(thresholds) > 0
+        check_holds("method.confidence_thresholds", is_list, thresholds, "a list of numbers ([0]: none)")
+        for threshold in thresholds:
+            check_number("method.confidence_thresholds", threshold, 0, 1)
+        if self.shortlist_ids is not None:
+            ids = self.shortlist_ids
+            if not self.shortlist:
+                raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
+            are_ids = all(is_int(i) and i >= 0 for i in ids)
+            if not are_ids or list(ids) != sorted(set(ids)) or not ids:
+                raise ValueError(
+                    "method.shortlist_ids must be token ids in ascending order, each once, or null"
+                )
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The training factors, parsed."""
+        return parse_factors(self.compression_factors)
+
+    @property
+    def most_units(self) -> int:
+        """The most units that a group may have."""
+        # At c = 2.5 groups have 2 or 3.
+        return math.ceil(max(self.factors))
 
 
 class Sequential(GroupMethod):
@@ -74,7 +145,10 @@ class Sequential(GroupMethod):
         equations = self.equations(lm)
         modules: dict[str, nn.Module] = {"group_decoder": GroupDecoder(lm.width)}
         if self.config.merge == "ordered":
-            modules |= merging.make_maps(lm.width, self.config.most_units, equations is not None)
+            if self.config.most_units > 1:
+                modules["place_maps"] = merging.PlaceMaps(lm.width, self.config.most_units)
+            if equations is not None:
+                modules["digit_maps"] = merging.PlaceMaps(lm.width, boundaries.MOST_DIGITS)
         return modules
 
     def equations(self, lm: LatentLM) -> Equations | None:
@@ -84,39 +158,33 @@ class Sequential(GroupMethod):
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         equations = self.equations(lm)
-        if equations is None and not self.config.shortlist:
-            return examples
         rows = list(examples)
         if equations is not None and not equations.are_seen(lm.template, [row.steps for row in rows]):
             progress.say(
                 "warning: in these chains signs and = are no tokens by themselves, so that no group starts there: "
                 "write equations without spaces (48/2=24), or set method.grouping tokens"
             )
-        if not self.config.shortlist:
-            return rows
-        if self.config.shortlist_ids is None:
-            counted = count_shortlist(lm.template, rows)
+        if self.config.shortlist_ids is not None:
+            choice.warn_of_missing(lm.template, rows, self.config.shortlist_ids)
+        elif self.config.shortlist:
+            counted = choice.count_shortlist(lm.template, rows)
             self.config = dataclasses.replace(self.config, shortlist_ids=counted)
-        else:
-            warn_of_missing(lm.template, rows, self.config.shortlist_ids)
         return rows
 
-    def shortlist_head(self, lm: LatentLM, state: ThinkState | None = None) -> PartialHead | None:
-        """The LM head's weights of the shortlist; None for the whole vocabulary. In a step, those that its engine has
-        gathered."""
+    def shortlist_head(
+        self, lm: LatentLM, gather: Callable[[tuple[int, ...]], PartialHead] | None = None
+    ) -> PartialHead | None:
+        """The LM head's weights of the shortlist; None for the whole vocabulary. In a step its engine gathers them."""
         if not self.config.shortlist:
             return None
         if self.config.shortlist_ids is None:
             raise ValueError(
                 "method.shortlist_ids are not known yet: call prepare, or give them in the config"
             )
-        gather: Callable[[tuple[int, ...]], PartialHead] = lm.partial_head
-        if state is not None and state.make_partial_head is not None:
-            gather = state.make_partial_head
-        return gather(self.config.shortlist_ids)
+        return (gather or lm.partial_head)(self.config.shortlist_ids)
 
     def check_params(self, params: SequentialParams) -> str | None:
-        c, most = params.compression_factor, self.config.factors.high
+        c, most = params.compression_factor, max(self.config.factors)
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
@@ -133,16 +201,16 @@ class Sequential(GroupMethod):
         return {**super().choices(), "confidence_threshold": thresholds}
 
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
-        deck = Deck(self.config.confidence_thresholds)
-        while True:
-            # Drawn only where there is a choice.
-            threshold = deck.draw(rng) if len(deck.values) > 1 else deck.values[0]
-            yield {"confidence_threshold": threshold}
+        thresholds = self.config.confidence_thresholds
+        # Drawn only where there is a choice.
+        drawn = dealt(thresholds, rng) if len(thresholds) > 1 else itertools.repeat(thresholds[0])
+        return ({"confidence_threshold": threshold} for threshold in drawn)
 
     # Learning
 
     def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        return _merged(lm, batch, self._groups(lm, batch))
+        groups = self._groups(lm, batch)
+        return merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
 
     def _groups(self, lm: LatentLM, batch: Batch) -> ChainGroups:
         """The groups of the rows' chains."""
@@ -157,7 +225,7 @@ class Sequential(GroupMethod):
             windows = Windows.of(batch.chain, self.config.most_units, equations, c_B >= NUMBERS_FROM)
             if gated:
                 # A first pass says how far the model is confident; the loss feeds groups that end there.
-                windows = windows.cut_before(self._low_confidence(lm, batch, windows, equations))
+                windows = windows.cut_before(self._low_confidence(lm, batch, windows))
             sizes_BK = windows.sizes(batch.chain_lengths, c_B, phase_B)
         step_K = torch.arange(sizes_BK.shape[1], device=c_B.device)
         most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
@@ -167,7 +235,8 @@ class Sequential(GroupMethod):
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
         groups = self._groups(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, groups)
-        hidden_BND = _merged(lm, batch, groups).hidden(lm, batch, n=ids_BNG.shape[1])
+        merged = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
+        hidden_BND = merged.hidden(lm, batch, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
     def _labels(self, lm: LatentLM, batch: Batch, groups: ChainGroups) -> tuple[Tensor, Tensor]:
@@ -195,48 +264,43 @@ class Sequential(GroupMethod):
         if groups.equations is None:
             return most_units_BK
         unites_digits_B = torch.full_like(
-            batch.seeds, self.config.factors.high >= NUMBERS_FROM, dtype=torch.bool
+            batch.seeds, max(self.config.factors) >= NUMBERS_FROM, dtype=torch.bool
         )
         windows = Windows.of(batch.chain, self.config.most_units, groups.equations, unites_digits_B)
         sizes_BK = windows.sizes_at(groups.starts_BK, most_units_BK)
-        return ChainGroups(
-            groups.equations, groups.starts_BK, sizes_BK, most_units_BK, windows
-        ).label_counts()
+        groups = dataclasses.replace(groups, sizes_BK=sizes_BK, most_units_BK=most_units_BK, windows=windows)
+        return groups.label_counts()
 
     @torch.no_grad()
-    def _low_confidence(
-        self, lm: LatentLM, batch: Batch, windows: Windows, equations: Equations | None
-    ) -> Tensor:
+    def _low_confidence(self, lm: LatentLM, batch: Batch, windows: Windows) -> Tensor:
         """(B, T, G): tokens that are less likely than the row's threshold, of those that it applies to.
 
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         threshold_B = batch.params["confidence_threshold"]
-        tested_BTG = windows.compared_BTG & (threshold_B > 0)[:, None, None]
+        tested_BTG = windows.tested_BTG & (threshold_B > 0)[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
         # Most rows of a batch may have nothing to test, and cost nothing then.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
             rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
-            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG, equations)
+            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG)
             below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
             low_BTG[at_X] = below_XTG & tested_XTG
         return low_BTG
 
     def _logps_after_single_tokens(
-        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor, equations: Equations | None
+        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
     ) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
-        one_B = torch.ones_like(batch.params["compression_factor"])
-        sizes_BT = grouping.even_sizes(batch.chain_lengths, one_B)
-        latents_BTD = merging.latents_of_chains(lm, batch.chain_ids, sizes_BT, equations)
-        hidden_BTD = MergedChains(latents_BTD, sizes_BT).hidden(lm, batch, n=batch.chain_ids.shape[1])
+        fed_BTD = losses.hidden_around(lm, batch, lm.embed(batch.chain_ids), batch.chain_lengths)
+        hidden_BTD = ragged.take_from(fed_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
-        return decoder.label_logps(lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_head(lm))
+        return decoder.label_logps(lm, hidden_BTD, ids_BTG, behind_BTG, self.shortlist_head(lm))
 
     # Reinforcement
 
@@ -253,15 +317,10 @@ class Sequential(GroupMethod):
         equations = self.equations(lm)
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            temperature_L = rollouts.temperature[thoughts.row]
-            latent_temperature_L = rollouts.latent_temperature[thoughts.row]
-            logps_L = decoder.thought_logps(
-                lm, thoughts, temperature_L, latent_temperature_L, self.shortlist_head(lm), equations
-            )
-            return logps_L, {}
+            return decoder.thought_logps(lm, thoughts, rollouts, self.shortlist_head(lm), equations), {}
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
-        latents_BKD = _latents_of_groups(lm, rollouts.group_ids, equations)
+        latents_BKD = merging.merge_groups(lm, rollouts.group_ids)
         return score_actions(lm, rollouts, thought_logps, latents_BKD)
 
     def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
@@ -273,23 +332,29 @@ class Sequential(GroupMethod):
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.separator_id
         first_B = choice.choose_first(state, separator_id)
-        rules = self._rules(lm, state)
-        groups = choice.choose_groups(lm, state.hidden, first_B, rules, state.wants_info)
+        groups = choice.choose_groups(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
         return Thought(
-            embeds=_latents_of_groups(lm, groups.ids, rules.equations).to(state.hidden.dtype),
+            embeds=merging.merge_groups(lm, groups.ids).to(state.hidden.dtype),
             done=first_B == separator_id,
             token_ids=torch.full_like(state.step, -1),
-            info=self._info(lm, state, groups, rules.equations) if state.wants_info else {},
+            info=self._info(lm, state, groups) if state.wants_info else {},
         )
 
     def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
         """The rules by which the rows' next groups are chosen."""
+        c_B = state.params["compression_factor"]
+        # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
+        if "compression_factor" in state.conditions.whole_numbers:
+            units_B = c_B.long()
+        else:
+            phase_B = grouping.draw_phase(state.seed, state.sample)
+            units_B = grouping.nominal_units(state.step, c_B, phase_B)
         return Rules(
-            units=self._units(state),
+            units=units_B,
             # For a c that is not whole the phase decides, which is drawn on the device.
             most_units=state.conditions.largest("compression_factor"),
             equations=self.equations(lm),
-            unites_digits=state.params["compression_factor"] >= NUMBERS_FROM,
+            unites_digits=c_B >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
             modes=state.conditions.latent_modes,
@@ -297,54 +362,26 @@ class Sequential(GroupMethod):
             has_threshold=state.conditions.largest("confidence_threshold") > 0,
             # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place - 1),
-            shortlist=self.shortlist_head(lm, state),
+            shortlist=self.shortlist_head(lm, state.make_partial_head),
         )
 
-    def _info(
-        self, lm: LatentLM, state: ThinkState, groups: Groups, equations: Equations | None
-    ) -> dict[str, Tensor]:
+    def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
         """The groups as columns, their log-probs, and the probability of the stop."""
-        logits_BV, separator_id = state.logits(), lm.template.separator_id
-        first_B, temperature_B = groups.ids[:, 0], state.temperature
-        if state.conditions.one_temperature:
-            first_logp_B = token_logps(logits_BV, temperature_B, first_B)
-        else:
-            first_logp_B = choice.first_logps(
-                logits_BV, separator_id, temperature_B, state.latent_temperature, first_B
-            )
+        separator_id = lm.template.separator_id
+        first_logp_B = choice.first_logps(state, separator_id, groups.ids[:, 0])
         # Tokens that were not drawn are no choice, unless the request is greedy altogether.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
         rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.ending_logps, 0)
         logps_BG = groups.logps.clone()
         logps_BG[:, 0] = first_logp_B
         # Rows of different c share a batch, and batches are compared: as many columns in all of them.
-        behind = most_tokens(self.config.most_units, equations) - groups.ids.shape[1]
+        most_tokens = boundaries.most_tokens(self.config.most_units, self.equations(lm))
+        behind = most_tokens - groups.ids.shape[1]
         return {
-            "group_ids": nn.functional.pad(groups.ids, (0, behind), value=NOTHING),
+            "group_ids": nn.functional.pad(groups.ids, (0, behind), value=boundaries.NOTHING),
             "group_logps": nn.functional.pad(logps_BG, (0, behind)),
             "group_low_confidence": groups.low_confidence,
             "endings": groups.endings,
             "logp": first_logp_B + rest_B,
-            "stop_probability": probability(separator_id, logits_BV),
+            "stop_probability": probability(separator_id, state.logits()),
         }
-
-    def _units(self, state: ThinkState) -> Tensor:
-        """The units that each row's next group has where nothing ends it before, (B,)."""
-        c_B = state.params["compression_factor"]
-        # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        if "compression_factor" in state.conditions.whole_numbers:
-            return c_B.long()
-        return grouping.nominal_units(state.step, c_B, grouping.draw_phase(state.seed, state.sample))
-
-
-def _merged(lm: LatentLM, batch: Batch, groups: ChainGroups) -> MergedChains:
-    """The groups of chains, merged."""
-    latents_BKD = merging.latents_of_chains(lm, batch.chain_ids, groups.sizes_BK, groups.equations)
-    return MergedChains(latents_BKD, groups.sizes_BK)
-
-
-def _latents_of_groups(lm: LatentLM, ids: Tensor, equations: Equations | None) -> Tensor:
-    """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
-    # The separator that ends a group is no part of it.
-    real = (ids != NOTHING) & (ids != lm.template.separator_id)
-    return merging.merge_groups(lm, ids, real, equations)
