@@ -456,7 +456,7 @@ def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
         rows = engine.running
         n = len(rows)
         span = round_columns(1 + max(map(rows.position, range(n)))) if n else 0
-        waits = len(engine.scheduler.waiting) > 0 or len(engine.prefill) > 0
+        waits = bool(engine.scheduler.waiting or engine.scheduler.batches)
         with grouped_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
             engine.step()
         if n and not waits:

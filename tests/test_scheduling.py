@@ -209,8 +209,7 @@ def test_admission(data):
     started = []
     idle = 0
     while scheduler.waiting or running:
-        widest = max((entry.most_positions for entry in running), default=0)
-        new = scheduler.admit(len(running), widest)
+        new = scheduler.admit(running)
         idle = 0 if new or len(running) == slots else idle + 1
         running += new
         started += [int(entry.request.id) for entry in new]
@@ -232,15 +231,15 @@ def test_company_is_waited_for_at_a_free_slot():
     scheduler = Scheduler(slots)
     for i in range(3 * slots):
         scheduler.add(Entry(i, Request(str(i), "?"), (0,)))
-    assert len(scheduler.admit(0, 0)) == slots
-    assert [scheduler.admit(slots, 1) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
+    running = scheduler.admit([])
+    assert len(running) == slots
+    assert [scheduler.admit(running) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
     # One slot becomes free: it is filled when nobody has joined it for some steps.
-    assert [len(scheduler.admit(slots - 1, 1)) for _ in range(MAX_WAIT_STEPS + 1)] == [0] * MAX_WAIT_STEPS + [
-        1
-    ]
+    joined = [len(scheduler.admit(running[1:])) for _ in range(MAX_WAIT_STEPS + 1)]
+    assert joined == [0] * MAX_WAIT_STEPS + [1]
     # Two are one in `SHARED_PREFILL_SLOTS`, and two that run alone could not bring more.
-    assert len(scheduler.admit(slots - 2, 1)) == 2
-    assert len(scheduler.admit(0, 0)) == slots
+    assert len(scheduler.admit(running[2:])) == 2
+    assert len(scheduler.admit([])) == slots
 
 
 # Questions
@@ -290,7 +289,7 @@ def test_questions_share_a_forward_within_some_positions(family, monkeypatch):
     case = case_of(family, "colar")
     longest = max(len(ids(case, request)) for request in case.requests)
     most = longest - 1
-    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", most)
+    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", most)
     seen, handle = widths(case.lm)
     try:
         found = Engine(case.lm, case.method, 4).generate(case.requests)

@@ -9,22 +9,19 @@ an embedding like any other, and is written into the row's own next column of th
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
-    step = decode (runner.py)  ->  admit (scheduler.py)  ->  prefill (prefill.py)  ->  choose (running.py)
-
 `step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
 `async_engine.py` serves.
 """
 
-import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from colar.engine import graphs
 from colar.engine.cache import SlotCache
 from colar.engine.completion import Completion, Event, completions_of
-from colar.engine.prefill import Prefill
 from colar.engine.request import Request, check_runnable, prompt_ids
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows, choose_inputs
@@ -65,7 +62,6 @@ class Engine:
         self.runner = Runner(lm, method, max_batch, cuda_graphs)
         self.lm = lm
         self.method = method
-        self.prefill = Prefill()
         self.running = self._no_rows()
         self._events: list[Event] = []
         self._n_requests = 0
@@ -83,7 +79,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True while a request waits, is in prefill or runs."""
-        return bool(self.scheduler.waiting) or len(self.prefill) > 0 or len(self.running) > 0
+        return bool(self.scheduler.waiting or self.scheduler.batches or self.running.entries)
 
     def submit(self, request: Request) -> int:
         """Put a request into the queue. Returns its number, which its events have too.
@@ -105,7 +101,7 @@ class Engine:
 
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object, waiting or running. No event follows. False if it is not here."""
-        was_queued = self.scheduler.cancel(request) | self.prefill.cancel(request)
+        was_queued = self.scheduler.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
         self.running.remove(rows, self.cache)
@@ -121,7 +117,7 @@ class Engine:
     def _drop_started(self) -> None:
         """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
         self.cache.wipe(list(range(self.cache.size.slots)))
-        self.prefill = Prefill()
+        self.scheduler.batches.clear()
         self.running = self._no_rows()
 
     def _release_if_idle(self) -> None:
@@ -172,8 +168,8 @@ class Engine:
         with self.lm.evaluating():
             try:
                 self._decode()
-                self._admit()
-                self.prefill.run(self.runner, self.method, self.running)
+                if batch := self._schedule():
+                    self._prefill(batch)
                 self._choose()
             except Exception as error:
                 self._recover(error)
@@ -194,21 +190,63 @@ class Engine:
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
         rows.charge(time.perf_counter() - started)
 
-    def _admit(self) -> None:
-        """Start prefill of the requests whose turn it is, unless others are in prefill."""
+    def _schedule(self) -> list[Entry]:
+        """The requests whose questions are prefilled in this step; the cache has room for them."""
+        rows, scheduler = self.running, self.scheduler
+        if not scheduler.batches and (admitted := scheduler.admit(rows.entries)):
+            if not len(rows):
+                # The weights may have been trained since the last requests.
+                self.runner.refresh_weights()
+            started = [*rows.entries, *admitted]
+            widest = max(entry.most_positions for entry in started)
+            self.cache.reserve(scheduler.next_size(self.cache.size, len(started), widest), len(rows))
+        return scheduler.batches[0] if scheduler.batches else []
+
+    def _prefill(self, batch: Sequence[Entry]) -> None:
+        """Bring the questions of a batch into the cache; its requests join the running rows."""
         rows = self.running
-        if len(self.prefill) or not self.scheduler.waiting:
-            return
-        admitted = self.scheduler.admit(len(rows), rows.widest)
-        if not admitted:
-            return
-        self.prefill = Prefill(admitted, rows)
-        if not len(rows):
-            # The weights may have been trained since the last requests.
-            self.runner.refresh_weights()
-        widest = max(rows.widest, *(entry.most_positions for entry in admitted))
-        size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
-        self.cache.reserve(size, len(rows))
+        started = time.perf_counter()
+        # Other samples of a question that runs, or comes before them in the batch, copy it from the cache.
+        slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
+        questions: list[Entry] = []
+        samples: list[Entry] = []
+        for entry in batch:
+            if entry.ids in slot_of:
+                samples.append(entry)
+            else:
+                slot_of[entry.ids] = len(rows) + len(questions)
+                questions.append(entry)
+        joining = [*questions, *samples]
+
+        first_ND = rows.first_ND
+        if questions:
+            hidden_ND = self.runner.prefill([entry.ids for entry in questions], len(rows))
+            first_ND = torch.cat([first_ND, hidden_ND]) if len(rows) else hidden_ND
+        sources = [slot_of[entry.ids] for entry in joining]
+        if samples:
+            targets = list(range(len(rows) + len(questions), len(rows) + len(batch)))
+            longest = max(len(entry.ids) for entry in samples)
+            self.cache.copy(sources[len(questions) :], targets, longest)
+        first_ND = first_ND[devices.numbers(sources, first_ND.device)]
+
+        begun = self._begin(joining)
+        seconds = (time.perf_counter() - started) / len(batch)
+        rows.append(RunningRows.start(joining, first_ND, begun, seconds))
+        # Only now: if the prefill raises, these requests are found in their batch.
+        self.scheduler.batches.popleft()
+
+    def _begin(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
+        """The method's own columns of requests that join the running rows: like theirs, or they share no batch."""
+        begun = self.method.begin(self.lm, [entry.request for entry in entries])
+        alike = self.running.begun if len(self.running) else begun
+        wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
+        found = {name: (tuple(column.shape), column.dtype) for name, column in begun.items()}
+        if found != wanted:
+            raise ValueError(
+                f"method {self.method.name}: begin must give {len(entries)} requests a row each, like those that "
+                f"run: {wanted}; got {found}"
+            )
+        return begun
 
     def _choose(self) -> None:
         """Choose what each row feeds next; rows that end leave."""
@@ -220,23 +258,15 @@ class Engine:
         rows.next_ND = chosen.embeds_ND
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events
-        ended = [
-            (rows.entries[i], reason, rows.cut[i], rows.seconds[i]) for i, reason in chosen.ended.items()
+        ends = [
+            _finished(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
+            for i, reason in chosen.ended.items()
         ]
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
         rows.remove(chosen.ended, self.cache)
         # Now that nothing can raise: a row that is still here would start anew.
-        for end in ended:
-            self._finish(*end)
-
-    def _finish(
-        self, entry: Entry, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
-    ) -> None:
-        """Report that a request has ended."""
-        truncated = cut or reason != "stop"
-        event = Event(entry.request, "finished", reason=reason, truncated=truncated, seconds=seconds)
-        self._events.append(dataclasses.replace(event, error=error, number=entry.number))
+        self._events += ends
 
     # A step that raises, because memory has run out or by a defect
     #
@@ -255,7 +285,7 @@ class Engine:
             error.__traceback__ = None
             self.cache.release()
             devices.empty_cache(self.lm.device)
-        started = [*map(self.running.restarted, range(len(self.running))), *self.prefill.entries]
+        started = [*map(self.running.restarted, range(len(self.running))), *self.scheduler.in_prefill]
         self._drop_started()
         if no_memory and len(started) > 1:
             self.scheduler.most_rows = len(started) // 2
@@ -264,8 +294,22 @@ class Engine:
         if no_memory:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.most_rows = self.scheduler.slots
-        for entry in started:
-            self._finish(entry, "error", cut=False, error=error)
+        self._events += [_finished(entry, "error", error=error) for entry in started]
+
+
+def _finished(
+    entry: Entry, reason: str, cut: bool = False, seconds: float = 0.0, error: Exception | None = None
+) -> Event:
+    """The last event of a request; `cut` where a limit ended its thinking."""
+    return Event(
+        entry.request,
+        "finished",
+        reason=reason,
+        truncated=cut or reason != "stop",
+        seconds=seconds,
+        error=error,
+        number=entry.number,
+    )
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -109,11 +109,6 @@ class RunningRows:
     def __len__(self) -> int:
         return len(self.entries)
 
-    @property
-    def widest(self) -> int:
-        """The most positions that one of the rows may need."""
-        return max((entry.most_positions for entry in self.entries), default=0)
-
     def position(self, i: int) -> int:
         """`position_N` of a row, in Python."""
         return len(self.entries[i].ids) + self.n_fed[i]
@@ -283,9 +278,11 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> Chosen:
     finite, done, token_ids = readback_3N.tolist()
     chosen.ended = {i: "error" for i, is_finite in enumerate(finite) if not is_finite}
     for j, i in enumerate(thinking):
-        _report_thought(rows, chosen, i, _details(rows, i, thoughts, j), bool(done[i]), token_ids[i])
+        if finite[i]:
+            _report_thought(rows, chosen, i, bool(done[i]), token_ids[i], _details(rows, i, thoughts, j))
     for j, i in enumerate(answering):
-        _report_token(rows, chosen, i, _details(rows, i, tokens, j), bool(done[i]), token_ids[i])
+        if finite[i]:
+            _report_token(rows, chosen, i, bool(done[i]), token_ids[i], _details(rows, i, tokens, j))
     return chosen
 
 
@@ -305,11 +302,9 @@ def _report(rows: RunningRows, chosen: Chosen, i: int, kind: EventKind, **what: 
 
 
 def _report_thought(
-    rows: RunningRows, chosen: Chosen, i: int, details: dict[str, Any], done: bool, token_id: int
+    rows: RunningRows, chosen: Chosen, i: int, done: bool, token_id: int, details: dict[str, Any]
 ) -> None:
     """Report what a row has thought, and note whether it stops thinking, or has met its limit."""
-    if i in chosen.ended:
-        return
     if done:
         rows.thinks[i] = False
         _report(rows, chosen, i, "stop", info=details.get("info", {}))
@@ -321,11 +316,9 @@ def _report_thought(
 
 
 def _report_token(
-    rows: RunningRows, chosen: Chosen, i: int, details: dict[str, Any], done: bool, token_id: int
+    rows: RunningRows, chosen: Chosen, i: int, done: bool, token_id: int, details: dict[str, Any]
 ) -> None:
     """Report an answer token of a row: EOS or the limit ends it."""
-    if i in chosen.ended:
-        return
     rows.n_tokens[i] += 1
     _report(rows, chosen, i, "token", token_id=token_id, info=details.get("info", {}))
     if done:

@@ -1,4 +1,4 @@
-"""Requests that wait and requests that run: first come, first served, within slots and a budget of positions.
+"""Requests that wait and requests in prefill: first come, first served, within slots and a budget of positions.
 
 A request is admitted when there is a slot for it and the positions of the cache with it are within the budget. Slots
 are as wide as the widest row may become, rounded up, so n rows cost n times that:
@@ -11,10 +11,19 @@ If memory runs out, all requests that have started wait again, in front, and hal
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
+
+Requests that are admitted together are prefilled in batches, one a step: running rows wait for no more than that.
+
+    step       1           2           3
+    prefills   a b c       d           f
+    joins      a b c       d e         f         e is another sample of d's question: it is copied
+
+The questions of a batch share a forward pass, right-padded, within `BATCH_POSITIONS`. A question that is longer is
+prefilled by itself.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from colar import checks
@@ -27,6 +36,8 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
+BATCH_POSITIONS = 2048
+"""Positions of prefill between two decode steps, padding included, unless one question has more."""
 
 
 class QueueFull(RuntimeError):
@@ -78,6 +89,8 @@ class Scheduler:
         self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
+        self.batches: deque[list[Entry]] = deque()
+        """Requests in prefill: admitted, and not running yet. The first batch is next."""
 
     # The queue
 
@@ -96,15 +109,27 @@ class Scheduler:
         self.waiting.append(entry)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request, this very object; False if it is not in the queue."""
-        left = deque(entry for entry in self.waiting if entry.request is not request)
-        was_waiting = len(left) < len(self.waiting)
-        self.waiting = left
-        return was_waiting
+        """Remove a request, this very object, from the queue or from prefill; False if it is in neither."""
+        n_before = len(self.waiting) + len(self.in_prefill)
+        self.waiting = deque(entry for entry in self.waiting if entry.request is not request)
+        left = ([entry for entry in batch if entry.request is not request] for batch in self.batches)
+        self.batches = deque(filter(None, left))
+        return len(self.waiting) + len(self.in_prefill) < n_before
 
-    def admit(self, running: int, widest: int) -> list[Entry]:
-        """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
-        free = self.most_rows - running
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
+
+    # Prefill
+
+    @property
+    def in_prefill(self) -> list[Entry]:
+        """The requests of all batches."""
+        return [entry for batch in self.batches for entry in batch]
+
+    def admit(self, running: Sequence[Entry]) -> list[Entry]:
+        """Move from the queue into prefill what starts now, beside these running requests."""
+        free = self.most_rows - len(running)
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
@@ -116,8 +141,9 @@ class Scheduler:
             return []
 
         admitted: list[Entry] = []
-        while self.waiting and running + len(admitted) < self.most_rows:
-            rows = running + len(admitted) + 1
+        widest = max((entry.most_positions for entry in running), default=0)
+        while self.waiting and len(admitted) < free:
+            rows = len(running) + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
@@ -130,11 +156,8 @@ class Scheduler:
             admitted.append(self.waiting.popleft())
         if admitted:
             self.waited = 0
+            self.batches.extend(_batches(admitted, {entry.ids for entry in running}))
         return admitted
-
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
-        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
     # The budget
 
@@ -157,3 +180,22 @@ class Scheduler:
             if self.budget is None or grown.positions <= self.budget:
                 return grown
         return least
+
+
+def _batches(entries: Sequence[Entry], cached: set[tuple[int, ...]]) -> Iterator[list[Entry]]:
+    """Batches of requests, those of one question together. The first one has those whose question is `cached`."""
+    batch: list[Entry] = []
+    samples_of: dict[tuple[int, ...], list[Entry]] = {}
+    for entry in entries:
+        own = batch if entry.ids in cached else samples_of.setdefault(entry.ids, [])
+        own.append(entry)
+    n_questions = 0
+    # Neighbours of similar length waste the least padding. The newest of a batch is its longest: all are padded to it.
+    for ids in sorted(samples_of, key=len):
+        if n_questions and (n_questions + 1) * len(ids) > BATCH_POSITIONS:
+            yield batch
+            batch, n_questions = [], 0
+        batch += samples_of[ids]
+        n_questions += 1
+    if batch:
+        yield batch

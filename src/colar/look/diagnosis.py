@@ -67,65 +67,54 @@ def decoded_answers(
     completions: Sequence[Completion],
     compare: bool = True,
 ) -> list[dict[str, Any]]:
-    """Each example's completion, read. Without `compare`, or for an example without steps, nothing is marked."""
-    vocabulary = vocabulary_of(lm)
-    answers = []
-    for example, completion in zip(examples, completions, strict=True):
-        groups: Sequence[list[Token]] | None = None
-        reference_length: int | None = None
-        if compare and example.steps:
-            (row,) = reference_rows(lm, method, [example], params)
-            groups = reference_groups(lm, method, row)
-            # Before they are made those of this completion's thoughts.
-            reference_length = len(groups)
-            groups = groups_thought(lm, groups, completion)
-        answer = _decoded_answer(lm, example, params, completion, groups, vocabulary)
-        answers.append(answer | {"reference_length": reference_length})
-    return answers
-
-
-def _decoded_answer(
-    lm: LatentLM,
-    example: Example,
-    params: Any,
-    completion: Completion,
-    groups: Sequence[list[Token]] | None,
-    vocabulary: EmbeddingIndex,
-) -> dict[str, Any]:
-    """An answer as the page has it, but for the `reference_length`.
+    """Each example's completion as the page has it. Without `compare`, or for an example without steps, unmarked.
 
     `cause` is one of `page.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, and whether it says
-    them. `missing` are groups without a thought.
+    them. `missing` are groups without a thought, `reference_length` counts those of training.
     """
-    decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
-    judged = verdict(completion.text, example)
-    parsed = judged.parsed is not None
-    thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
-    if groups is None:
-        cause = "right" if judged.correct else "wrong" if parsed else "unparsable"
+    vocabulary = vocabulary_of(lm)
+    answers = []
+    for example, completion in zip(examples, completions, strict=True):
+        judged = verdict(completion.text, example)
+        thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
         for thought in thoughts:
-            # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
-    else:
-        cause = classify(groups, decoded_as, parsed, judged.correct)
-        marks = marks_of(groups, decoded_as)
-        for k, thought in enumerate(thoughts):
-            group = groups[k] if k < len(groups) else []
-            thought |= {"mark": marks[k], "reference": _reference(lm, group, decoded_as[k])}
-    rest = [] if groups is None else groups[len(thoughts) :]
-    return {
-        "id": example.id,
-        "answer": completion.text,
-        "right": judged.correct,
-        "cause": cause,
-        "length": completion.length,
-        "forward_passes": completion.forward_passes,
-        "seconds": round(completion.seconds, 6),
-        "truncated": completion.truncated,
-        "thoughts": thoughts,
-        "missing": [_reference(lm, group, set()) for group in rest],
-    }
+        answer = {
+            "id": example.id,
+            "answer": completion.text,
+            "right": judged.correct,
+            "cause": "right" if judged.correct else "unparsable" if judged.parsed is None else "wrong",
+            "length": completion.length,
+            "forward_passes": completion.forward_passes,
+            "seconds": round(completion.seconds, 6),
+            "truncated": completion.truncated,
+            "thoughts": thoughts,
+            "missing": [],
+            "reference_length": None,
+        }
+        if compare and example.steps:
+            (row,) = reference_rows(lm, method, [example], params)
+            groups = reference_groups(lm, method, row)
+            decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
+            answer["reference_length"] = len(groups)
+            _compare(lm, answer, groups_thought(lm, groups, completion), decoded_as)
+        answers.append(answer)
+    return answers
+
+
+def _compare(
+    lm: LatentLM, answer: dict[str, Any], groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
+) -> None:
+    """Mark an answer's thoughts by the groups that they should say, and put a wrong answer down to its cause."""
+    if answer["cause"] == "wrong":
+        answer["cause"] = classify(groups, decoded_as)
+    thoughts = answer["thoughts"]
+    marks = marks_of(groups, decoded_as)
+    for k, thought in enumerate(thoughts):
+        group = groups[k] if k < len(groups) else []
+        thought |= {"mark": marks[k], "reference": _reference(lm, group, decoded_as[k])}
+    answer["missing"] = [_reference(lm, group, set()) for group in groups[len(thoughts) :]]
 
 
 def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> list[str]:
@@ -159,14 +148,8 @@ def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
     return [token for token, is_said in zip(group, said, strict=True) if not is_said]
 
 
-def classify(
-    groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds], parsed: bool, correct: bool
-) -> str:
-    """Put an answer down to the first thing that went wrong, as `page.CAUSES` has it."""
-    if correct:
-        return "right"
-    if not parsed:
-        return "unparsable"
+def classify(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> str:
+    """Put a wrong answer down to the first thing that went wrong, as `page.CAUSES` has it."""
     # Only the first: thoughts behind a wrong one may be right about it.
     # The chains may differ in length, which is judged below.
     for group, ids in zip(groups, decoded_as, strict=False):
