@@ -9,6 +9,8 @@ an embedding like any other, and is written into the row's own next column of th
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
+    step = decode what was chosen -> schedule -> prefill -> choose what is fed next
+
 `step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
 `async_engine.py` serves.
 """
@@ -67,7 +69,7 @@ class Engine:
         self._n_requests = 0
 
     def _no_rows(self) -> RunningRows:
-        return RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
+        return RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {})
 
     @property
     def cache(self) -> SlotCache:
@@ -168,7 +170,7 @@ class Engine:
         with self.lm.evaluating():
             try:
                 self._decode()
-                if batch := self._schedule():
+                if batch := self.scheduler.schedule(self.running.entries):
                     self._prefill(batch)
                 self._choose()
             except Exception as error:
@@ -190,20 +192,9 @@ class Engine:
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
         rows.charge(time.perf_counter() - started)
 
-    def _schedule(self) -> list[Entry]:
-        """The requests whose questions are prefilled in this step; the cache has room for them."""
-        rows, scheduler = self.running, self.scheduler
-        if not scheduler.batches and (admitted := scheduler.admit(rows.entries)):
-            if not len(rows):
-                # The weights may have been trained since the last requests.
-                self.runner.refresh_weights()
-            started = [*rows.entries, *admitted]
-            widest = max(entry.most_positions for entry in started)
-            self.cache.reserve(scheduler.next_size(self.cache.size, len(started), widest), len(rows))
-        return scheduler.batches[0] if scheduler.batches else []
-
     def _prefill(self, batch: Sequence[Entry]) -> None:
         """Bring the questions of a batch into the cache; its requests join the running rows."""
+        self._make_room()
         rows = self.running
         started = time.perf_counter()
         # Other samples of a question that runs, or comes before them in the batch, copy it from the cache.
@@ -229,11 +220,21 @@ class Engine:
             self.cache.copy(sources[len(questions) :], targets, longest)
         first_ND = first_ND[devices.numbers(sources, first_ND.device)]
 
-        begun = self._begin(joining)
-        seconds = (time.perf_counter() - started) / len(batch)
-        rows.append(RunningRows.start(joining, first_ND, begun, seconds))
+        joined = RunningRows.start(joining, first_ND, self._begin(joining))
+        joined.charge(time.perf_counter() - started)
+        rows.append(joined)
         # Only now: if the prefill raises, these requests are found in their batch.
         self.scheduler.batches.popleft()
+
+    def _make_room(self) -> None:
+        """Have a cache for all requests that have started."""
+        rows = self.running
+        if not len(rows):
+            # The weights may have been trained since the last requests.
+            self.runner.refresh_weights()
+        started = [*rows.entries, *self.scheduler.in_prefill]
+        widest = max(entry.most_positions for entry in started)
+        self.cache.reserve(self.scheduler.next_size(self.cache.size, len(started), widest), len(rows))
 
     def _begin(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """The method's own columns of requests that join the running rows: like theirs, or they share no batch."""
@@ -254,19 +255,14 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        chosen = choose_inputs(self.runner, rows)
-        rows.next_ND = chosen.embeds_ND
+        self._events += choose_inputs(self.runner, rows)
         rows.charge(time.perf_counter() - started)
-        self._events += chosen.events
-        ends = [
-            _finished(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
-            for i, reason in chosen.ended.items()
-        ]
+        ended = {i: entry for i, entry in enumerate(rows.entries) if entry.reason}
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
-        self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
-        rows.remove(chosen.ended, self.cache)
+        self.cache.wipe([i for i, entry in ended.items() if entry.reason == "error"])
+        rows.remove(ended, self.cache)
         # Now that nothing can raise: a row that is still here would start anew.
-        self._events += ends
+        self._events += [entry.finished() for entry in ended.values()]
 
     # A step that raises, because memory has run out or by a defect
     #
@@ -285,7 +281,7 @@ class Engine:
             error.__traceback__ = None
             self.cache.release()
             devices.empty_cache(self.lm.device)
-        started = [*map(self.running.restarted, range(len(self.running))), *self.scheduler.in_prefill]
+        started = [*self.running.entries, *self.scheduler.in_prefill]
         self._drop_started()
         if no_memory and len(started) > 1:
             self.scheduler.most_rows = len(started) // 2
@@ -294,22 +290,9 @@ class Engine:
         if no_memory:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.most_rows = self.scheduler.slots
-        self._events += [_finished(entry, "error", error=error) for entry in started]
-
-
-def _finished(
-    entry: Entry, reason: str, cut: bool = False, seconds: float = 0.0, error: Exception | None = None
-) -> Event:
-    """The last event of a request; `cut` where a limit ended its thinking."""
-    return Event(
-        entry.request,
-        "finished",
-        reason=reason,
-        truncated=cut or reason != "stop",
-        seconds=seconds,
-        error=error,
-        number=entry.number,
-    )
+        for entry in started:
+            entry.reason = "error"
+            self._events.append(entry.finished(error))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -10,25 +10,19 @@
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import Tensor
 
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices
+from colar.ops import devices, ragged
 from colar.ops.sampling import sample_tokens, token_logps
-
-ATTENTION = "colar_grouped"
-"""Name under which transformers finds `grouped_attention`."""
 
 
 class Runner:
@@ -79,23 +73,18 @@ class Runner:
     def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
         """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
         device = self.lm.device
-        n = len(questions)
-        lengths = [len(ids) for ids in questions]
-        longest = max(lengths)
-
         # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
         #
         #     slot 3     q q q q .
         #     slot 4     q q q q q
-        ids_NT = torch.zeros(n, longest, dtype=torch.int64)
-        for row, ids in enumerate(questions):
-            ids_NT[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        ids_NT, lengths_N = ragged.pad(questions)
+        n, longest = ids_NT.shape
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, longest, embeds_NTD)
         position_NT = torch.arange(longest, device=device).expand(n, -1)
         hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
 
-        last_N = devices.numbers([length - 1 for length in lengths], device)
+        last_N = devices.send(lengths_N - 1, device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 
@@ -110,14 +99,11 @@ class Runner:
             embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
-        # On a CPU transformers itself does without copies of keys and values.
-        own = grouped_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
-        with own:
-            fed = (embeds_ND[:, None], mask, position_N[:, None])
-            if self.graphs is None:
-                hidden_N1D = self.lm.hidden(*fed, self.cache)
-            else:
-                hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
+        fed = (embeds_ND[:, None], mask, position_N[:, None])
+        if self.graphs is None:
+            hidden_N1D = self.lm.hidden(*fed, self.cache)
+        else:
+            hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
 
@@ -130,44 +116,3 @@ def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     # Over the whole vocabulary: only where it is read.
     info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
     return Thought(lm.embed(ids_B), ids_B == lm.template.eos_id, ids_B, info)
-
-
-# Attention
-
-
-def grouped_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
-
-    On a GPU older versions of transformers copy keys and values for each query head, and so does SDPA's own
-    `enable_gqa`, whose kernels for a mask have no such heads. Returns (N, T, heads, d), and no attention weights.
-    """
-    #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
-    #     key     (N, 2 heads, C, d)        as it is, and the values too
-    n, heads, length, width = query.shape
-    key_heads = key.shape[1]
-    shared = heads // key_heads
-    grouped = query.reshape(n, key_heads, shared * length, width)
-    # A query's mask goes with it. That of a single position serves any number of queries.
-    mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
-    out = nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
-    )
-    return out.reshape(n, heads, length, width).transpose(1, 2).contiguous(), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
-
-
-@contextlib.contextmanager
-def grouped_heads(lm: LatentLM) -> Iterator[None]:
-    """Use `grouped_attention` instead of sdpa inside the block."""
-    config = lm.config
-    before = config._attn_implementation
-    if before == "sdpa":
-        config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before

@@ -25,9 +25,11 @@ prefilled by itself.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from colar import checks
 from colar.engine.cache import CacheSize, round_columns
+from colar.engine.completion import Event, EventKind
 from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
@@ -44,20 +46,78 @@ class QueueFull(RuntimeError):
     """The queue is at its limit: try again later, or raise `max_waiting`."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Entry:
-    """A request that waits or runs, with its question as token ids. The engine numbers its requests from 0."""
+    """A request in the engine: its question as token ids, and how far it is. The engine numbers its requests from 0."""
 
     number: int
     request: Request
     ids: tuple[int, ...]
-    reported: int = 0
+    thinks: bool = True
+    """False once it answers."""
+    cut: bool = False
+    """True once the thinking has met its limit."""
+    n_fed: int = 0
+    """Embeddings fed since the question. While it thinks, these are its thoughts."""
+    n_tokens: int = 0
+    """Tokens of the answer that have been chosen."""
+    reason: str = ""
+    """The reason why it has ended, as in its last event; "" until then."""
+    seconds: float = 0.0
+    """Share of wall-clock time since it started."""
+    n_events: int = 0
+    """Events since it started."""
+    n_reported: int = 0
     """Events that were reported before it had to start anew: it does not report these again."""
 
     @property
     def most_positions(self) -> int:
         """The most positions that it may need."""
         return len(self.ids) + self.request.decoding.positions_after_question
+
+    def restart(self) -> None:
+        """Start anew from the question."""
+        n_reported = max(self.n_events, self.n_reported)
+        vars(self).update(vars(Entry(self.number, self.request, self.ids, n_reported=n_reported)))
+
+    def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
+        """Report what it has thought, and note whether it stops thinking, or has met its limit."""
+        if done:
+            self.thinks = False
+            return self._report("stop", info=details.get("info", {}))
+        if self.n_fed >= self.request.decoding.max_latents:
+            self.thinks = False
+            self.cut = True
+            return []
+        return self._report("thought", token_id=token_id, **details)
+
+    def take_token(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
+        """Report a token of the answer: EOS or the limit ends it."""
+        self.n_tokens += 1
+        if done:
+            self.reason = "stop"
+        elif self.n_tokens >= self.request.decoding.max_completion_length:
+            self.reason = "length"
+        return self._report("token", token_id=token_id, info=details.get("info", {}))
+
+    def _report(self, kind: EventKind, **what: Any) -> list[Event]:
+        """The event, unless it was reported before."""
+        self.n_events += 1
+        if self.n_events <= self.n_reported:
+            return []
+        return [Event(self.request, kind, number=self.number, **what)]
+
+    def finished(self, error: Exception | None = None) -> Event:
+        """The last event."""
+        return Event(
+            self.request,
+            "finished",
+            reason=self.reason,
+            truncated=self.cut or self.reason != "stop",
+            seconds=self.seconds,
+            error=error,
+            number=self.number,
+        )
 
 
 class Scheduler:
@@ -118,6 +178,8 @@ class Scheduler:
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        for entry in entries:
+            entry.restart()
         self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
     # Prefill
@@ -127,8 +189,14 @@ class Scheduler:
         """The requests of all batches."""
         return [entry for batch in self.batches for entry in batch]
 
-    def admit(self, running: Sequence[Entry]) -> list[Entry]:
-        """Move from the queue into prefill what starts now, beside these running requests."""
+    def schedule(self, running: Sequence[Entry]) -> list[Entry]:
+        """The batch that is prefilled in this step, [] if there is none; it stays in `batches` until it has joined."""
+        if not self.batches:
+            self.batches.extend(_batches(self._admit(running), {entry.ids for entry in running}))
+        return self.batches[0] if self.batches else []
+
+    def _admit(self, running: Sequence[Entry]) -> list[Entry]:
+        """Remove from the queue what starts now, beside these running requests."""
         free = self.most_rows - len(running)
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
@@ -156,7 +224,6 @@ class Scheduler:
             admitted.append(self.waiting.popleft())
         if admitted:
             self.waited = 0
-            self.batches.extend(_batches(admitted, {entry.ids for entry in running}))
         return admitted
 
     # The budget

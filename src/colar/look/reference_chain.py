@@ -151,7 +151,6 @@ class ReferencePass:
     """One example's pass: what was fed, and the method's reply at its K + 1 positions."""
 
     example: Example
-    row: Row
     groups: list[list[Token]]
     latents_KD: Tensor
     """The reference's thoughts, which were fed."""
@@ -193,4 +192,4 @@ def reference_passes(
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
-        yield ReferencePass(example, row, groups, embeds_1KD[0], thought)
+        yield ReferencePass(example, groups, embeds_1KD[0], thought)
