@@ -195,8 +195,7 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared(t
     lm = liven(tiny_lm("llama"))
     method = registry.build("coconut", {})
     pretrained.attach(lm, method, seed=0)
-    key = inspection.key_of("coconut", method.Params())
-    system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
+    system = inspection.inspect_system("coconut", lm, method, EXAMPLES, method.Params(), LIMITS)
     assert system["diagnosis"] is None
     assert system["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain["cause"] for chain in system["answers"]} <= set(PLAIN_CAUSES)

@@ -2,9 +2,7 @@
 
 import argparse
 import itertools
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -24,7 +22,7 @@ from colar.cli.checkpoints import (
 from colar.cli.options import Parser
 from colar.engine.request import Decoding
 from colar.evaluation.tables import print_tables
-from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.look.inspect import Inspection, inspect_system
 from colar.look.page import tables_of
 from colar.model import checkpoint
 
@@ -78,12 +76,13 @@ def run_inspect(args: argparse.Namespace) -> None:
     combinations = param_combinations(methods, args)
     decoding = Decoding(**shared_limits(args, methods))
     systems = []
-    for key, lm, method, params in _each_system(folders, combinations, args):
-        system = inspect_system(key, lm, method, examples, params, decoding)
-        if system["diagnosis"] is None and have_steps:
-            name = key["model"]
-            progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
-        systems.append(system)
+    for name, folder in folders.items():
+        lm, method = load_checkpoint(str(folder), args)
+        for params in combinations[name]:
+            system = inspect_system(name, lm, method, examples, params, decoding)
+            if system["diagnosis"] is None and have_steps:
+                progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
+            systems.append(system)
     origin = {"data": args.data, "split": args.split, "limit": args.limit}
     inspection = Inspection(examples, systems, {"asked": origin})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
@@ -93,13 +92,3 @@ def run_inspect(args: argparse.Namespace) -> None:
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
-
-
-def _each_system(
-    folders: Mapping[str, Path], combinations: Mapping[str, list[Any]], args: argparse.Namespace
-) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
-    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
-    for name, folder in folders.items():
-        lm, method = load_checkpoint(str(folder), args)
-        for params in combinations[name]:
-            yield key_of(name, params), lm, method, params

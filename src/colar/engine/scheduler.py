@@ -75,10 +75,10 @@ class Entry:
         """The most positions that it may need."""
         return len(self.ids) + self.request.decoding.positions_after_question
 
-    def restart(self) -> None:
-        """Start anew from the question."""
+    def restarted(self) -> "Entry":
+        """The same request before its start."""
         n_reported = max(self.n_events, self.n_reported)
-        vars(self).update(vars(Entry(self.number, self.request, self.ids, n_reported=n_reported)))
+        return Entry(self.number, self.request, self.ids, n_reported=n_reported)
 
     def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
         """Report what it has thought, and note whether it stops thinking, or has met its limit."""
@@ -178,9 +178,8 @@ class Scheduler:
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
-        for entry in entries:
-            entry.restart()
-        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
+        anew = [entry.restarted() for entry in entries]
+        self.waiting = deque(sorted([*anew, *self.waiting], key=lambda entry: entry.number))
 
     # Prefill
 

@@ -177,38 +177,31 @@ def diagnose(
     right after a right prefix; `whole_chain`: chains of which all are. `stop`: chains that end in the right place.
     """
     n = len(passes)
-    right_answers = read(lm, method, passes, params, decoding)
     vocabulary = vocabulary_of(lm)
-    right = groups = whole_chains = stopped = 0
-    for reference_pass in passes:
-        right_here = groups_written(reference_pass, params, vocabulary)
-        right += right_here
-        groups += len(reference_pass.groups)
-        whole_chains += right_here == len(reference_pass.groups)
-        stops = [False] * len(reference_pass.groups) + [True]
-        stopped += reference_pass.thought.done.tolist() == stops
+    lengths = [len(each.groups) for each in passes]
+    written = [groups_written(each, params, vocabulary) for each in passes]
+    whole = [right == length for right, length in zip(written, lengths, strict=True)]
+    stopped = [each.thought.done.tolist() == [False] * len(each.groups) + [True] for each in passes]
     return {
         "n": n,
-        "read": sum(right_answers) / n,
-        "write": right / groups,
-        "whole_chain": whole_chains / n,
-        "stop": stopped / n,
+        "read": sum(read(lm, method, passes, params, decoding)) / n,
+        "write": sum(written) / sum(lengths),
+        "whole_chain": sum(whole) / n,
+        "stop": sum(stopped) / n,
     }
 
 
 def read(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding
 ) -> list[bool]:
-    """Feed the reference's thoughts: whether each answer is right."""
-    examples = [reference_pass.example for reference_pass in passes]
+    """Feed the reference's thoughts. True for each answer that is right."""
+    examples = [each.example for each in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
-    for request, count in zip(
-        requests_of(examples, params, decoding), thoughts.counts_R.tolist(), strict=True
-    ):
+    for example, count in zip(examples, thoughts.counts_R.tolist(), strict=True):
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
-        requests.append(replace(request, decoding=replace(decoding, max_latents=count + 1)))
+        requests += requests_of([example], params, replace(decoding, max_latents=count + 1))
     completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, note="read")
     pairs = zip(completions, examples, strict=True)
     return [verdict(completion.text, example).correct for completion, example in pairs]

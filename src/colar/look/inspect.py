@@ -12,7 +12,7 @@ Comparisons with the reference chain (n, diagnosis) are null for a method whose 
 its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -35,13 +35,8 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 
-def key_of(model: str, params: Any) -> dict[str, Any]:
-    """The fields that name a system."""
-    return {"model": model, "params": dict(param_values(params))}
-
-
 def inspect_system(
-    key: Mapping[str, Any],
+    name: str,
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
@@ -50,9 +45,9 @@ def inspect_system(
     *,
     controls: bool = True,
 ) -> dict[str, Any]:
-    """Let one system answer, and measure it: its part of the JSON, with the thoughts in `answers`.
+    """Let the model of that name answer, and measure it: its part of the JSON, with the thoughts in `answers`.
 
-    The model thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
+    It thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
@@ -66,6 +61,7 @@ def inspect_system(
         passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
         measured |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     cost = measured_cost(lm, method, examples, requests, completions, controls)
+    key = {"model": name, "params": dict(param_values(params))}
     return {**key, **measured, "cost": cost, "answers": answers}
 
 

@@ -226,14 +226,14 @@ def _write_page(
     if not examples:
         return
     # Needed when training has ended, and not by runs without a page.
-    from colar.look.inspect import Inspection, inspect_system, key_of
+    from colar.look.inspect import Inspection, inspect_system
 
     decoding = settings.limits.decoding(settings.decoding)
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = [
-            inspect_system(key_of(name, params), lm, method, examples, params, decoding, controls=False)
+            inspect_system(name, lm, method, examples, params, decoding, controls=False)
             for params in settings.method_params(method)
         ]
         inspection = Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})
