@@ -187,7 +187,7 @@ const ColarViewer = (() => {
   function add(made, thought) {
     const list = made.querySelector("ol");
     const item = element("li");
-    const button = element("button", `thought ${thought.kind === "token" ? "token" : "latent"}`);
+    const button = element("button", "thought");
     button.type = "button";
     button.tabIndex = list.querySelector("button.thought") ? -1 : 0;
     button.setAttribute("aria-expanded", "false");
