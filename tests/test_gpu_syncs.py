@@ -441,8 +441,10 @@ def test_an_update_of_two_processes_waits_for_nothing(tmp_path: Path) -> None:
         assert looks == [[], []]
 
 
-def test_a_step_copies_no_keys_for_query_heads() -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["transformers", "grouped"])
+def test_a_step_copies_no_keys_for_query_heads(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads share two key heads: in no step are there keys, or values, for four."""
+    monkeypatch.setattr(devices, "is_asynchronous", lambda device: own)
     lm, method, params = build("cot")
     requests = [Request(f"{i}", e.question, params, GREEDY) for i, e in enumerate(EXAMPLES)]
     engine = Engine(lm, method, 8)

@@ -10,11 +10,14 @@
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
@@ -23,6 +26,9 @@ from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 from colar.ops.sampling import sample_tokens, token_logps
+
+ATTENTION = "colar_grouped"
+"""Name under which transformers finds `grouped_attention`."""
 
 
 class Runner:
@@ -100,10 +106,13 @@ class Runner:
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         fed = (embeds_ND[:, None], mask, position_N[:, None])
-        if self.graphs is None:
-            hidden_N1D = self.lm.hidden(*fed, self.cache)
-        else:
-            hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
+        # On a CPU every version of transformers does without copies of keys and values.
+        grouped = devices.is_asynchronous(embeds_ND.device)
+        with grouped_heads(self.lm) if grouped else contextlib.nullcontext():
+            if self.graphs is None:
+                hidden_N1D = self.lm.hidden(*fed, self.cache)
+            else:
+                hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
 
@@ -116,3 +125,41 @@ def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     # Over the whole vocabulary: only where it is read.
     info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
     return Thought(lm.embed(ids_B), ids_B == lm.template.eos_id, ids_B, info)
+
+
+# Attention
+
+
+def grouped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend from one position a row: query heads that share a key head become queries of that head.
+
+    Newer versions of transformers do the same; on a GPU older ones copy keys and values for each query head. Returns
+    (N, 1, heads, d), and no attention weights.
+    """
+    #     query   (N, 6 heads, 1, d)   ->   (N, 2 heads, 3, d)
+    #     key     (N, 2 heads, C, d)        as it is, and the values too
+    n, heads, _, width = query.shape
+    grouped = query.reshape(n, key.shape[1], -1, width)
+    scale = kwargs.get("scaling")
+    out = nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=scale
+    )
+    return out.reshape(n, 1, heads, width), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
+
+
+@contextlib.contextmanager
+def grouped_heads(lm: LatentLM) -> Iterator[None]:
+    """Use `grouped_attention` instead of sdpa inside the block."""
+    config = lm.config
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
