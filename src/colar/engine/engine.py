@@ -198,6 +198,9 @@ class Engine:
         rows = self.running
         started = time.perf_counter()
         # Other samples of a question that runs, or comes before them in the batch, copy it from the cache.
+        #
+        #     slot        0   1     2   3   4   5        r and s run; the batch is t, u, t and r
+        #     question    r   s     t   u   t   r        t and u are prefilled; slot 4 copies slot 2, slot 5 slot 0
         slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
         questions: list[Entry] = []
         samples: list[Entry] = []
@@ -207,22 +210,22 @@ class Engine:
             else:
                 slot_of[entry.ids] = len(rows) + len(questions)
                 questions.append(entry)
-        joining = [*questions, *samples]
 
+        # The hidden states after all questions that are in the cache, by slot.
         first_ND = rows.first_ND
         if questions:
             hidden_ND = self.runner.prefill([entry.ids for entry in questions], len(rows))
             first_ND = torch.cat([first_ND, hidden_ND]) if len(rows) else hidden_ND
-        sources = [slot_of[entry.ids] for entry in joining]
         if samples:
+            sources = [slot_of[entry.ids] for entry in samples]
             targets = list(range(len(rows) + len(questions), len(rows) + len(batch)))
-            longest = max(len(entry.ids) for entry in samples)
-            self.cache.copy(sources[len(questions) :], targets, longest)
-        first_ND = first_ND[devices.numbers(sources, first_ND.device)]
+            self.cache.copy(sources, targets, max(len(entry.ids) for entry in samples))
 
-        joined = RunningRows.start(joining, first_ND, self._begin(joining))
-        joined.charge(time.perf_counter() - started)
-        rows.append(joined)
+        entries = [*questions, *samples]
+        slots = devices.numbers([slot_of[entry.ids] for entry in entries], first_ND.device)
+        joining = RunningRows.start(entries, first_ND[slots], self._begin(entries))
+        joining.charge(time.perf_counter() - started)
+        rows.append(joining)
         # Only now: if the prefill raises, these requests are found in their batch.
         self.scheduler.batches.popleft()
 

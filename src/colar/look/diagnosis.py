@@ -43,6 +43,7 @@ from colar.look.reference_chain import (
 from colar.look.thought import (
     DecodedIds,
     EmbeddingIndex,
+    chosen_ids,
     covered,
     decode_thoughts,
     group_size,
@@ -209,12 +210,14 @@ def read(
 
 def groups_written(reference_pass: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
     """The groups of a chain that the method says after a right prefix."""
+    thought = reference_pass.thought
     # The last position is the stop's: the embedding there is ignored.
-    nearest = nearest_ids(reference_pass.thought.embeds[:-1], group_size(params), vocabulary)
+    nearest = nearest_ids(thought.embeds[:-1], group_size(params), vocabulary)
     tokens = list(itertools.chain.from_iterable(reference_pass.groups))
     start = 0
     right = 0
-    for k, (group, ids) in enumerate(zip(reference_pass.groups, reference_pass.chosen, strict=True)):
+    for k, group in enumerate(reference_pass.groups):
+        ids = chosen_ids({name: column[k] for name, column in thought.info.items()})
         # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):

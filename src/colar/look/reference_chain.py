@@ -157,12 +157,6 @@ class ReferencePass:
     thought: Thought
     """K + 1 rows: the last one is behind the last thought, where the method should stop."""
 
-    @property
-    def chosen(self) -> list[list[int] | None]:
-        """The tokens that the method chose for each thought; None for a latent of a head."""
-        info = self.thought.info
-        return [chosen_ids({name: info[name][k] for name in info}) for k in range(len(self.latents_KD))]
-
 
 @torch.no_grad()
 def reference_passes(
