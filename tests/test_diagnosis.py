@@ -14,18 +14,19 @@ from colar.engine.request import Decoding, Request
 from colar.evaluation.controls import GivenThoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis, thought
-from colar.look.diagnosis import classify, missing
-from colar.look.page import CAUSES
-from colar.look.reference_chain import (
+from colar.look.diagnosis import (
     Token,
     can_be_compared,
+    classify,
     groups_thought,
+    missing,
     reference_groups,
     reference_passes,
     reference_rows,
     reference_thoughts,
     reference_tokens,
 )
+from colar.look.page import CAUSES
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar import ColarParams
