@@ -43,7 +43,7 @@ class AsyncEngine:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Work of the worker between two steps, which raises nothing; None ends it."""
         self._subscribers: dict[int, Subscriber] = {}
-        """Those of unfinished requests, by the engine's number. Used by the worker alone."""
+        """Those of unfinished requests, by the engine's number. Only the worker changes them."""
         self._loop: asyncio.AbstractEventLoop
         """That of all callers, known from the first one on."""
         self._lock = threading.Lock()
