@@ -14,8 +14,8 @@ from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis
 from colar.look import inspect as inspection
+from colar.look.diagnosis import Token, reference_groups, reference_rows
 from colar.look.page import CAUSES
-from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
 from colar.methods import pretrained, registry
 from colar.methods.colar import ColarParams
@@ -195,8 +195,7 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared(t
     lm = liven(tiny_lm("llama"))
     method = registry.build("coconut", {})
     pretrained.attach(lm, method, seed=0)
-    key = inspection.key_of("coconut", method.Params())
-    system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS)
+    system = inspection.inspect_system("coconut", lm, method, EXAMPLES, method.Params(), LIMITS)
     assert system["diagnosis"] is None
     assert system["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain["cause"] for chain in system["answers"]} <= set(PLAIN_CAUSES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from colar import processes
 from colar.engine.cache import round_columns
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.engine.runner import grouped_heads
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.sequential import Sequential
@@ -102,7 +100,7 @@ def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]
         engine.submit(request)
     found = []
     while engine.busy:
-        both = len(set(engine.running.thinks)) == 2
+        both = len({entry.thinks for entry in engine.running.entries}) == 2
         n = len(engine.running)
         with counted() as looks:
             events = engine.step()
@@ -445,8 +443,9 @@ def test_an_update_of_two_processes_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["transformers", "grouped"])
-def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
+def test_a_step_copies_no_keys_for_query_heads(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads share two key heads: in no step are there keys, or values, for four."""
+    monkeypatch.setattr(devices, "is_asynchronous", lambda device: own)
     lm, method, params = build("cot")
     requests = [Request(f"{i}", e.question, params, GREEDY) for i, e in enumerate(EXAMPLES)]
     engine = Engine(lm, method, 8)
@@ -457,8 +456,8 @@ def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
         rows = engine.running
         n = len(rows)
         span = round_columns(1 + max(map(rows.position, range(n)))) if n else 0
-        waits = len(engine.scheduler.waiting) > 0 or len(engine.prefill) > 0
-        with grouped_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
+        waits = bool(engine.scheduler.waiting or engine.scheduler.batches)
+        with LargestCopies(span, 8) as copies:
             engine.step()
         if n and not waits:
             assert copies.heads == 2

@@ -195,6 +195,14 @@ def test_the_line_is_bounded_and_says_what_can_never_run(colar):
             Engine(colar.lm, colar.method, **bad)
 
 
+def admitted(scheduler, running):
+    """What starts beside these running requests; it leaves prefill at once."""
+    scheduler.schedule(running)
+    new = scheduler.in_prefill
+    scheduler.batches.clear()
+    return new
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_admission(data):
@@ -210,11 +218,11 @@ def test_admission(data):
     started = []
     idle = 0
     while scheduler.waiting or running:
-        widest = max((entry.most_positions for entry in running), default=0)
-        new = scheduler.admit(len(running), widest)
+        new = admitted(scheduler, running)
         idle = 0 if new or len(running) == slots else idle + 1
         running += new
-        started += [int(entry.request.id) for entry in new]
+        # Those of one admission are prefilled by their length.
+        started += sorted(int(entry.request.id) for entry in new)
         assert len(running) <= slots
         if budget is not None:
             assert (
@@ -233,15 +241,15 @@ def test_company_is_waited_for_at_a_free_slot():
     scheduler = Scheduler(slots)
     for i in range(3 * slots):
         scheduler.add(Entry(i, Request(str(i), "?"), (0,)))
-    assert len(scheduler.admit(0, 0)) == slots
-    assert [scheduler.admit(slots, 1) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
+    running = admitted(scheduler, [])
+    assert len(running) == slots
+    assert [admitted(scheduler, running) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
     # One slot becomes free: it is filled when nobody has joined it for some steps.
-    assert [len(scheduler.admit(slots - 1, 1)) for _ in range(MAX_WAIT_STEPS + 1)] == [0] * MAX_WAIT_STEPS + [
-        1
-    ]
+    joined = [len(admitted(scheduler, running[1:])) for _ in range(MAX_WAIT_STEPS + 1)]
+    assert joined == [0] * MAX_WAIT_STEPS + [1]
     # Two are one in `SHARED_PREFILL_SLOTS`, and two that run alone could not bring more.
-    assert len(scheduler.admit(slots - 2, 1)) == 2
-    assert len(scheduler.admit(0, 0)) == slots
+    assert len(admitted(scheduler, running[2:])) == 2
+    assert len(admitted(scheduler, [])) == slots
 
 
 # Questions
@@ -291,7 +299,7 @@ def test_questions_share_a_forward_within_some_positions(family, monkeypatch):
     case = case_of(family, "colar")
     longest = max(len(ids(case, request)) for request in case.requests)
     most = longest - 1
-    monkeypatch.setattr("colar.engine.prefill.BATCH_POSITIONS", most)
+    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", most)
     seen, handle = widths(case.lm)
     try:
         found = Engine(case.lm, case.method, 4).generate(case.requests)
@@ -322,7 +330,7 @@ def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
             seen.clear()
             heads.clear()
             n = len(engine.running)
-            both = 0 < sum(engine.running.thinks) < n
+            both = 0 < sum(entry.thinks for entry in engine.running.entries) < n
             engine.step()
             decodes = [shape for shape in seen if shape[1] == 1]
             assert len(decodes) <= 1

@@ -88,7 +88,16 @@ class Model:
         answers = []
         for completion in self.engine.generate(requests):
             completion.require_answer()
-            answers.append(self._answer(completion, vocabulary))
+            thoughts = thought.read_thoughts(self.lm, completion, vocabulary=vocabulary)
+            answer = Answer(
+                question=completion.request.question,
+                answer=completion.text,
+                thoughts=tuple(read["text"] for read in thoughts),
+                truncated=completion.truncated,
+                seconds=completion.seconds,
+                completion=completion,
+            )
+            answers.append(answer)
         return answers[0] if isinstance(question, str) else answers
 
     def stream(self, question: str, **options: Any) -> Iterator[Piece]:
@@ -107,13 +116,11 @@ class Model:
             if incomplete := reader.end():
                 yield Piece("thought", incomplete)
             if event.kind == "token" and event.token_id != self.lm.template.eos_id:
-                text = answer.add(event.token_id)
-                if text:
+                if text := answer.add(event.token_id):
                     yield Piece("answer", text)
             elif event.reason == "error":
                 raise not_finite(request)
-        rest = answer.end()
-        if rest:
+        if rest := answer.end():
             yield Piece("answer", rest)
 
     def _request(
@@ -139,17 +146,6 @@ class Model:
             seed=seed_from(seed, f"question {number + 1}"),
             keep_latents=True,
             context=tuple((role, text) for role, text in context),
-        )
-
-    def _answer(self, completion: Completion, vocabulary: thought.EmbeddingIndex) -> Answer:
-        thoughts = thought.read_thoughts(self.lm, completion, vocabulary=vocabulary)
-        return Answer(
-            question=completion.request.question,
-            answer=completion.text,
-            thoughts=tuple(read["text"] for read in thoughts),
-            truncated=completion.truncated,
-            seconds=completion.seconds,
-            completion=completion,
         )
 
 

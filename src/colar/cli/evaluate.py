@@ -42,7 +42,7 @@ from colar.evaluation.records import (
     settings_of,
 )
 from colar.evaluation.tables import print_tables
-from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.look.inspect import Inspection, inspect_system
 from colar.look.page import tables_of
 from colar.model import checkpoint
 
@@ -270,7 +270,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     for name, folder in folders.items():
         lm, method = load_checkpoint(str(folder), args)
         for params in combinations[name]:
-            systems.append(inspect_system(key_of(name, params), lm, method, examples, params, decoding))
+            systems.append(inspect_system(name, lm, method, examples, params, decoding))
             if systems[-1]["diagnosis"] is None and have_steps:
                 progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
     origin = {"data": args.data, "split": args.split, "limit": args.limit}

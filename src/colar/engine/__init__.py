@@ -2,9 +2,9 @@
 
 request        Request, Decoding, the token ids of a prompt
 completion     events, the completions made of them, and their tokens as text
-engine         the loop: decode, admit, prefill, choose;  async_engine runs it in a thread, for servers
-scheduler      which request is next, within slots and a budget of positions
-prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
+engine         the loop: decode, schedule, prefill, choose;  async_engine runs it in a thread, for servers
+scheduler      which requests are next, within slots and a budget of positions, and how far each one is
+running        the requests that think or answer as columns, and the choice of what they feed next
 runner         forward passes into the cache;  graphs records steps as CUDA graphs
 cache          keys and values in slots
 """

@@ -41,9 +41,9 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Work of the worker between two steps; None ends it."""
+        """Work of the worker between two steps, which raises nothing; None ends it."""
         self._subscribers: dict[int, Subscriber] = {}
-        """Those of unfinished requests, by the engine's number. Used by the worker alone."""
+        """Those of unfinished requests, by the engine's number. Only the worker changes them."""
         self._loop: asyncio.AbstractEventLoop
         """That of all callers, known from the first one on."""
         self._lock = threading.Lock()
@@ -77,7 +77,9 @@ class AsyncEngine:
         def cancel() -> None:
             # Nothing is left to cancel of a request that was refused, or has finished.
             if self._subscribers.pop(number, None) is not None:
-                self.engine.cancel(request)
+                # There is no caller to tell of an error: the request runs on, and nothing receives its events.
+                with contextlib.suppress(Exception):
+                    self.engine.cancel(request)
 
         try:
             await self.run(submit)
@@ -145,7 +147,8 @@ class AsyncEngine:
                 self.closed = True
             # Those that submit succeed, and their streams end with the others.
             while not self._orders.empty():
-                self._carry_out(self._orders.get())
+                if (order := self._orders.get()) is not None:
+                    order()
             self._fail(RuntimeError("the engine is closed"))
 
     def _obey(self) -> bool:
@@ -158,16 +161,9 @@ class AsyncEngine:
                 return True
             if order is None:
                 return False
-            self._carry_out(order)
+            order()
             # There may be something to step now.
             wait = False
-
-    @staticmethod
-    def _carry_out(order: Callable[[], None] | None) -> None:
-        # An order to cancel that raises has no caller to tell: the request runs on, and nothing receives its events.
-        if order is not None:
-            with contextlib.suppress(Exception):
-                order()
 
     def _deliver(self, events: list[Event]) -> None:
         """Put events into the queues of those who wait for them."""

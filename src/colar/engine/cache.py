@@ -18,6 +18,7 @@ before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also ret
 Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,22 +252,13 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     )
     cache = SlotCache(causal_lm)
     cache.reserve(CacheSize(slots=n, columns=round_columns(length)))
-
-    def forward(embeds: Tensor, mask: Any, position: Tensor) -> Tensor:
-        output = causal_lm.base_model(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
+    forward = functools.partial(causal_lm.base_model, past_key_values=cache, use_cache=True)
 
     # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
     long = length - FED
     mask = cache.at_prefill(0, n, long, embeds_NTD)
-    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=causal_lm.device) + ahead_N[:, None])
+    position_NT = torch.arange(long, device=causal_lm.device) + ahead_N[:, None]
+    forward(inputs_embeds=embeds_NTD[:, :long], attention_mask=mask, position_ids=position_NT)
     # Then both are fed, each at its own column.
     position_N = torch.tensor([long, long // 4], device=causal_lm.device)
     row_N = torch.arange(n, device=causal_lm.device)
@@ -275,6 +267,8 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     for _ in range(FED):
         embeds_N1D = embeds_NTD[row_N, position_N][:, None]
         mask = cache.at_decode(position_N, length, embeds_NTD)
-        ours.append(forward(embeds_N1D, mask, (position_N + ahead_N)[:, None])[1, 0])
+        position_N1 = (position_N + ahead_N)[:, None]
+        output = forward(inputs_embeds=embeds_N1D, attention_mask=mask, position_ids=position_N1)
+        ours.append(output.last_hidden_state[1, 0])
         position_N = position_N + 1
     return torch.stack(ours), theirs_NTD[1, first : first + FED]

@@ -9,22 +9,21 @@ an embedding like any other, and is written into the row's own next column of th
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
-    step = decode (runner.py)  ->  admit (scheduler.py)  ->  prefill (prefill.py)  ->  choose (running.py)
+    step = decode what was chosen -> schedule -> prefill -> choose what is fed next
 
 `step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
 `async_engine.py` serves.
 """
 
-import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from colar.engine import graphs
 from colar.engine.cache import SlotCache
 from colar.engine.completion import Completion, Event, completions_of
-from colar.engine.prefill import Prefill
 from colar.engine.request import Request, check_runnable, prompt_ids
 from colar.engine.runner import Runner
 from colar.engine.running import RunningRows, choose_inputs
@@ -65,13 +64,12 @@ class Engine:
         self.runner = Runner(lm, method, max_batch, cuda_graphs)
         self.lm = lm
         self.method = method
-        self.prefill = Prefill()
         self.running = self._no_rows()
         self._events: list[Event] = []
         self._n_requests = 0
 
     def _no_rows(self) -> RunningRows:
-        return RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
+        return RunningRows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {})
 
     @property
     def cache(self) -> SlotCache:
@@ -83,7 +81,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True while a request waits, is in prefill or runs."""
-        return bool(self.scheduler.waiting) or len(self.prefill) > 0 or len(self.running) > 0
+        return bool(self.scheduler.waiting or self.scheduler.batches or self.running.entries)
 
     def submit(self, request: Request) -> int:
         """Put a request into the queue. Returns its number, which its events have too.
@@ -105,7 +103,7 @@ class Engine:
 
     def cancel(self, request: Request) -> bool:
         """Remove a request, this very object, waiting or running. No event follows. False if it is not here."""
-        was_queued = self.scheduler.cancel(request) | self.prefill.cancel(request)
+        was_queued = self.scheduler.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
         self.running.remove(rows, self.cache)
@@ -121,7 +119,7 @@ class Engine:
     def _drop_started(self) -> None:
         """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
         self.cache.wipe(list(range(self.cache.size.slots)))
-        self.prefill = Prefill()
+        self.scheduler.batches.clear()
         self.running = self._no_rows()
 
     def _release_if_idle(self) -> None:
@@ -172,8 +170,8 @@ class Engine:
         with self.lm.evaluating():
             try:
                 self._decode()
-                self._admit()
-                self.prefill.run(self.runner, self.method, self.running)
+                if batch := self.scheduler.schedule(self.running.entries):
+                    self._prefill(batch)
                 self._choose()
             except Exception as error:
                 self._recover(error)
@@ -194,21 +192,65 @@ class Engine:
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
         rows.charge(time.perf_counter() - started)
 
-    def _admit(self) -> None:
-        """Start prefill of the requests whose turn it is, unless others are in prefill."""
+    def _prefill(self, batch: Sequence[Entry]) -> None:
+        """Bring the questions of a batch into the cache; its requests join the running rows."""
+        self._make_room()
         rows = self.running
-        if len(self.prefill) or not self.scheduler.waiting:
-            return
-        admitted = self.scheduler.admit(len(rows), rows.widest)
-        if not admitted:
-            return
-        self.prefill = Prefill(admitted, rows)
+        started = time.perf_counter()
+        # Other samples of a question that runs, or comes before them in the batch, copy it from the cache.
+        #
+        #     slot        0   1     2   3   4   5        r and s run; the batch is t, u, t and r
+        #     question    r   s     t   u   t   r        t and u are prefilled; slot 4 copies slot 2, slot 5 slot 0
+        slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
+        questions: list[Entry] = []
+        samples: list[Entry] = []
+        for entry in batch:
+            if entry.ids in slot_of:
+                samples.append(entry)
+            else:
+                slot_of[entry.ids] = len(rows) + len(questions)
+                questions.append(entry)
+
+        # The hidden states after all questions that are in the cache, by slot.
+        first_ND = rows.first_ND
+        if questions:
+            hidden_ND = self.runner.prefill([entry.ids for entry in questions], len(rows))
+            first_ND = torch.cat([first_ND, hidden_ND]) if len(rows) else hidden_ND
+        if samples:
+            sources = [slot_of[entry.ids] for entry in samples]
+            targets = list(range(len(rows) + len(questions), len(rows) + len(batch)))
+            self.cache.copy(sources, targets, max(len(entry.ids) for entry in samples))
+
+        entries = [*questions, *samples]
+        slots = devices.numbers([slot_of[entry.ids] for entry in entries], first_ND.device)
+        joining = RunningRows.start(entries, first_ND[slots], self._begin(entries))
+        joining.charge(time.perf_counter() - started)
+        rows.append(joining)
+        # Only now: if the prefill raises, these requests are found in their batch.
+        self.scheduler.batches.popleft()
+
+    def _make_room(self) -> None:
+        """Have a cache for all requests that have started."""
+        rows = self.running
         if not len(rows):
             # The weights may have been trained since the last requests.
             self.runner.refresh_weights()
-        widest = max(rows.widest, *(entry.most_positions for entry in admitted))
-        size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
-        self.cache.reserve(size, len(rows))
+        started = [*rows.entries, *self.scheduler.in_prefill]
+        widest = max(entry.most_positions for entry in started)
+        self.cache.reserve(self.scheduler.next_size(self.cache.size, len(started), widest), len(rows))
+
+    def _begin(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
+        """The method's own columns of requests that join the running rows: like theirs, or they share no batch."""
+        begun = self.method.begin(self.lm, [entry.request for entry in entries])
+        alike = self.running.begun if len(self.running) else begun
+        wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
+        found = {name: (tuple(column.shape), column.dtype) for name, column in begun.items()}
+        if found != wanted:
+            raise ValueError(
+                f"method {self.method.name}: begin must give {len(entries)} requests a row each, like those that "
+                f"run: {wanted}; got {found}"
+            )
+        return begun
 
     def _choose(self) -> None:
         """Choose what each row feeds next; rows that end leave."""
@@ -216,27 +258,14 @@ class Engine:
         if not len(rows):
             return
         started = time.perf_counter()
-        chosen = choose_inputs(self.runner, rows)
-        rows.next_ND = chosen.embeds_ND
+        self._events += choose_inputs(self.runner, rows)
         rows.charge(time.perf_counter() - started)
-        self._events += chosen.events
-        ended = [
-            (rows.entries[i], reason, rows.cut[i], rows.seconds[i]) for i, reason in chosen.ended.items()
-        ]
+        ended = {i: entry for i, entry in enumerate(rows.entries) if entry.reason}
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
-        self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
-        rows.remove(chosen.ended, self.cache)
+        self.cache.wipe([i for i, entry in ended.items() if entry.reason == "error"])
+        rows.remove(ended, self.cache)
         # Now that nothing can raise: a row that is still here would start anew.
-        for end in ended:
-            self._finish(*end)
-
-    def _finish(
-        self, entry: Entry, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
-    ) -> None:
-        """Report that a request has ended."""
-        truncated = cut or reason != "stop"
-        event = Event(entry.request, "finished", reason=reason, truncated=truncated, seconds=seconds)
-        self._events.append(dataclasses.replace(event, error=error, number=entry.number))
+        self._events += [entry.finished() for entry in ended.values()]
 
     # A step that raises, because memory has run out or by a defect
     #
@@ -255,7 +284,7 @@ class Engine:
             error.__traceback__ = None
             self.cache.release()
             devices.empty_cache(self.lm.device)
-        started = [*map(self.running.restarted, range(len(self.running))), *self.prefill.entries]
+        started = [*self.running.entries, *self.scheduler.in_prefill]
         self._drop_started()
         if no_memory and len(started) > 1:
             self.scheduler.most_rows = len(started) // 2
@@ -265,7 +294,8 @@ class Engine:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.most_rows = self.scheduler.slots
         for entry in started:
-            self._finish(entry, "error", cut=False, error=error)
+            entry.reason = "error"
+            self._events.append(entry.finished(error))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""Requests: a question, its settings, what is checked of them before they may wait, and the token ids of the prompt.
+"""Requests: a question with its settings, the checks before it may wait, and the token ids of its prompt.
 
-Both temperatures are 0 for no draw. `top_p` goes with each of them. Of a step of thinking they draw
+`temperature` draws the answer's tokens of all methods. A step of thinking draws, by method, with
 
     method            temperature                               latent_temperature
     colar             the stop                                  the latent: it multiplies the head's sigma
@@ -9,8 +9,8 @@ Both temperatures are 0 for no draw. `top_p` goes with each of them. Of a step o
     ruplar            the stop                                  nothing
     the others        nothing                                   nothing
 
-and `temperature` draws the answer's tokens of all methods. Where both are equal, `sequential` draws the stop and a
-group's first token at once, as `cot` does.
+A temperature of 0 takes the most probable token, or the head's mean. `top_p` applies wherever tokens are drawn. If both
+temperatures are equal, `sequential` draws the stop and a group's first token at once, as `cot` does.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ TEMPERATURES = (1e-6, 100)
 
 @dataclass(frozen=True)
 class Decoding:
-    """Settings of how thoughts and tokens are drawn, and where they are cut."""
+    """Settings by which thoughts and tokens are drawn, and limits at which they are cut."""
 
     temperature: float = 0.0
-    """Divides the LM head's logits; 0 takes the most probable token. 0, or in `TEMPERATURES`."""
+    """Divides the LM head's logits. 0, or in `TEMPERATURES`."""
     top_p: float = 1.0
     """Nucleus: the smallest set of tokens whose mass reaches this."""
     latent_temperature: float = 0.0
-    """That of latents, or of the tokens that they are made of. 0, or in `TEMPERATURES`."""
+    """The same for latents, or for the tokens that they are made of. 0, or in `TEMPERATURES`."""
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too); the answer follows then."""
     max_completion_length: int = 64

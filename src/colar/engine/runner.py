@@ -24,7 +24,7 @@ from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
 from colar.model import masks
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices
+from colar.ops import devices, ragged
 from colar.ops.sampling import sample_tokens, token_logps
 
 ATTENTION = "colar_grouped"
@@ -85,24 +85,19 @@ class Runner:
     def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
         """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
         device = self.lm.device
-        n = len(questions)
-        lengths = [len(ids) for ids in questions]
-        longest = max(lengths)
-
         # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
         #
         #     slot 3     q q q q .
         #     slot 4     q q q q q
-        ids_NT = torch.zeros(n, longest, dtype=torch.int64)
-        for row, ids in enumerate(questions):
-            ids_NT[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        ids_NT, lengths_N = ragged.pad(questions)
+        n, longest = ids_NT.shape
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
         mask = self.cache.at_prefill(slot, n, longest, embeds_NTD)
         position_NT = torch.arange(longest, device=device).expand(n, -1)
         with masks.attention(self.lm.config, self._attention()):
             hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
 
-        last_N = devices.numbers([length - 1 for length in lengths], device)
+        last_N = devices.send(lengths_N - 1, device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 
@@ -117,12 +112,12 @@ class Runner:
             embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
+        fed = (embeds_ND[:, None], mask, position_N[:, None])
         attention = self._attention()
-        # On a CPU transformers itself does without copies of keys and values.
-        if attention == "sdpa" and embeds_ND.device.type != "cpu":
+        # On a CPU every version of transformers does without copies of keys and values.
+        if attention == "sdpa" and devices.is_asynchronous(embeds_ND.device):
             attention = ATTENTION
         with masks.attention(self.lm.config, attention):
-            fed = (embeds_ND[:, None], mask, position_N[:, None])
             if self.graphs is None:
                 hidden_N1D = self.lm.hidden(*fed, self.cache)
             else:
@@ -147,23 +142,20 @@ def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
+    """Attend from one position a row: query heads that share a key head become queries of that head.
 
-    On a GPU older versions of transformers copy keys and values for each query head, and so does SDPA's own
-    `enable_gqa`, whose kernels for a mask have no such heads. Returns (N, T, heads, d), and no attention weights.
+    Newer versions of transformers do the same; on a GPU older ones copy keys and values for each query head. Returns
+    (N, 1, heads, d), and no attention weights.
     """
-    #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
+    #     query   (N, 6 heads, 1, d)   ->   (N, 2 heads, 3, d)
     #     key     (N, 2 heads, C, d)        as it is, and the values too
-    n, heads, length, width = query.shape
-    key_heads = key.shape[1]
-    shared = heads // key_heads
-    grouped = query.reshape(n, key_heads, shared * length, width)
-    # A query's mask goes with it. That of a single position serves any number of queries.
-    mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
+    n, heads, _, width = query.shape
+    grouped = query.reshape(n, key.shape[1], -1, width)
+    scale = kwargs.get("scaling")
     out = nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
+        grouped, key, value, attn_mask=attention_mask, scale=scale
     )
-    return out.reshape(n, heads, length, width).transpose(1, 2).contiguous(), None
+    return out.reshape(n, 1, heads, width), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)

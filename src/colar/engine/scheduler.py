@@ -1,4 +1,4 @@
-"""Requests that wait and requests that run: first come, first served, within slots and a budget of positions.
+"""Requests that wait and requests in prefill: first come, first served, within slots and a budget of positions.
 
 A request is admitted when there is a slot for it and the positions of the cache with it are within the budget. Slots
 are as wide as the widest row may become, rounded up, so n rows cost n times that:
@@ -11,14 +11,25 @@ If memory runs out, all requests that have started wait again, in front, and hal
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
+
+Requests that are admitted together are prefilled in batches, one a step: running rows wait for no more than that.
+
+    step       1           2           3
+    prefills   a b c       d           f
+    joins      a b c       d e         f         e is another sample of d's question: it is copied
+
+The questions of a batch share a forward pass, right-padded, within `BATCH_POSITIONS`. A question that is longer is
+prefilled by itself.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from colar import checks
 from colar.engine.cache import CacheSize, round_columns
+from colar.engine.completion import Event, EventKind
 from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
@@ -27,26 +38,86 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
+BATCH_POSITIONS = 2048
+"""Positions of prefill between two decode steps, padding included, unless one question has more."""
 
 
 class QueueFull(RuntimeError):
     """The queue is at its limit: try again later, or raise `max_waiting`."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Entry:
-    """A request that waits or runs, with its question as token ids. The engine numbers its requests from 0."""
+    """A request in the engine: its question as token ids, and how far it is. The engine numbers its requests from 0."""
 
     number: int
     request: Request
     ids: tuple[int, ...]
-    reported: int = 0
+    thinks: bool = True
+    """False once it answers."""
+    cut: bool = False
+    """True once the thinking has met its limit."""
+    n_fed: int = 0
+    """Embeddings fed since the question. While it thinks, these are its thoughts."""
+    n_tokens: int = 0
+    """Tokens of the answer that have been chosen."""
+    reason: str = ""
+    """The reason why it has ended, as in its last event; "" until then."""
+    seconds: float = 0.0
+    """Share of wall-clock time since it started."""
+    n_events: int = 0
+    """Events since it started."""
+    n_reported: int = 0
     """Events that were reported before it had to start anew: it does not report these again."""
 
     @property
     def most_positions(self) -> int:
         """The most positions that it may need."""
         return len(self.ids) + self.request.decoding.positions_after_question
+
+    def restarted(self) -> "Entry":
+        """The same request before its start."""
+        n_reported = max(self.n_events, self.n_reported)
+        return Entry(self.number, self.request, self.ids, n_reported=n_reported)
+
+    def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
+        """Report what it has thought, and note whether it stops thinking, or has met its limit."""
+        if done:
+            self.thinks = False
+            return self._report("stop", info=details.get("info", {}))
+        if self.n_fed >= self.request.decoding.max_latents:
+            self.thinks = False
+            self.cut = True
+            return []
+        return self._report("thought", token_id=token_id, **details)
+
+    def take_token(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
+        """Report a token of the answer: EOS or the limit ends it."""
+        self.n_tokens += 1
+        if done:
+            self.reason = "stop"
+        elif self.n_tokens >= self.request.decoding.max_completion_length:
+            self.reason = "length"
+        return self._report("token", token_id=token_id, info=details.get("info", {}))
+
+    def _report(self, kind: EventKind, **what: Any) -> list[Event]:
+        """The event, unless it was reported before."""
+        self.n_events += 1
+        if self.n_events <= self.n_reported:
+            return []
+        return [Event(self.request, kind, number=self.number, **what)]
+
+    def finished(self, error: Exception | None = None) -> Event:
+        """The last event."""
+        return Event(
+            self.request,
+            "finished",
+            reason=self.reason,
+            truncated=self.cut or self.reason != "stop",
+            seconds=self.seconds,
+            error=error,
+            number=self.number,
+        )
 
 
 class Scheduler:
@@ -78,6 +149,8 @@ class Scheduler:
         self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
+        self.batches: deque[list[Entry]] = deque()
+        """Requests in prefill: admitted, and not running yet. The first batch is next."""
 
     # The queue
 
@@ -96,15 +169,34 @@ class Scheduler:
         self.waiting.append(entry)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request, this very object; False if it is not in the queue."""
-        left = deque(entry for entry in self.waiting if entry.request is not request)
-        was_waiting = len(left) < len(self.waiting)
-        self.waiting = left
-        return was_waiting
+        """Remove a request, this very object, from the queue or from prefill; False if it is in neither."""
+        n_before = len(self.waiting) + len(self.in_prefill)
+        self.waiting = deque(entry for entry in self.waiting if entry.request is not request)
+        left = ([entry for entry in batch if entry.request is not request] for batch in self.batches)
+        self.batches = deque(filter(None, left))
+        return len(self.waiting) + len(self.in_prefill) < n_before
 
-    def admit(self, running: int, widest: int) -> list[Entry]:
-        """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
-        free = self.most_rows - running
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        anew = [entry.restarted() for entry in entries]
+        self.waiting = deque(sorted([*anew, *self.waiting], key=lambda entry: entry.number))
+
+    # Prefill
+
+    @property
+    def in_prefill(self) -> list[Entry]:
+        """The requests of all batches."""
+        return [entry for batch in self.batches for entry in batch]
+
+    def schedule(self, running: Sequence[Entry]) -> list[Entry]:
+        """The batch that is prefilled in this step, [] if there is none; it stays in `batches` until it has joined."""
+        if not self.batches:
+            self.batches.extend(_batches(self._admit(running), {entry.ids for entry in running}))
+        return self.batches[0] if self.batches else []
+
+    def _admit(self, running: Sequence[Entry]) -> list[Entry]:
+        """Remove from the queue what starts now, beside these running requests."""
+        free = self.most_rows - len(running)
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
@@ -116,8 +208,9 @@ class Scheduler:
             return []
 
         admitted: list[Entry] = []
-        while self.waiting and running + len(admitted) < self.most_rows:
-            rows = running + len(admitted) + 1
+        widest = max((entry.most_positions for entry in running), default=0)
+        while self.waiting and len(admitted) < free:
+            rows = len(running) + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
@@ -131,10 +224,6 @@ class Scheduler:
         if admitted:
             self.waited = 0
         return admitted
-
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
-        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
     # The budget
 
@@ -157,3 +246,22 @@ class Scheduler:
             if self.budget is None or grown.positions <= self.budget:
                 return grown
         return least
+
+
+def _batches(entries: Sequence[Entry], cached: set[tuple[int, ...]]) -> Iterator[list[Entry]]:
+    """Batches of requests, those of one question together. The first one has those whose question is `cached`."""
+    batch: list[Entry] = []
+    samples_of: dict[tuple[int, ...], list[Entry]] = {}
+    for entry in entries:
+        own = batch if entry.ids in cached else samples_of.setdefault(entry.ids, [])
+        own.append(entry)
+    n_questions = 0
+    # Neighbours of similar length waste the least padding. The newest of a batch is its longest: all are padded to it.
+    for ids in sorted(samples_of, key=len):
+        if n_questions and (n_questions + 1) * len(ids) > BATCH_POSITIONS:
+            yield batch
+            batch, n_questions = [], 0
+        batch += samples_of[ids]
+        n_questions += 1
+    if batch:
+        yield batch

@@ -1,5 +1,7 @@
 """A model's answers, their chains beside the reference's: what each thought says, and the first thing that goes wrong.
 
+The reference is the example's own chain, in the groups that training makes of it: what a model should think.
+
     reference   << 5 | * 5 | = 25 | >>          groups
     thoughts    << 5 | * 5 | = 35 | >>          read as their c nearest tokens, or as what the head chose
     marks       right  right  wrong  after
@@ -19,30 +21,31 @@ solves the problem in another way than the reference's counts as another plan.
 
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
+
+Shape suffixes: R examples, Q question positions, K thoughts, T = Q + K positions, D width.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
-from colar.evaluation.controls import GivenThoughts
+from colar.evaluation.controls import GivenThoughts, ThoughtTable
 from colar.evaluation.evaluate import answer_all, seed_of
-from colar.look.reference_chain import (
-    ReferencePass,
-    Token,
-    groups_thought,
-    reference_groups,
-    reference_rows,
-    reference_thoughts,
-)
 from colar.look.thought import (
     DecodedIds,
     EmbeddingIndex,
+    chosen_ids,
     covered,
     decode_thoughts,
     group_size,
@@ -50,8 +53,176 @@ from colar.look.thought import (
     read_thoughts,
     vocabulary_of,
 )
-from colar.methods.base import Method
+from colar.methods.base import Batch, Method, Row
+from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices, ragged
+
+# The reference chain
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a reference chain; in an equation `<<20-4=16>>` the result stands behind the last "="."""
+
+    token_id: int
+    is_result: bool
+
+
+def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
+    """Encode the examples as training would at its end, all with the same per-request values.
+
+    A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
+    """
+    rows = []
+    for example in examples:
+        # What `encode` draws are params, and these are given: any generator will do.
+        # A curriculum ends in its last stage, and so does the model that is looked at.
+        row = method.encode(lm.template, example, Random(0), epoch=math.inf)
+        # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
+        question = lm.template.question(example.question, method.speed_text(params), context=example.context)
+        rows.append(replace(row, question=question, params=params, seed=seed_of(example)))
+    return rows
+
+
+def _batch(lm: LatentLM, rows: Sequence[Row]) -> Batch:
+    """The rows on the model's device."""
+    tensors = Batch.collate(rows).tensors()
+    return Batch.from_tensors({name: devices.send(column, lm.device) for name, column in tensors.items()})
+
+
+@torch.no_grad()
+def reference_thoughts(
+    lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
+) -> ThoughtTable:
+    """The thoughts of the reference chains as training feeds them."""
+    batch = _batch(lm, reference_rows(lm, method, examples, params))
+    embeds_RKD, counts_R = method.training_thoughts(lm, batch)
+    return ThoughtTable(embeds_RKD, counts_R)
+
+
+def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
+    """A row's reasoning tokens."""
+    tokens: list[Token] = []
+    for step in row.steps:
+        texts = [lm.template.token(token_id) for token_id in step]
+        # Without a "=" there is no result.
+        equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
+        for i, token_id in enumerate(step):
+            # The brackets that close an equation stand behind its "=" too.
+            is_bracket = texts[i].strip() and not texts[i].strip().strip("<>")
+            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
+    return tokens
+
+
+@torch.no_grad()
+def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
+    """A row's reasoning tokens in the groups that training makes of them: each stands for one thought."""
+    tokens = reference_tokens(lm, row)
+    groups = []
+    start = 0
+    for size in method.group_sizes(lm, _batch(lm, [row]))[0].tolist():
+        # Behind a row's last group sizes are 0.
+        if size:
+            groups.append(tokens[start : start + size])
+            start += size
+    return groups
+
+
+def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
+    """True if thoughts stand for the reference chain's tokens, and there is a chain to compare them with."""
+    # One example tells: a method either thinks in groups of tokens or it does not.
+    example = next((example for example in examples if example.steps), None)
+    if example is None or not method.thinks_whole_chain(params):
+        return False
+    (row,) = reference_rows(lm, method, [example], params)
+    # Latents of the model's own stand for no tokens.
+    if row.n_latents:
+        return False
+    n_groups = len(reference_groups(lm, method, row))
+    return 0 < n_groups == int(reference_thoughts(lm, method, [example], params).counts_R[0])
+
+
+def groups_thought(
+    lm: LatentLM, groups: Sequence[list[Token]], completion: Completion
+) -> Sequence[list[Token]]:
+    """The reference chain in the groups that a completion's thoughts stand for.
+
+    They are those of training, unless the thoughts were chosen as tokens: then a thought stands for as many tokens
+    of the chain as it has. What no thought has come to is one more group.
+    """
+    chosen = [chosen_ids(info) for info in completion.thought_info()]
+    if not chosen or None in chosen:
+        return groups
+    tokens = list(itertools.chain.from_iterable(groups))
+    thought_of = []
+    start = 0
+    for ids in chosen:
+        assert ids is not None
+        if start >= len(tokens):
+            break
+        # The separator in a group stands where the reference has a token, or behind its last one.
+        thought_of.append(tokens[start : start + len(ids)])
+        start += sum(token_id != lm.template.separator_id for token_id in ids)
+    if start < len(tokens):
+        thought_of.append(tokens[start:])
+    return thought_of
+
+
+# The question and the reference chain's latents in one forward: what a method says after each right prefix.
+#
+#     fed        q  q ###  l1   l2   l3        positions 0 .. Q - 1 are the question, the others its K thoughts
+#     hidden           |    |    |    |
+#     thought         l1   l2   l3  stop       the method, at each of these K + 1 positions by itself
+#
+# No error is carried from one thought to the next: each is judged after a chain that is right so far. Group k of the
+# chain is what thought k should say.
+
+
+@dataclass(frozen=True)
+class ReferencePass:
+    """One example's pass: what was fed, and the method's reply at its K + 1 positions."""
+
+    example: Example
+    groups: list[list[Token]]
+    latents_KD: Tensor
+    """The reference's thoughts, which were fed."""
+    thought: Thought
+    """K + 1 rows: the last one is behind the last thought, where the method should stop."""
+
+
+@torch.no_grad()
+def reference_passes(
+    lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
+) -> Iterator[ReferencePass]:
+    """The passes of examples whose thoughts stand for the chain's tokens (`can_be_compared` tells).
+
+    NonFiniteError where the model's numbers are NaN or infinite: nothing could be said of such thoughts.
+    """
+    for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
+        # A row at a time: without padding, positions are those of its own question and thoughts.
+        batch = _batch(lm, [row])
+        embeds_1KD, counts_1 = method.training_thoughts(lm, batch)
+        question_1QD = lm.embed(batch.question_ids)
+        fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
+        hidden_TD = lm.hidden(fed_1TD)[0]
+        request = Request.of(example, params, seed=row.seed)
+        # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.
+        hidden_KD = hidden_TD[len(row.question) - 1 :]
+        n = len(hidden_KD)
+        step_K = torch.arange(n, device=hidden_KD.device)
+        # There is one request behind all positions: its columns are repeated.
+        begun = {
+            name: column.expand(n, *column.shape[1:]) for name, column in method.begin(lm, [request]).items()
+        }
+        thought = method.think(lm, ThinkState.of([request] * n, hidden_KD, step_K, lm.logits, begun))
+        if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
+            raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
+        groups = reference_groups(lm, method, row)
+        yield ReferencePass(example, groups, embeds_1KD[0], thought)
+
+
+# Answers of the model
 
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
@@ -67,65 +238,54 @@ def decoded_answers(
     completions: Sequence[Completion],
     compare: bool = True,
 ) -> list[dict[str, Any]]:
-    """Each example's completion, read. Without `compare`, or for an example without steps, nothing is marked."""
-    vocabulary = vocabulary_of(lm)
-    answers = []
-    for example, completion in zip(examples, completions, strict=True):
-        groups: Sequence[list[Token]] | None = None
-        reference_length: int | None = None
-        if compare and example.steps:
-            (row,) = reference_rows(lm, method, [example], params)
-            groups = reference_groups(lm, method, row)
-            # Before they are made those of this completion's thoughts.
-            reference_length = len(groups)
-            groups = groups_thought(lm, groups, completion)
-        answer = _decoded_answer(lm, example, params, completion, groups, vocabulary)
-        answers.append(answer | {"reference_length": reference_length})
-    return answers
-
-
-def _decoded_answer(
-    lm: LatentLM,
-    example: Example,
-    params: Any,
-    completion: Completion,
-    groups: Sequence[list[Token]] | None,
-    vocabulary: EmbeddingIndex,
-) -> dict[str, Any]:
-    """An answer as the page has it, but for the `reference_length`.
+    """Each example's completion as the page has it. Without `compare`, or for an example without steps, unmarked.
 
     `cause` is one of `page.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
     `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, and whether it says
-    them. `missing` are groups without a thought.
+    them. `missing` are groups without a thought, `reference_length` counts those of training.
     """
-    decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
-    judged = verdict(completion.text, example)
-    parsed = judged.parsed is not None
-    thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
-    if groups is None:
-        cause = "right" if judged.correct else "wrong" if parsed else "unparsable"
+    vocabulary = vocabulary_of(lm)
+    answers = []
+    for example, completion in zip(examples, completions, strict=True):
+        judged = verdict(completion.text, example)
+        thoughts = read_thoughts(lm, completion, vocabulary=vocabulary)
         for thought in thoughts:
-            # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
-    else:
-        cause = classify(groups, decoded_as, parsed, judged.correct)
-        marks = marks_of(groups, decoded_as)
-        for k, thought in enumerate(thoughts):
-            group = groups[k] if k < len(groups) else []
-            thought |= {"mark": marks[k], "reference": _reference(lm, group, decoded_as[k])}
-    rest = [] if groups is None else groups[len(thoughts) :]
-    return {
-        "id": example.id,
-        "answer": completion.text,
-        "right": judged.correct,
-        "cause": cause,
-        "length": completion.length,
-        "forward_passes": completion.forward_passes,
-        "seconds": round(completion.seconds, 6),
-        "truncated": completion.truncated,
-        "thoughts": thoughts,
-        "missing": [_reference(lm, group, set()) for group in rest],
-    }
+        answer = {
+            "id": example.id,
+            "answer": completion.text,
+            "right": judged.correct,
+            "cause": "right" if judged.correct else "unparsable" if judged.parsed is None else "wrong",
+            "length": completion.length,
+            "forward_passes": completion.forward_passes,
+            "seconds": round(completion.seconds, 6),
+            "truncated": completion.truncated,
+            "thoughts": thoughts,
+            "missing": [],
+            "reference_length": None,
+        }
+        if compare and example.steps:
+            (row,) = reference_rows(lm, method, [example], params)
+            groups = reference_groups(lm, method, row)
+            decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
+            answer["reference_length"] = len(groups)
+            _compare(lm, answer, groups_thought(lm, groups, completion), decoded_as)
+        answers.append(answer)
+    return answers
+
+
+def _compare(
+    lm: LatentLM, answer: dict[str, Any], groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
+) -> None:
+    """Mark an answer's thoughts by the groups that they should say, and put a wrong answer down to its cause."""
+    if answer["cause"] == "wrong":
+        answer["cause"] = classify(groups, decoded_as)
+    thoughts = answer["thoughts"]
+    marks = marks_of(groups, decoded_as)
+    for k, thought in enumerate(thoughts):
+        group = groups[k] if k < len(groups) else []
+        thought |= {"mark": marks[k], "reference": _reference(lm, group, decoded_as[k])}
+    answer["missing"] = [_reference(lm, group, set()) for group in groups[len(thoughts) :]]
 
 
 def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> list[str]:
@@ -144,13 +304,10 @@ def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
 
 
 def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedIds) -> list[dict[str, Any]]:
-    tokens = []
-    for token, said in zip(group, covered([token.token_id for token in group], decoded_as), strict=True):
-        tokens.append({"text": lm.template.token(token.token_id), "said": said})
-    return tokens
-
-
-# Causes
+    """The tokens of a group, each with whether a thought says it."""
+    said = covered([token.token_id for token in group], decoded_as)
+    texts = [lm.template.token(token.token_id) for token in group]
+    return [{"text": text, "said": is_said} for text, is_said in zip(texts, said, strict=True)]
 
 
 def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
@@ -159,14 +316,8 @@ def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
     return [token for token, is_said in zip(group, said, strict=True) if not is_said]
 
 
-def classify(
-    groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds], parsed: bool, correct: bool
-) -> str:
-    """Put an answer down to the first thing that went wrong, as `page.CAUSES` has it."""
-    if correct:
-        return "right"
-    if not parsed:
-        return "unparsable"
+def classify(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> str:
+    """Put a wrong answer down to the first thing that went wrong, as `page.CAUSES` has it."""
     # Only the first: thoughts behind a wrong one may be right about it.
     # The chains may differ in length, which is judged below.
     for group, ids in zip(groups, decoded_as, strict=False):
@@ -194,38 +345,31 @@ def diagnose(
     right after a right prefix; `whole_chain`: chains of which all are. `stop`: chains that end in the right place.
     """
     n = len(passes)
-    right_answers = read(lm, method, passes, params, decoding)
     vocabulary = vocabulary_of(lm)
-    right = groups = whole_chains = stopped = 0
-    for reference_pass in passes:
-        right_here = groups_written(reference_pass, params, vocabulary)
-        right += right_here
-        groups += len(reference_pass.groups)
-        whole_chains += right_here == len(reference_pass.groups)
-        stops = [False] * len(reference_pass.groups) + [True]
-        stopped += reference_pass.thought.done.tolist() == stops
+    lengths = [len(each.groups) for each in passes]
+    written = [groups_written(each, params, vocabulary) for each in passes]
+    whole = [right == length for right, length in zip(written, lengths, strict=True)]
+    stopped = [each.thought.done.tolist() == [False] * len(each.groups) + [True] for each in passes]
     return {
         "n": n,
-        "read": sum(right_answers) / n,
-        "write": right / groups,
-        "whole_chain": whole_chains / n,
-        "stop": stopped / n,
+        "read": sum(read(lm, method, passes, params, decoding)) / n,
+        "write": sum(written) / sum(lengths),
+        "whole_chain": sum(whole) / n,
+        "stop": sum(stopped) / n,
     }
 
 
 def read(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding
 ) -> list[bool]:
-    """Feed the reference's thoughts: whether each answer is right."""
-    examples = [reference_pass.example for reference_pass in passes]
+    """Feed the reference's thoughts. True for each answer that is right."""
+    examples = [each.example for each in passes]
     thoughts = reference_thoughts(lm, method, examples, params)
     requests = []
-    for request, count in zip(
-        requests_of(examples, params, decoding), thoughts.counts_R.tolist(), strict=True
-    ):
+    for example, count in zip(examples, thoughts.counts_R.tolist(), strict=True):
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
-        requests.append(replace(request, decoding=replace(decoding, max_latents=count + 1)))
+        requests += requests_of([example], params, replace(decoding, max_latents=count + 1))
     completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, note="read")
     pairs = zip(completions, examples, strict=True)
     return [verdict(completion.text, example).correct for completion, example in pairs]
@@ -233,12 +377,14 @@ def read(
 
 def groups_written(reference_pass: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
     """The groups of a chain that the method says after a right prefix."""
+    thought = reference_pass.thought
     # The last position is the stop's: the embedding there is ignored.
-    nearest = nearest_ids(reference_pass.thought.embeds[:-1], group_size(params), vocabulary)
+    nearest = nearest_ids(thought.embeds[:-1], group_size(params), vocabulary)
     tokens = list(itertools.chain.from_iterable(reference_pass.groups))
     start = 0
     right = 0
-    for k, (group, ids) in enumerate(zip(reference_pass.groups, reference_pass.chosen, strict=True)):
+    for k, group in enumerate(reference_pass.groups):
+        ids = chosen_ids({name: column[k] for name, column in thought.info.items()})
         # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):

@@ -12,7 +12,7 @@ Comparisons with the reference chain (n, diagnosis) are null for a method whose 
 its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,19 +29,13 @@ from colar.evaluation.evaluate import answer_all
 from colar.evaluation.records import collect_provenance
 from colar.evaluation.report_rows import param_values
 from colar.look import page
-from colar.look.diagnosis import decoded_answers, diagnose, requests_of
-from colar.look.reference_chain import can_be_compared, reference_passes
+from colar.look.diagnosis import can_be_compared, decoded_answers, diagnose, reference_passes, requests_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 
-def key_of(model: str, params: Any) -> dict[str, Any]:
-    """The fields that name a system."""
-    return {"model": model, "params": dict(param_values(params))}
-
-
 def inspect_system(
-    key: Mapping[str, Any],
+    name: str,
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
@@ -50,9 +44,9 @@ def inspect_system(
     *,
     controls: bool = True,
 ) -> dict[str, Any]:
-    """Let one system answer, and measure it: its part of the JSON, with the thoughts in `answers`.
+    """Let the model of that name answer, and measure it: its part of the JSON, with the thoughts in `answers`.
 
-    The model thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
+    It thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
@@ -66,6 +60,7 @@ def inspect_system(
         passes = progress.track(reference_passes(lm, method, with_steps, params), "write", len(with_steps))
         measured |= {"n": len(with_steps), "diagnosis": diagnose(lm, method, list(passes), params, decoding)}
     cost = measured_cost(lm, method, examples, requests, completions, controls)
+    key = {"model": name, "params": dict(param_values(params))}
     return {**key, **measured, "cost": cost, "answers": answers}
 
 

@@ -231,9 +231,7 @@ def _write_page(
     eager = torch.compiler.set_stance("force_eager")
     with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = [
-            inspect.inspect_system(
-                inspect.key_of(name, params), lm, method, examples, params, decoding, controls=False
-            )
+            inspect.inspect_system(name, lm, method, examples, params, decoding, controls=False)
             for params in validation.params
         ]
         inspection = inspect.Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})

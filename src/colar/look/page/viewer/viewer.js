@@ -1,5 +1,5 @@
 // The chain viewer: thoughts as chips of their tokens. A classic script with one global, `ColarViewer`, so that a page
-// opened from file:// can have it as it is. A pure function of its arguments: it keeps nothing, and fetches nothing.
+// opened from file:// can have it as it is. It has no state, and fetches nothing.
 //
 //   ColarViewer.chain(thoughts)   all thoughts; each is a button, and shows its neighbours below the chain when pressed
 //   ColarViewer.chain(thoughts, missing)   with groups of the reference behind it that no thought has come to
@@ -51,16 +51,15 @@ const ColarViewer = (() => {
     return marked.trim() === "" ? marked.replace(/ /g, "␣") || "∅" : marked;
   }
 
-  // How sure a token is, 0 to 1: its probability where the model chose it, else its cosine to the thought.
-  function strength(token, ordered) {
+  // The shade of a token, 0 to 1: its probability where the model chose it, else its cosine to the thought.
+  function shadeOf(token, ordered) {
     if (ordered && isNumber(token.logprob)) return clamp(Math.exp(token.logprob));
-    if (isNumber(token.cosine)) return clamp(token.cosine);
-    return isNumber(token.logprob) ? clamp(Math.exp(token.logprob)) : null;
+    return isNumber(token.cosine) ? clamp(token.cosine) : null;
   }
 
   function chip(token, ordered) {
     const made = element("span", "chip", visible(token.text));
-    const shade = strength(token, ordered);
+    const shade = shadeOf(token, ordered);
     made.classList.toggle("plain", shade === null);
     if (shade !== null) made.style.setProperty("--shade", shade.toFixed(3));
     return made;
@@ -74,11 +73,11 @@ const ColarViewer = (() => {
     return bar;
   }
 
-  // What a screen reader says of a thought.
+  // A thought in words, for a screen reader.
   function spoken(thought) {
     const words = [];
-    for (const token of (thought.tokens || [])) {
-      const shade = strength(token, thought.ordered);
+    for (const token of thought.tokens) {
+      const shade = shadeOf(token, thought.ordered);
       words.push(shade === null ? visible(token.text) : `${visible(token.text)} ${shade.toFixed(2)}`);
     }
     const sigma = isNumber(thought.sigma) ? `; sigma ${thought.sigma.toFixed(2)}` : "";
@@ -87,7 +86,7 @@ const ColarViewer = (() => {
 
   function compared(mark, reference) {
     if (!MARKS[mark]) return "";
-    const group = mark === "right" || !reference ? "" : reference.map((token) => visible(token.text)).join(" ");
+    const group = mark === "right" ? "" : reference.map((token) => visible(token.text)).join(" ");
     return `; ${MARKS[mark][1]} ${group}`.trimEnd();
   }
 
@@ -96,7 +95,7 @@ const ColarViewer = (() => {
     const made = element("span", `expected ${mark}`);
     made.setAttribute("aria-hidden", "true");
     made.append(element("span", "mark", MARKS[mark][0]));
-    for (const token of reference || []) made.append(element("span", token.said ? "said" : "unsaid", visible(token.text)));
+    for (const token of reference) made.append(element("span", token.said ? "said" : "unsaid", visible(token.text)));
     return made;
   }
 
@@ -149,9 +148,9 @@ const ColarViewer = (() => {
     const tables = element("div", "tables");
     if (thought.ordered) {
       const probability = (token) => (isNumber(token.logprob) ? Math.exp(token.logprob) : null);
-      tables.append(table("chosen, in order", ["token", "probability"], thought.tokens || [], probability));
+      tables.append(table("chosen, in order", ["token", "probability"], thought.tokens, probability));
     }
-    const near = thought.neighbours || [];
+    const near = thought.neighbours;
     if (near.length) tables.append(table("nearest tokens", ["token", "cosine"], near, (token) => token.cosine));
     panel.append(facts(thought), tables);
     return panel;
@@ -187,13 +186,13 @@ const ColarViewer = (() => {
   function add(made, thought) {
     const list = made.querySelector("ol");
     const item = element("li");
-    const button = element("button", `thought ${thought.kind === "token" ? "token" : "latent"}`);
+    const button = element("button", "thought");
     button.type = "button";
     button.tabIndex = list.querySelector("button.thought") ? -1 : 0;
     button.setAttribute("aria-expanded", "false");
     button.setAttribute("aria-label", spoken(thought));
     const chips = element("span", "chips");
-    chips.append(...(thought.tokens || []).map((token) => chip(token, thought.ordered)));
+    chips.append(...thought.tokens.map((token) => chip(token, thought.ordered)));
     button.append(chips);
     if (isNumber(thought.sigma)) button.append(sigmaBar(thought.sigma));
     if (MARKS[thought.mark]) button.append(expected(thought.mark, thought.reference));
