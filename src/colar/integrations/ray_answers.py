@@ -97,7 +97,7 @@ class Task(NamedTuple):
     """File and line, or the name of the question."""
     request: Request
     extra: Any
-    """What `make_row` needs beside the completion: the expected answer, or the question's number."""
+    """Input of `make_row` beside the completion: the expected answer, or the number of the question."""
 
 
 class Done(NamedTuple):

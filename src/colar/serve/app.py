@@ -250,7 +250,7 @@ def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """OpenAI's error object for whatever went wrong before a response began."""
+    """OpenAI's error object for an error before the response began."""
     if isinstance(error, RequestValidationError):
         error = first_mistake(error.errors())
     elif isinstance(error, HTTPException):

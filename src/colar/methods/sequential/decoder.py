@@ -32,8 +32,7 @@ from colar.methods import grouping
 from colar.methods.losses import chosen_logps, continue_logps, log_probs, without
 from colar.methods.rollouts import Rollouts, ThoughtActions
 from colar.methods.sequential.boundaries import NOTHING, Equations
-from colar.model.chunks import ValuesOf
-from colar.model.head import PartialHead
+from colar.model.head import PartialHead, ValuesOf
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
 
