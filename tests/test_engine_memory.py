@@ -81,6 +81,34 @@ def test_forwards_without_memory(colar, quiet, at):
     assert engine.cache.positions == 0
 
 
+def test_an_answer_is_never_of_two_runs(colar, quiet):
+    """Weights that change where memory runs out, in place of rounding: who had reported something else ends with an
+    error that names the request."""
+    weight = colar.lm.causal_lm.get_output_embeddings().weight.data
+    saved = weight.clone()
+
+    class Changes(Runs):
+        def __call__(self, *_):
+            if self.calls + 1 in self.at:
+                weight.copy_(saved.flip(0))
+            super().__call__()
+
+    try:
+        with Hooked(colar.lm, Changes({12}, OOM[0])):
+            events, found = run(Engine(colar.lm, colar.method, 6), colar.requests)
+        others = kinds(run(Engine(colar.lm, colar.method, 6), colar.requests)[0])
+    finally:
+        weight.copy_(saved)
+    failed = {number for number, done in found.items() if done.error is not None}
+    assert failed
+    for number, said in kinds(events).items():
+        if number in failed:
+            assert f"request {colar.requests[number].id} started anew" in str(found[number].error)
+            assert said[:-1] == quiet[number][: len(said) - 1]
+        else:
+            assert said in (quiet[number], others[number])
+
+
 @pytest.mark.parametrize("at", [{9, 10, 11}, {4, 20, 36}])
 def test_a_row_that_finds_no_memory_alone_fails(colar, quiet, at):
     """The others come to their answers, together again."""

@@ -274,7 +274,8 @@ class Engine:
     #                a                        none for a alone: it ends with the error
     #
     # They start anew from their question. Draws are a function of a request's seed and its step, so they come to the
-    # same answers, and what they have reported already they do not report again.
+    # same answers but for rounding, and what they have reported already they do not report again. One that comes to
+    # another answer ends with an error.
 
     def _recover(self, error: Exception) -> None:
         """Have all start anew, fewer at a time, where memory has run out for several; otherwise end them."""
@@ -294,8 +295,8 @@ class Engine:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.most_rows = self.scheduler.slots
         for entry in started:
-            entry.reason = "error"
-            self._events.append(entry.finished(error))
+            entry.reason, entry.error = "error", error
+            self._events.append(entry.finished())
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ prefilled by itself.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from colar import checks
@@ -67,8 +67,10 @@ class Entry:
     """Share of wall-clock time since it started."""
     n_events: int = 0
     """Events since it started."""
-    n_reported: int = 0
-    """Events that were reported before it had to start anew: it does not report these again."""
+    reported: list[tuple[EventKind, int]] = field(default_factory=list)
+    """Kind and token of all reported events: after it had to start anew, it does not report them again."""
+    error: Exception | None = None
+    """The error that has ended it, if one has."""
 
     @property
     def most_positions(self) -> int:
@@ -77,8 +79,7 @@ class Entry:
 
     def restarted(self) -> "Entry":
         """The same request before its start."""
-        n_reported = max(self.n_events, self.n_reported)
-        return Entry(self.number, self.request, self.ids, n_reported=n_reported)
+        return Entry(self.number, self.request, self.ids, reported=self.reported)
 
     def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
         """Report what it has thought, and note whether it stops thinking, or has met its limit."""
@@ -101,13 +102,22 @@ class Entry:
         return self._report("token", token_id=token_id, info=details.get("info", {}))
 
     def _report(self, kind: EventKind, **what: Any) -> list[Event]:
-        """The event, unless it was reported before."""
+        """The event, unless it was reported before. If another one was, the request ends with an error."""
+        now = (kind, what.get("token_id", -1))
         self.n_events += 1
-        if self.n_events <= self.n_reported:
-            return []
-        return [Event(self.request, kind, number=self.number, **what)]
+        if self.n_events > len(self.reported):
+            self.reported.append(now)
+            return [Event(self.request, kind, number=self.number, **what)]
+        if now != self.reported[self.n_events - 1]:
+            # Fewer rows round otherwise. What was reported cannot be taken back, and two halves are no answer.
+            self.reason = "error"
+            self.error = RuntimeError(
+                f"request {self.request.id} started anew because memory ran out, and came to another answer by "
+                "rounding: ask again, with a smaller batch"
+            )
+        return []
 
-    def finished(self, error: Exception | None = None) -> Event:
+    def finished(self) -> Event:
         """The last event."""
         return Event(
             self.request,
@@ -115,7 +125,7 @@ class Entry:
             reason=self.reason,
             truncated=self.cut or self.reason != "stop",
             seconds=self.seconds,
-            error=error,
+            error=self.error,
             number=self.number,
         )
 
