@@ -331,11 +331,15 @@ def test_cache_sizes(data):
     scheduler = Scheduler(data.draw(st.integers(1, 64)), for_graphs=data.draw(st.booleans()))
     now = EMPTY
     for _ in range(10):
-        rows, widest = data.draw(st.integers(1, scheduler.slots)), data.draw(st.integers(1, 500))
+        rows, widest = data.draw(st.integers(1, scheduler.max_batch)), data.draw(st.integers(1, 500))
         least = scheduler.smallest_size(rows, widest)
-        budget = scheduler.budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
+        budget = scheduler.token_budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
         found = scheduler.next_size(now, rows, widest)
-        assert least.slots <= found.slots <= max(scheduler.smallest_size(scheduler.slots, 1).slots, now.slots)
+        assert (
+            least.slots
+            <= found.slots
+            <= max(scheduler.smallest_size(scheduler.max_batch, 1).slots, now.slots)
+        )
         assert least.columns <= found.columns
         assert found == least or budget is None or found.positions <= budget
         assert scheduler.next_size(found, rows, widest) == found or found == least

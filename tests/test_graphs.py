@@ -58,7 +58,7 @@ def test_a_cache_with_graphs_only_grows_within_its_budget() -> None:
     assert size == CacheSize(5, 128)
     assert scheduler.next_size(size, 1, 20) == size
     assert scheduler.next_size(size, 2, 300) == CacheSize(5, 512)
-    assert Scheduler(32, budget=1100, for_graphs=True).next_size(size, 1, 300) == CacheSize(2, 512)
+    assert Scheduler(32, token_budget=1100, for_graphs=True).next_size(size, 1, 300) == CacheSize(2, 512)
 
 
 class Tape(TorchDispatchMode):

@@ -35,7 +35,7 @@ COMMANDS = {
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
     "report": ("evaluate", "aggregate the records of one or more evaluations into a report"),
-    "export": ("checkpoints", "copy a checkpoint in half precision or with its adapter merged"),
+    "export": ("export", "copy a checkpoint in half precision or with its adapter merged"),
     "data": ("data", "list, show or prepare data sources"),
     "recipes": ("train", "list or copy the recipes that ship with colar"),
     "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),

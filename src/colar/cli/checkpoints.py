@@ -1,4 +1,4 @@
-"""`colar export`; and what commands share that load checkpoints: names, default data, methods, limits, per-request
+"""Checkpoints on the command line, for all commands that load some: names, default data, methods, limits, per-request
 values, and the weights."""
 
 import argparse
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from colar import files, progress
-from colar.cli.options import Parser
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example, conversation
@@ -25,37 +24,6 @@ from colar.ops import devices
 from colar.training.run_folder import AutoFolder
 
 Name = TypeVar("Name")
-
-
-def add_export(export: Parser) -> None:
-    export.description = (
-        "Copy a checkpoint to another folder, with its weights in another dtype or its adapter merged."
-    )
-    export.add_argument("checkpoint", help="folder or Hub id")
-    export.add_argument("output", help="folder to write; a checkpoint that is there is replaced")
-    export.add_argument(
-        "--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
-    )
-    export.add_argument(
-        "--merge", action="store_true", help="merge the adapter into the backbone and write all weights"
-    )
-    export.set_defaults(run=run_export)
-
-
-def run_export(args: argparse.Namespace) -> None:
-    source = checkpoint.resolve(args.checkpoint)
-    target = Path(args.output)
-    # The target is replaced as a whole: neither the source itself nor a folder of other things may be lost.
-    if target.resolve() == source.resolve():
-        raise ValueError(f"{target} is the checkpoint itself: give a folder that may be replaced")
-    checkpoint.check_replaceable(target)
-    # Without merging, the files are converted one by one: no backbone is needed.
-    if args.merge:
-        pretrained.merge(source, target, args.dtype)
-    else:
-        checkpoint.convert(source, target, args.dtype)
-    size = sum(path.stat().st_size for path in target.glob("*.safetensors"))
-    progress.say(f"wrote {target} (weights {size / 1e6:.1f} MB, {args.dtype})")
 
 
 # Names: each checkpoint and each data set of a command has one of its own

@@ -56,6 +56,8 @@ KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
+EMPTY = (None, "", "[]", [], ())
+"""Cells without reasoning."""
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*$)")
 """The mark of the answer. With more than a line behind it, it is a heading of Markdown."""
@@ -215,8 +217,8 @@ def parse_solution(raw: Any) -> Fields:
     row = named_fields(raw)
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
-    # An empty column is none: the reasoning may stand in the answer.
-    chains = (name for name in REASONING if row.get(name) and name not in (question, answer))
+    # An empty column is none, a list in a CSV included: the reasoning may stand in the answer.
+    chains = (name for name in REASONING if row.get(name) not in EMPTY and name not in (question, answer))
     fields = _solution(row, question, answer, next(chains, None))
     return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
 

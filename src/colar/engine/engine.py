@@ -126,7 +126,7 @@ class Engine:
         """Give memory back if there is nothing left to do."""
         if not self.busy:
             self.runner.release()
-            self.scheduler.most_rows = self.scheduler.slots
+            self.scheduler.rows_that_fit = self.scheduler.max_batch
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
@@ -288,12 +288,12 @@ class Engine:
         started = [*self.running.entries, *self.scheduler.in_prefill]
         self._drop_started()
         if no_memory and len(started) > 1:
-            self.scheduler.most_rows = len(started) // 2
+            self.scheduler.rows_that_fit = len(started) // 2
             self.scheduler.put_back(started)
             return
         if no_memory:
             # The request was too large in isolation: the others may run together again.
-            self.scheduler.most_rows = self.scheduler.slots
+            self.scheduler.rows_that_fit = self.scheduler.max_batch
         for entry in started:
             entry.reason, entry.error = "error", error
             self._events.append(entry.finished())

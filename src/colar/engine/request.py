@@ -36,7 +36,8 @@ class Decoding:
     top_p: float = 1.0
     """Nucleus: the smallest set of tokens whose mass reaches this."""
     latent_temperature: float = 0.0
-    """The same for latents, or for the tokens that they are made of. 0, or in `TEMPERATURES`."""
+    """Temperature of latents: multiplies the head's sigma (`colar`), or divides the logits of a group's tokens
+    (`sequential`). 0, or in `TEMPERATURES`."""
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too); the answer follows then."""
     max_completion_length: int = 64

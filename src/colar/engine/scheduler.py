@@ -7,7 +7,7 @@ are as wide as the widest row may become, rounded up, so n rows cost n times tha
                   first      40                      3 x 48 = 144    admitted
                   second     12                      4 x 48 = 192    waits
 
-If memory runs out, all requests that have started wait again, in front, and half as many rows run (`most_rows`).
+If memory runs out, all requests that have started wait again, in front, and half as many rows run (`rows_that_fit`).
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
@@ -131,7 +131,7 @@ class Entry:
 
 
 class Scheduler:
-    """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
+    """The queue of an engine of at most `max_batch` rows and `token_budget` positions in all (None: any number).
 
     For CUDA graphs (`for_graphs`), rows are filled up to a power of 2 with copies, which write into a slot that nothing
     reads, and columns are a power of 2.
@@ -139,23 +139,22 @@ class Scheduler:
 
     def __init__(
         self,
-        slots: int,
-        budget: int | None = None,
+        max_batch: int,
+        token_budget: int | None = None,
         max_waiting: int | None = None,
         for_graphs: bool = False,
     ) -> None:
-        # Named as the engine's arguments are: these are what a user gave.
-        limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
+        limits = {"max_batch": max_batch, "token_budget": token_budget, "max_waiting": max_waiting}
         for name, value in limits.items():
             checks.check_holds(
                 name, value is None or (checks.is_int(value) and value >= 1), value, "1 or more"
             )
-        self.slots = slots
-        self.budget = budget
+        self.max_batch = max_batch
+        self.token_budget = token_budget
         self.max_waiting = max_waiting
         self.for_graphs = for_graphs
-        self.most_rows = slots
-        """The rows that may run: fewer than slots where memory has run out."""
+        self.rows_that_fit = max_batch
+        """The rows that may run: fewer than `max_batch` where memory has run out."""
         self.waiting: deque[Entry] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
@@ -167,9 +166,9 @@ class Scheduler:
     def check(self, entry: Entry) -> None:
         """ValueError for a request that could never run."""
         needed = self.smallest_size(1, entry.most_positions).positions
-        if self.budget is not None and needed > self.budget:
+        if self.token_budget is not None and needed > self.token_budget:
             raise ValueError(
-                f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
+                f"request {entry.request.id} needs {needed} positions; token_budget is {self.token_budget}"
             )
 
     def add(self, entry: Entry) -> None:
@@ -206,13 +205,13 @@ class Scheduler:
 
     def _admit(self, running: Sequence[Entry]) -> list[Entry]:
         """Remove from the queue what starts now, beside these running requests."""
-        free = self.most_rows - len(running)
+        free = self.rows_that_fit - len(running)
         # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
 
         # Wait for company: slots that others will free soon are filled by one prefill.
-        enough = min(len(self.waiting), max(1, self.most_rows // SHARED_PREFILL_SLOTS))
+        enough = min(len(self.waiting), max(1, self.rows_that_fit // SHARED_PREFILL_SLOTS))
         if running and free < enough and self.waited < MAX_WAIT_STEPS:
             self.waited += 1
             return []
@@ -226,8 +225,8 @@ class Scheduler:
             # it, or it might starve.
             if (
                 rows > 1
-                and self.budget is not None
-                and self.smallest_size(rows, widest).positions > self.budget
+                and self.token_budget is not None
+                and self.smallest_size(rows, widest).positions > self.token_budget
             ):
                 break
             admitted.append(self.waiting.popleft())
@@ -240,7 +239,7 @@ class Scheduler:
     def smallest_size(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         if self.for_graphs:
-            return CacheSize(rows_of(rows, self.slots) + 1, columns_of(widest))
+            return CacheSize(rows_of(rows, self.max_batch) + 1, columns_of(widest))
         return CacheSize(rows, round_columns(widest))
 
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
@@ -252,8 +251,11 @@ class Scheduler:
         least = self.smallest_size(rows, widest)
         columns = max(now.columns, least.columns)
         slots = max(now.slots, least.slots)
-        for grown in (CacheSize(max(slots, rows_of(rows, self.slots)), columns), CacheSize(slots, columns)):
-            if self.budget is None or grown.positions <= self.budget:
+        for grown in (
+            CacheSize(max(slots, rows_of(rows, self.max_batch)), columns),
+            CacheSize(slots, columns),
+        ):
+            if self.token_budget is None or grown.positions <= self.token_budget:
                 return grown
         return least
 

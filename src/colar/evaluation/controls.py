@@ -29,9 +29,15 @@ from torch import Tensor
 from colar import progress
 from colar.data.example import Example
 from colar.engine.completion import Completion
-from colar.engine.engine import Engine
 from colar.engine.request import Request
-from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, evaluate, make_request
+from colar.evaluation.evaluate import (
+    AnswerSettings,
+    EvaluatedModel,
+    GridPoint,
+    answer_all,
+    evaluate,
+    make_request,
+)
 from colar.evaluation.records import keys_in
 from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Batch, Method, Row
@@ -203,8 +209,10 @@ def evaluate_controls(
         model = point.model
         requests = [make_request(point, example, settings) for example in examples]
         with_latents = [replace(request, keep_latents=True) for request in requests]
-        engine = Engine(model.lm, model.method, settings.batch_size)
-        own = thoughts_of(model.lm, engine.generate(with_latents))
+        own = thoughts_of(
+            model.lm,
+            answer_all(model.lm, model.method, with_latents, settings.batch_size, eager=settings.eager),
+        )
         # All of them before the first answer: one question's thoughts cannot be shuffled.
         thoughts = {kind: KINDS[kind](own, requests) for kind in missing}
         for kind in missing:

@@ -210,11 +210,16 @@ def make_records(
 
 
 def answer_all(
-    lm: LatentLM, method: Method, requests: Sequence[Request], batch_size: int = 32, note: str = "think"
+    lm: LatentLM,
+    method: Method,
+    requests: Sequence[Request],
+    batch_size: int = 32,
+    note: str = "think",
+    eager: bool = False,
 ) -> list[Completion]:
     """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `make_records`."""
     completions = []
-    events = Engine(lm, method, batch_size).stream(requests)
+    events = Engine(lm, method, batch_size, cuda_graphs=False if eager else None).stream(requests)
     for completion in progress.track(completions_of(lm, events), note, len(requests)):
         completion.require_answer()
         completions.append(completion)

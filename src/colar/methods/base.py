@@ -5,7 +5,7 @@
 
 A `Row` is one example as ids; a `Batch` the same segments padded one by one on the right, with everything
 that differs between rows as a column. Trainers, engine, server and evaluation ask no method's name; `recipe/auto_*`
-alone chooses one by name. docs/add_a_method.md adds one.
+chooses one by name, and two defaults are `cot`. docs/add_a_method.md adds one.
 
 Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, X tokens of all latent texts, G of these
 texts, D width, V vocabulary.

@@ -208,7 +208,7 @@ def _single_tokens(template: Template, examples: Sequence[Example]) -> tuple[boo
 def make_recipe(
     facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the recipe, and a reason for each choice. ValueError where `grpo` has nothing to judge answers by."""
+    """The keys of the recipe, and the reasons of most choices. ValueError for `grpo` with nothing to judge answers by."""
     check_choice("--method", method, METHODS)
     if grpo and not facts.judged and judge is None:
         raise ValueError(
@@ -257,7 +257,7 @@ def make_recipe(
 def _training(facts: Facts) -> dict[str, Any]:
     """Length, batch and rates of the stages of SFT."""
     scratch, on_cpu = facts.scratch, facts.on_cpu
-    # About 20,000 rows in all.
+    # About 20,000 rows in all, within these numbers of epochs.
     fewest, most = (2 if facts.rows < 100_000 else 1), (20 if scratch else 6)
     epochs = min(most, max(fewest, round(20_000 / facts.rows)))
     batch = 8 if facts.rows * epochs < 8_000 else 16

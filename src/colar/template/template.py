@@ -218,7 +218,7 @@ class Template:
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
         """The saved template. ValueError when it is of another version or does not fit `tokenizer`."""
         formats = {version: format for format, version in VERSIONS.items()}
-        if saved.get("version") not in formats:
+        if saved.get("version") not in list(formats):
             known = ", ".join(map(str, formats))
             raise ValueError(
                 f"template version {saved.get('version')!r} is not one of {known}, which this colar reads"

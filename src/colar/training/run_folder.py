@@ -12,7 +12,8 @@ recipe.json           the recipe, and a digest of the weights that it starts fro
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 
-Two runs must not mix in one folder, and a finished one is not trained again.
+Two runs must not mix in one folder, and a finished one is not trained again. `AutoFolder` is the folder of `colar train
+auto`, around those of its stages.
 """
 
 import math

@@ -172,7 +172,7 @@ def choose_groups(
             joins_X = joins_X & open_groups.admits(rows_X, token_X[:, None])[:, 0]
         # A softmax over the vocabulary: only where its result is read.
         if rules.has_threshold or wants_logps:
-            # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
+            # The threshold is about the softmax before top-p; at temperature 0, that of temperature 1.
             logps_X = token_logps(logits_XV, rules.temperature[rows_X], index_X)
             low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
             joins_X = joins_X & ~low_confidence_X

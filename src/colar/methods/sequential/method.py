@@ -82,7 +82,7 @@ class SequentialConfig:
     twice is drawn twice as often."""
     grouping: Grouping = "tokens"
     """Unit of c: "tokens"; or, for chains of equations and tokenizers with a token for each digit, "equations": "="
-    is a group of its own, signs start one, the digits of a result are one unit and those of operands stay apart."""
+    is a group of its own, signs start one, and the digits of a number that begins a group are one unit."""
     merge: Merge = "sqrt"
     """A group is fed as its sum over "sqrt" of its size (the paper's), or as a sum that is "ordered", in which each
     place has a learnt map: a plain sum has lost the order of its tokens."""

@@ -133,9 +133,8 @@ class Generation:
 
 
 class RolloutSampler:
-    """Makes generations: a pure function of the weights, the run's seed and the generation's number.
-
-    `dr_grpo_length` is dr_grpo's constant, measured on the first generation.
+    """Makes generations: a function of the weights, the run's seed and the generation's number, and for dr_grpo of
+    `dr_grpo_length`, its constant, which the first generation measures.
     """
 
     def __init__(
