@@ -168,10 +168,10 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     do_sample = kwargs.get("do_sample")
     if do_sample is None:
         do_sample = float(kwargs.get("temperature") or 0) > 0
-    lengths = [int(kwargs[key]) for key in LENGTH_KEYS if kwargs.get(key) is not None]
+    length = next((kwargs[key] for key in LENGTH_KEYS if kwargs.get(key) is not None), None)
     limits = {
         "max_latents": kwargs.get("max_latents", default.max_latents),
-        "max_completion_length": lengths[0] if lengths else default.max_completion_length,
+        "max_completion_length": default.max_completion_length if length is None else int(length),
     }
     if not do_sample:
         # With any temperature beside `do_sample: false`.

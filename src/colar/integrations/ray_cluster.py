@@ -175,7 +175,7 @@ def last_line(error: BaseException) -> str:
 
 # GRPO's outputs (`grpo.rollout_workers`): one process trains, N others sample
 #
-#   trainer   trained weights --ray.put, once--> all actors        a share of the questions --> each actor
+#   trainer   trained weights --ray.put a call--> all actors        a share of the questions --> each actor
 #             outputs of all shares, in the order of the questions <-- outputs --'
 #
 # With each call an actor gets the trained weights and the method, so that one that Ray has restarted answers as any

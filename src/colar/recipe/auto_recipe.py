@@ -208,7 +208,7 @@ def _single_tokens(template: Template, examples: Sequence[Example]) -> tuple[boo
 def make_recipe(
     facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the recipe, and the reasons of most choices. ValueError for `grpo` with nothing to judge answers by."""
+    """The keys of the recipe, and the reasons of most. ValueError for `grpo` with nothing to judge answers by."""
     check_choice("--method", method, METHODS)
     if grpo and not facts.judged and judge is None:
         raise ValueError(

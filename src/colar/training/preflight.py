@@ -45,13 +45,13 @@ def prepared(
             "false"
         )
     layers = lm.decoder_layers() if compiled else []
+    if recomputed:
+        _checkpointing(lm, "enable", {"use_reentrant": False})
     if layers:
         progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
         # In place: a wrapper module would change the names in the state dict.
         layer.compile(dynamic=True)
-    if recomputed:
-        _checkpointing(lm, "enable", {"use_reentrant": False})
     lm.packs_rows = packed
     try:
         # On a CPU there is memory enough, and no kernel to wait for.

@@ -9,7 +9,7 @@ per-request values (`compression_factor`). A function takes the columns it needs
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
         if len(values) != len(outputs):
             raise ValueError(f"reward {name} returned {len(values)} values for {len(outputs)} completions")
         for value, output in zip(values, outputs, strict=True):
-            if value is None or not math.isfinite(value):
+            if not (isinstance(value, SupportsFloat) and math.isfinite(value)):
                 raise ValueError(
                     f"reward {name} returned {value} for {output.example.id}: it must return a finite number"
                 )
