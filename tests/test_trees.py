@@ -1,6 +1,7 @@
 """Rows that begin alike go through the backbone as one sequence: the same hidden states and gradients, fewer positions."""
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,6 +231,31 @@ def test_fewer_positions_go_through_the_backbone(monkeypatch):
     method.loss(lm, batch)
     ((sequences, _, _),) = fed
     assert sequences == len(EXAMPLES)
+
+
+def test_blocks_of_a_mask_compile_for_any_sizes(flex_on_cpu):
+    """Traced, without kernels: full and near masks of packed rows, forward and backward, in few graphs."""
+    compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
+    config = SimpleNamespace(
+        _attn_implementation=masks.FLEX,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=4,
+    )
+    with torch.compiler.set_stance("default"):
+        for seed in range(5):
+            draw = Random(seed)
+            rows = [[draw.randint(1, 3) for _ in range(draw.randint(2, 12))] for _ in range(8)]
+            tree = plan(rows, [draw.randint(1, 9) for _ in rows], packed=True)
+            q, k, v = (torch.randn(*tree.places.shape, 2, 16).transpose(1, 2) for _ in range(3))
+            inputs = [each.requires_grad_() for each in (q, k, v)]
+            dense = masks.additive(config, tree.seen(), tree.behind(), q)
+            for kind, mask in masks.of_tree(config, tree, q).items():
+                wanted = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=dense[kind])
+                found = compiled(*inputs, block_mask=mask)
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+                gradients = (torch.autograd.grad(each.square().sum(), inputs) for each in (found, wanted))
+                for mine, theirs in zip(*gradients, strict=True):
+                    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_other_attention_computes_each_row_by_itself(monkeypatch):

@@ -68,7 +68,8 @@ class Entry:
     n_events: int = 0
     """Events since it started."""
     reported: list[tuple[EventKind, int]] = field(default_factory=list)
-    """Kind and token of all reported events: after it had to start anew, it does not report them again."""
+    """Kind and token (-1 for a latent) of all reported events: after it had to start anew, it does not report them
+    again."""
     error: Exception | None = None
     """The error that has ended it, if one has."""
 

@@ -140,7 +140,7 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
             )
         pretrained.attach(lm, method, seed)
     # Otherwise the engine would refuse the backbone at the first validation, or once training has ended. Checked before
-    # the attention is replaced: a run that never generates may train with one that takes no mask.
+    # the attention is replaced: the engine goes on with this one where the other takes no mask.
     cache.check_attention(lm.causal_lm)
     if model.attn_implementation is not None:
         try:

@@ -26,7 +26,7 @@ from colar import progress
 from colar.engine.engine import out_of_memory
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
-from colar.model.masks import masks_without_waiting
+from colar.model.masks import FLEX, masks_without_waiting
 from colar.ops import devices
 from colar.training.objective import count_rows
 from colar.training.trainer import LatentTrainer
@@ -56,7 +56,11 @@ def prepared(
     try:
         # On a CPU there is memory enough, and no kernel to wait for.
         plain = compiled or lm.device.type == "cpu"
-        with masks_without_waiting(), contextlib.nullcontext() if plain else fused(lm.causal_lm):
+        with (
+            masks_without_waiting(),
+            _kernels(lm),
+            contextlib.nullcontext() if plain else fused(lm.causal_lm),
+        ):
             yield
     finally:
         lm.packs_rows = False
@@ -64,6 +68,24 @@ def prepared(
             layer._compiled_call_impl = None
         if recomputed:
             _checkpointing(lm, "disable")
+
+
+def _kernels(lm: LatentLM) -> Any:
+    """Room for the kernels of flex attention: of full and near masks, one sequence or several, with and without a
+    backward pass. Beyond torch's limit of 8 it would compute all scores."""
+    if lm.config._attn_implementation != FLEX:
+        return contextlib.nullcontext()
+    from torch._dynamo import config  # seconds
+
+    return config.patch(recompile_limit=32)
+
+
+def check_attention(lm: LatentLM, device: torch.device) -> None:
+    """ValueError for flex attention where torch has no backward pass of it, or cannot compile it."""
+    if lm.config._attn_implementation == FLEX and (device.type != "cuda" or not devices.can_compile(device)):
+        raise ValueError(
+            f"model.attn_implementation {FLEX} trains on CUDA alone, with a C compiler and Triton: use sdpa or eager"
+        )
 
 
 def check_packing(lm: LatentLM) -> None:

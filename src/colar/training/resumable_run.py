@@ -285,8 +285,9 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
 
 
 def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Put a model on the device that it is trained on; Trainer's arguments. ValueError where it cannot be packed."""
+    """Put a model on the device that it is trained on; Trainer's arguments. ValueError if it cannot be trained so."""
     args = arguments(config, folder)
+    preflight.check_attention(lm, args.device)
     if config.packing:
         preflight.check_packing(lm)
     # Where weights are split, each device gets its share when training begins.
