@@ -56,7 +56,7 @@ KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
-EMPTY = (None, "", "[]", [], ())
+EMPTY: tuple[Any, ...] = (None, "", "[]", [], ())
 """Cells without reasoning."""
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*$)")
