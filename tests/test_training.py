@@ -395,7 +395,7 @@ def test_killed_and_resumed_is_uninterrupted(
     folder = RunFolder(tmp_path / "killed")
     assert folder.last_resume_state() == folder.checkpoints / f"checkpoint-{last}"
     if "at_save" in kill:
-        assert (folder.checkpoints / "checkpoint-6" / "adapter_model.safetensors").exists()
+        assert (folder.checkpoints / "checkpoint-6").is_dir()
     config = {**LONG, "save_steps": last}
     lm, resumed = run(folder.path, lora=lora, **config)
     whole_lm, whole = run(tmp_path / "whole", lora=lora, **config)

@@ -22,6 +22,7 @@ from typing import Any
 
 from colar import files
 from colar.data import catalogue, programs, sources
+from colar.data.data_files import example_of
 from colar.data.example import Example, question_hash
 from colar.data.programs import NotStraight
 from colar.evaluation import stats
@@ -52,7 +53,7 @@ def from_equation(name: str, row: dict[str, Any]) -> Example:
     else:
         key = question_hash(row["sQuestion"])
         fields = programs.mawps(row)
-    return fields.example(f"{name}/test/{key}", "number")
+    return example_of(f"{name}/test/{key}", fields, "number")
 
 
 def with_chains(name: str, data_dir: Path) -> Iterator[Example | str]:

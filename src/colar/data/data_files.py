@@ -304,7 +304,7 @@ def examples_of(
         try:
             if name in taken:
                 raise ValueError(f"id occurs twice: {name!r}")
-            example = _example(name, row.fields, answer_type)
+            example = example_of(name, row.fields, answer_type)
         except ValueError as error:
             left_out.add(row.place, error)
         else:
@@ -312,7 +312,7 @@ def examples_of(
             yield example
 
 
-def _example(name: str, fields: Fields, answer_type: AnswerType) -> Example:
+def example_of(name: str, fields: Fields, answer_type: AnswerType) -> Example:
     """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
     if not fields.question.strip():
         raise ValueError("empty question")

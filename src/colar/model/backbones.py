@@ -232,9 +232,10 @@ def _convert_smollm2(folder: Path) -> None:
     # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
     lm.hf_quantizer = None
     lm.is_quantized = False
-    for name in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(lm.config, name):
-            delattr(lm.config, name)
+    if hasattr(lm.config, "quantization_config"):
+        del lm.config.quantization_config
+    if hasattr(lm.config, "_pre_quantization_dtype"):
+        del lm.config._pre_quantization_dtype
     with files.replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
