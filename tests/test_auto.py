@@ -312,6 +312,18 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     )
 
 
+@pytest.mark.parametrize(("n", "chosen"), [(5, 1), (59, 1), (60, 5)])
+def test_equal_verdicts_of_few_questions_choose_no_speed(n: int, chosen: int) -> None:
+    """Their spread is 0, and yet 3 / n of all questions may differ."""
+    cot, bare = _row("cot", "", 1.0, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
+    own = [_row("sequential", "", 1.0, 20 / c, compression_factor=c) for c in (5, 1)]
+    rows = [replace(row, n=n) for row in (cot, bare, *own)]
+    differences = [Difference(row.system, auto_speeds.DATASET, cot.system, n, 0.0, 0.0, None) for row in own]
+    default, sentence = auto_speeds.choose(Report({}, "cot", rows, differences))
+    assert default == {"compression_factor": chosen}
+    assert ("too few" in sentence) == (chosen == 1)
+
+
 def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
     cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.79, 20 / c, compression_factor=c) for c in (3, 2)]

@@ -204,7 +204,7 @@ def test_the_python_of_the_engines_page_runs(tmp_path):
 
 
 def test_the_python_of_the_usage_page_runs(tmp_path, monkeypatch):
-    untrained_checkpoint(tmp_path / "runs" / "mine" / "colar" / "best")
+    untrained_checkpoint(tmp_path / "runs" / "mine" / "best")
     monkeypatch.chdir(tmp_path)
     pushed = []
     monkeypatch.setattr(colar, "push_to_hub", lambda *args: pushed.append(args), raising=False)

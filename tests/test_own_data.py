@@ -112,6 +112,18 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     "reasoning in the second column": ({"question": "q", "steps": "", "rationale": "Add.", "answer": "4"}, "q", ("Add.",), "4"),
     "a list in a CSV of pandas": ({"question": "q", "steps": str(["Tom's 2", "2+2=4"]), "answer": "4"}, "q", ("Tom's 2", "2+2=4"), "4"),
     "a list in a cell as JSON": ({"question": "q", "steps": '["2 and 2", "2+2=4"]', "answer": "4"}, "q", ("2 and 2", "2+2=4"), "4"),
+    "a solution and its final answer": (
+        {"question": "q", "answer": "2 and 2 are 4.", "final_answer": "4"},
+        "q",
+        ("2 and 2 are 4.",),
+        "4",
+    ),
+    "a chain, an answer and its final answer": (
+        {"question": "q", "steps": ["2+2=4"], "answer": "It is 4.", "final_answer": "4"},
+        "q",
+        ("2+2=4",),
+        "4",
+    ),
     "an empty list in a CSV, and reasoning in the answer": (
         {"question": "q", "steps": "[]", "answer": "Add 2.\n#### 4"},
         "q",

@@ -578,6 +578,12 @@ def test_a_full_queue_is_429_with_a_time(slow):
         chat(client, "slow", "x?", n=2)
     assert raised.value.response.headers["retry-after"] == "1"
     assert raised.value.code == "queue_full"
+    # It was not computed: the metrics have the prompt and no time of the first alone.
+    metrics = fetch(live, "/metrics")
+    assert 'colar_requests_total{model="slow",status="429"} 1.0' in metrics
+    prompt = len(live.served["slow"].lm.template.question("x?", ""))
+    assert f'colar_tokens_total{{kind="prompt",model="slow"}} {prompt}.0' in metrics
+    assert 'colar_request_seconds_count{model="slow"}' not in metrics
     # The sample that did find a place has given it back.
     engine = live.served["slow"].engine.engine
     until(lambda: len(engine.scheduler.waiting) == 0)

@@ -7,10 +7,11 @@
 | program | question, and a column with a straight-line Python program, but none with the reasoning alone |
 | solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
-The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), or between `<think>` tags, or
-before the last line's `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer
-with none of these has no chain. A user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there
-are some, without the lines that have none; the published source `gsm8k` has the words as its steps (`catalogue.py`).
+The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), in `answer` beside
+`final_answer`, between `<think>` tags, or before the last line's `####`; what is behind it is the answer. Or all of a
+text is the chain, and the content of its last `\\boxed{}` the answer. An answer with none of these has no chain. A
+user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there are some, without the lines that have
+none; the published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
 import ast
@@ -39,7 +40,7 @@ from colar.data.example import (
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
-ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "result", "target")
+ANSWER = ("final_answer", "answer", "response", "output", "completion", "solution", "result", "target")
 REASONING = (
     "steps",
     "reasoning_content",
@@ -218,7 +219,8 @@ def parse_solution(raw: Any) -> Fields:
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
     # An empty column is none, a list in a CSV included: the reasoning may stand in the answer.
-    chains = (name for name in REASONING if row.get(name) not in EMPTY and name not in (question, answer))
+    reasoning = (*REASONING, "answer") if answer == "final_answer" else REASONING
+    chains = (name for name in reasoning if row.get(name) not in EMPTY and name not in (question, answer))
     fields = _solution(row, question, answer, next(chains, None))
     return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
 

@@ -220,6 +220,3 @@ def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
 def _first_line(error: Exception) -> str:
     """An error of other code, short enough for a line of ours."""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 120, placeholder=' ...')}"
-
-
-# Masks

@@ -233,7 +233,8 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     within = [row for row in latent_rows if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
-    half = half_interval(difference.se) or 0.0
+    # Where all verdicts are the same their spread is 0, and says nothing: by the rule of three up to 3 / n may differ.
+    half = max(half_interval(difference.se) or 0.0, 3 / cot.n)
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # So far behind CoT that even a few rows show it.
     if not within and difference.difference + half < 0:

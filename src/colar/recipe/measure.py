@@ -103,14 +103,14 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"
             table.add_row("longest batch", duration(longest.seconds), size)
-            # This batch is no part of an update. What GRPO samples for it is, and stays counted.
+            # This batch is no part of an update. The outputs that GRPO samples for it are, so their time stays counted.
             started += longest.seconds
         trainer.remove_callback(PrinterCallback)
         trainer.args.save_strategy = "no"
         trainer.args.eval_on_start = False
         update = _grpo_update(table, trainer, started) if trainer.samples else _sft_update(table, trainer)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
-    table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates")
+    table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates, without validation")
     if validation is not None:
         _validation_row(table, trainer, validation)
     peak, total_memory = peak_memory(lm.device)

@@ -32,7 +32,7 @@ class ModelConfig:
     """Source of the weights."""
 
     backbone: str = "tiny"
-    """tiny | smollm2-135m | a folder | a Hub id. Unused beside `init_from`, where the command line
+    """tiny | tiny-digits | smollm2-135m | a folder | a Hub id. Unused beside `init_from`, where the command line
     may not give it."""
     init_from: str | None = None
     """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
@@ -115,7 +115,7 @@ class DataConfig:
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_size: int | None = 200
-    """First N rows of its split `validation`; 0: no validation, the last weights are kept."""
+    """First N rows of its split `validation`; null: all; 0: no validation, the last weights are kept."""
     seed: int = 0
     """Seed of a generated source."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -199,17 +199,17 @@ class Metrics:
             async with contextlib.aclosing(pieces):
                 first = await anext(pieces)
                 self.first.labels(name).observe(time.perf_counter() - started)
+                self.tokens.labels(name, "prompt").inc(response.prompt_tokens)
                 yield first
                 async for piece in pieces:
                     yield piece
             status = 200
+            self.seconds.labels(name).observe(time.perf_counter() - started)
         except ApiError as error:
             status = error.status
             raise
         finally:
             self.requests.labels(name, str(status)).inc()
-            self.seconds.labels(name).observe(time.perf_counter() - started)
-            self.tokens.labels(name, "prompt").inc(response.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
 

@@ -97,7 +97,8 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
+    """Wall-clock seconds since Trainer's start, evaluations included, summed over resumes; stops at a limit. GRPO's
+    generation 0 is sampled before.
 
     Its saved state also has what the run began with and must go on with, on any number of devices: the rows of an
     update, digests of all rows, the frozen backbone (`resumable_run.py`).

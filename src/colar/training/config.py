@@ -48,7 +48,7 @@ class TrainingConfig:
     """Rows that go through the model at once on each device."""
     draws_per_example: int = 1
     """Rows of each example in a batch, each with draws of its own: CoLaR draws another speed. They share the question,
-    which is computed once: four cost about as much as two of other examples. An epoch has as many rows more."""
+    which is computed once: four cost about as much as two of other examples. An epoch has N times the rows."""
     tokens_per_batch: int | None = None
     """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
     like length. A limit of memory: updates and results are the same. null: none."""
@@ -71,7 +71,7 @@ class TrainingConfig:
     warmup_steps: float = 0
     """Updates of linear warm-up; below 1: a share of all."""
     weight_decay: float = 0.01
-    """Decoupled (AdamW); biases, norms and embeddings with frozen rows have none."""
+    """Decoupled (AdamW); biases and norms have none."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm; 0: never."""
     adam_beta2: float = 0.999

@@ -115,13 +115,13 @@ class LongestBatch:
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
     """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic."""
     lm = trainer.objective.lm
-    advice = ["--training.bf16 false"] if trainer.args.bf16 else []
+    overrides = ["--training.bf16 false"] if trainer.args.bf16 else []
     if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
-        advice.append("--model.dtype float32")
-    if advice and not devices.computes_bfloat16(lm.device):
+        overrides.append("--model.dtype float32")
+    if overrides and not devices.computes_bfloat16(lm.device):
         progress.say(
             "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
-            f"more: set {' '.join(advice)}"
+            f"more: set {' '.join(overrides)}"
         )
 
 

@@ -1,7 +1,7 @@
 """The run of a trainer in its folder: callbacks, resume, the published checkpoint. SFT and GRPO share it.
 
 A run lives in one folder (`run_folder.py`). Run again, it resumes from its last whole checkpoint, and ends as an
-uninterrupted run would have: rows, draws, order, optimiser and random numbers are the same.
+uninterrupted run of the same budget would have: rows, draws, order, optimiser and random numbers are the same.
 
     steps          1 .. 20      21 .. 40      41 .. 47          41 .. 60     ...
     checkpoint           save 20       save 40     X kill  resume 40     save 60
@@ -73,7 +73,7 @@ class TrainResult:
     steps: int
     """Updates made."""
     seconds: float
-    """Wall-clock from the first step, summed over resumes."""
+    """Wall-clock from Trainer's start, evaluations included, summed over resumes."""
 
 
 def run_trainer(

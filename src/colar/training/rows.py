@@ -1,8 +1,8 @@
 """Rows for training, as functions of (seed, epoch, row id), and their order.
 
-A row's draws (the factor c, the labels' seed) depend on nothing else. The order also depends on lengths and on the rows
-of an update; how these are divided into batches, steps and processes changes nothing. The schedule yields (epoch,
-index, draw), so no worker holds a state that could go stale.
+A row's draws (the factor c, the labels' seed) depend on nothing else, its stage on its place in the epoch too. The
+order also depends on lengths and on the rows of an update; how these are divided into batches, steps and processes
+changes nothing. The schedule yields (epoch, index, draw), so no worker holds a state that could go stale.
 
 Order of an epoch:
 

@@ -173,11 +173,11 @@ class GenerationPlan:
     update        batch x accumulate of them
     each generation is used `iterations` times
 
-    Batches are those of all processes together: two processes with a batch each are one process with two.
+    `accumulate` and `steps` are of all processes together: two processes with a batch each are one process with two.
     """
 
     batch: int
-    """Outputs that go through the model at once."""
+    """Outputs that go through the model at once, on one device."""
     accumulate: int
     """Batches of an update."""
     steps: int

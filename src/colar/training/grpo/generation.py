@@ -201,7 +201,8 @@ class RolloutSampler:
             more_groups = self._sample(others, number)
             questions = questions + others
             sampled += more_groups
-            # A group with spread takes the very place of one without: no update of the generation is left without.
+            # A group with spread takes the very place of one without, so that those with spread do not all land in one
+            # update; some may stay without.
             with_spread = [group for group in more_groups if group.spread]
             for place, group in zip(flat, with_spread, strict=False):
                 groups[place] = group
