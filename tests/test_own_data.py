@@ -146,6 +146,14 @@ def test_rows_as_people_have_them(name: str) -> None:
     assert (example.question, example.steps, example.answer) == (question, steps, answer)
 
 
+def test_a_system_message_in_a_column_of_its_own_is_context() -> None:
+    turns = [{"from": "human", "value": "2 and 2?"}, {"from": "gpt", "value": "<think>Add.</think>4"}]
+    assert _read({"conversations": turns, "system": " Be brief. "}).context == (("system", "Be brief."),)
+    own = [{"from": "system", "value": "Think."}, *turns]
+    assert _read({"conversations": own, "system": "Be brief."}).context == (("system", "Think."),)
+    assert _read({"conversations": turns, "system": ""}).context == ()
+
+
 def test_a_chat_of_several_turns_is_context_and_its_last_answer_is_learnt() -> None:
     turns = [
         *CHAT, {"role": "assistant", "content": "<think>Add.</think>4"}, {"role": "user", "content": "And 3 more?"},

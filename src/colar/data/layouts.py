@@ -158,6 +158,10 @@ def turns_of(row: Row) -> Any:
 def parse_chat(row: Row) -> Fields:
     """Parse a row with a chat: its last answer is learnt, the question is the turn before it."""
     messages = messages_of(turns_of(row))
+    # ShareGPT's: a column beside the conversation.
+    system = row.get("system")
+    if isinstance(system, str) and system.strip() and messages and messages[0].role != "system":
+        messages.insert(0, Message("system", system.strip(), {}))
     while messages and messages[-1].role != "assistant":
         messages.pop()
     if len(messages) < 2:
