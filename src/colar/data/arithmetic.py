@@ -18,6 +18,7 @@ seed and `random()` are used, the two that Python promises to keep.
 """
 
 import hashlib
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
 
 
 def _chain(problem: list[Move]) -> list[Equation]:
-    return [equation for move in problem for equation in move.equations]
+    return list(itertools.chain.from_iterable(move.equations for move in problem))
 
 
 def _split_of(problem: list[Move]) -> str:

@@ -22,6 +22,7 @@ The questions of a batch share a forward pass, right-padded, within `BATCH_POSIT
 prefilled by itself.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -182,8 +183,9 @@ class Scheduler:
         """Remove a request, this very object, from the queue or from prefill; False if it is in neither."""
         n_before = len(self.waiting) + len(self.in_prefill)
         self.waiting = deque(entry for entry in self.waiting if entry.request is not request)
-        left = ([entry for entry in batch if entry.request is not request] for batch in self.batches)
-        self.batches = deque(filter(None, left))
+        for batch in self.batches:
+            batch[:] = [entry for entry in batch if entry.request is not request]
+        self.batches = deque(filter(None, self.batches))
         return len(self.waiting) + len(self.in_prefill) < n_before
 
     def put_back(self, entries: Sequence[Entry]) -> None:
@@ -196,7 +198,7 @@ class Scheduler:
     @property
     def in_prefill(self) -> list[Entry]:
         """The requests of all batches."""
-        return [entry for batch in self.batches for entry in batch]
+        return list(itertools.chain.from_iterable(self.batches))
 
     def schedule(self, running: Sequence[Entry]) -> list[Entry]:
         """The batch that is prefilled in this step, [] if there is none; it stays in `batches` until it has joined."""

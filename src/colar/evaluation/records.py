@@ -238,9 +238,8 @@ def claim_evaluation(
         checks.check_same_run(output, before, after, REMEDY)
         # A name that only one of the two has is no conflict: checkpoints and questions may be added.
         both = earlier_models.keys() & models.keys()
-        before, after = (
-            {f"checkpoint {name}": each[name] for name in both} for each in (earlier_models, models)
-        )
+        before = {f"checkpoint {name}": earlier_models[name] for name in both}
+        after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
         for name, (n, digest) in earlier_questions.items():
             if name not in datasets:

@@ -204,7 +204,7 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     return ReportRow(
         system=system,
         dataset=AVERAGE,
-        seeds=sorted({seed for row in members for seed in row.seeds}),
+        seeds=sorted(set().union(*(row.seeds for row in members))),
         n=sum(row.n for row in members),
         accuracy=accuracy.mean,
         accuracy_se=accuracy.se,

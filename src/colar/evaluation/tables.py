@@ -267,7 +267,11 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
 
 def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
     """Dataset -> numbers of questions that systems answered."""
-    return {dataset: {row.n for row in rows if row.dataset == dataset} for dataset in datasets_of(rows)}
+    sizes: dict[str, set[int]] = {dataset: set() for dataset in datasets_of(rows)}
+    for row in rows:
+        if row.dataset in sizes:
+            sizes[row.dataset].add(row.n)
+    return sizes
 
 
 def _data(report: Report) -> str:
@@ -278,7 +282,7 @@ def _data(report: Report) -> str:
     for dataset, sizes in _sizes(rows).items():
         facts.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
     for decoding in sorted({row.system.decoding for row in rows}):
-        seeds = {seed for row in rows if row.system.decoding == decoding for seed in row.seeds}
+        seeds = set[int]().union(*(row.seeds for row in rows if row.system.decoding == decoding))
         facts.append(f"{decoding} decoding with seeds {_listed(seeds)}")
     runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
     if runs:
@@ -307,7 +311,7 @@ def markdown(table: TextTable) -> str:
     """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
     # `---:` sets a column flush right.
     rule = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
-    head, *rows = [[_escape(text) for text in cells] for cells in (table.head, *table.rows)]
+    head, *rows = [list(map(_escape, cells)) for cells in (table.head, *table.rows)]
     lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     notes = [_escape(note) for note in table.notes]
     return "\n\n".join([f"## {table.title}", "\n".join(lines), *notes])

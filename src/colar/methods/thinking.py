@@ -66,7 +66,8 @@ class StepConditions:
         """Those of rows that answer these requests."""
         # Many requests have the same settings.
         decodings = {request.decoding for request in requests}
-        settings = [vars(params) for params in {request.params for request in requests}]
+        distinct = {request.params for request in requests}
+        settings = [vars(params) for params in distinct]
         names = settings[0] if settings else ()
         values = {name: [float(each[name]) for each in settings] for name in names}
         return cls(

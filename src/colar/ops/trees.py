@@ -93,7 +93,7 @@ def plan(
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
     trees = _trees(starts)
-    sizes = [sum(lengths[row] for row in rows) - trunk * (len(rows) - 1) for trunk, rows in trees]
+    sizes = [sum(map(lengths.__getitem__, rows)) - trunk * (len(rows) - 1) for trunk, rows in trees]
     bins = _bins(sizes) if packed else [[tree] for tree in range(len(trees))]
     if len(bins) == len(starts):
         return None
@@ -137,7 +137,8 @@ def _bins(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
-    return round_up(max(sum(sizes[tree] for tree in members) for members in bins))
+    totals = [sum(map(sizes.__getitem__, members)) for members in bins]
+    return round_up(max(totals))
 
 
 def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """From a `Recipe` to a run: rows, model, method, validation and training wired together."""
 
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -265,9 +266,10 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
         rows_of[f"data.mixed_in[{place}]"] = load(
             more.source, more.train_split, limit=more.train_size, seed=seed, options=more.options
         )
-    train_rows = [row for rows in rows_of.values() for row in rows]
+    train_rows = list(itertools.chain.from_iterable(rows_of.values()))
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
-    repeated = [id for id, n in Counter(row.id for row in train_rows).items() if n > 1]
+    times = Counter(row.id for row in train_rows)
+    repeated = [id for id, n in times.items() if n > 1]
     if repeated:
         where = " and ".join(
             key for key, rows in rows_of.items() if any(row.id == repeated[0] for row in rows)
