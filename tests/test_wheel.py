@@ -17,8 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
 
 
-def run(*command, **more):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **more)
+# Without PYTHONPATH: pip would find the checkout there and call the wheel installed already.
+SETTINGS = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def run(*command, cwd=None):
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=SETTINGS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,7 +55,6 @@ def colar(wheel, tmp_path_factory):
     # A folder named in a .pth file is searched, its own .pth files are not read: an editable install stays behind.
     (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     # As an environment often is: a folder inside somebody's own repository.
     run("git", "init", "-q", environment)
@@ -70,7 +74,7 @@ def colar(wheel, tmp_path_factory):
     )
 
     def call(*words):
-        return run(environment / "bin" / words[0], *words[1:], cwd=elsewhere, env=settings)
+        return run(environment / "bin" / words[0], *words[1:], cwd=elsewhere)
 
     found = call("python", "-c", "import colar; print(colar.__file__)").strip()
     assert Path(found) == packages / "colar" / "__init__.py"
