@@ -228,6 +228,7 @@ def test_a_documents_draws_do_not_depend_on_other_documents_of_its_name(model):
         ({"do_sample": True}, SAMPLED),
         ({"temperature": 0.7}, Decoding(temperature=0.7, top_p=0.9, latent_temperature=1.0)),
         ({"do_sample": True, "top_p": 1.0, "latent_temperature": 0.5}, Decoding(1.0, 1.0, 0.5)),
+        (dict.fromkeys(["do_sample", "temperature", "top_p", "max_latents", "max_gen_toks"]), GREEDY),
         ({"max_tokens": 9, "max_gen_toks": 7, "max_latents": 3}, Decoding(max_latents=3, max_completion_length=7)),
     ],
 )  # fmt: skip

@@ -88,6 +88,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
         ("It is \\boxed{4}.",),
         "4",
     ),
+    "a box alone": ({"question": "q", "answer": " $\\boxed{4}$."}, "q", (), "4"),
+    "a letter in a box": ({"question": "q", "answer": "\\boxed{b}"}, "q", (), "b"),
+    "a box in a box": ({"question": "q", "answer": "\\fbox{\\boxed{\\frac{1}{2}}}"}, "q", (), "\\frac{1}{2}"),
+    "a box before its reasons": ({"question": "q", "answer": "\\boxed{4} because 2 and 2 are 4."}, "q", ("\\boxed{4} because 2 and 2 are 4.",), "4"),
+    "two boxes": ({"question": "q", "answer": "\\boxed{4} and \\boxed{5}"}, "q", ("\\boxed{4} and \\boxed{5}",), "5"),
     "a program": ({"question": "q", "code": CODE}, "q", ("<<7*6=42>>", "<<(42-2)/8=5>>"), "5"),
     "MathQA": (
         {

@@ -62,6 +62,7 @@ EMPTY: tuple[Any, ...] = (None, "", "[]", [], ())
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*$)")
 """The mark of the answer. With more than a line behind it, it is a heading of Markdown."""
+EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
 )
@@ -304,9 +305,11 @@ def _parted(text: str) -> tuple[str, str]:
     if behind:
         return before, filled(behind[-1], "answer")
     boxed = extract_boxed(text)
+    if boxed is None:
+        return "", filled(text, "answer")
     # The answer alone, in its box, is no reasoning.
-    alone = boxed is None or text.strip().strip("$. ").startswith("\\boxed")
-    return "" if alone else text, filled(text if boxed is None else boxed, "answer")
+    before, _, after = text.rpartition(boxed)
+    return "" if EMPTY_BOX.fullmatch(before + after) else text, boxed
 
 
 def _key(row: Row) -> str | None:

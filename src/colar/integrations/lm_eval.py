@@ -165,18 +165,16 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     `sampled`.
     """
     check_known("generation_kwargs key", kwargs, GENERATION_KEYS)
-    do_sample = kwargs.get("do_sample")
-    if do_sample is None:
-        do_sample = float(kwargs.get("temperature") or 0) > 0
-    length = next((kwargs[key] for key in LENGTH_KEYS if kwargs.get(key) is not None), None)
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    length = next((given[key] for key in LENGTH_KEYS if key in given), default.max_completion_length)
     limits = {
-        "max_latents": kwargs.get("max_latents", default.max_latents),
-        "max_completion_length": default.max_completion_length if length is None else int(length),
+        "max_latents": given.get("max_latents", default.max_latents),
+        "max_completion_length": int(length),
     }
-    if not do_sample:
+    if not given.get("do_sample", float(given.get("temperature", 0)) > 0):
         # With any temperature beside `do_sample: false`.
         return dataclasses.replace(DECODINGS["greedy"], **limits)
-    draws: dict[str, Any] = {key: float(kwargs[key]) for key in DRAWING_KEYS if kwargs.get(key) is not None}
+    draws: dict[str, Any] = {key: float(given[key]) for key in DRAWING_KEYS if key in given}
     return dataclasses.replace(DECODINGS["sampled"], **draws, **limits)
 
 
