@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -264,14 +265,19 @@ SMALL = [
 ]
 
 
+BY_STEPS = r"\d+ updates, without validation"
+BY_HOURS = r"by training\.max_hours, some \d+ of \d+ updates, validations included"
+
+
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "the_run"),
     [
-        ["--training.gradient_checkpointing", "true", "--training.tokens_per_batch", "200"],
-        ["--method.name", "icot"],
+        (["--training.gradient_checkpointing", "true", "--training.tokens_per_batch", "200"], BY_STEPS),
+        (["--method.name", "icot", "--training.max_hours", "50"], BY_STEPS),
+        (["--training.max_hours", "1e-5"], BY_HOURS),
     ],
 )
-def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) -> None:
+def test_a_check_measures_and_writes_nothing(keys: list[str], the_run: str, tmp_path: Path) -> None:
     table = measure(recipe.load("tiny/cot", [*SMALL, *keys, "--output", str(tmp_path / "run")]))
     columns = [list(column.cells) for column in table.columns]
     notes = dict(zip(columns[0], columns[2], strict=True))
@@ -281,6 +287,7 @@ def test_a_check_measures_and_writes_nothing(keys: list[str], tmp_path: Path) ->
     assert notes["longest batch"].startswith("8 rows, ")
     assert notes["an update"] == f"mean of {UPDATES}, after {WARMUP} others"
     assert notes["an epoch"] == "3 updates, without validation"
+    assert re.fullmatch(the_run, notes["the run"])
     assert notes["a validation"] == "8 questions; timed on 8"
     assert not list(tmp_path.iterdir())
 

@@ -110,7 +110,11 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
         trainer.args.eval_on_start = False
         update = _grpo_update(table, trainer, started) if trainer.samples else _sft_update(table, trainer)
     table.add_row("an epoch", duration(update * per_epoch), f"{per_epoch:,} updates, without validation")
-    table.add_row("the run", duration(update * max_steps), f"{max_steps:,} updates, without validation")
+    seconds, note = update * max_steps, f"{max_steps:,} updates, without validation"
+    limit = math.inf if config.max_hours is None else 3600 * config.max_hours
+    if seconds > limit:
+        note = f"by training.max_hours, some {limit / update:,.0f} of {max_steps:,} updates, validations included"
+    table.add_row("the run", duration(min(seconds, limit)), note)
     if validation is not None:
         _validation_row(table, trainer, validation)
     peak, total_memory = peak_memory(lm.device)
