@@ -237,6 +237,12 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("4210", "4210_7", True),
         (r"11_2, 101_3", "11_2, 101_2", False),
         (r"5\text{ m}", r"5\text{ cm}", False),
+        ("45", r"45\%", True),
+        ("45 percent", r"45\%", True),
+        ("0.45", r"45\%", False),
+        (r"10\%", "0.1", False),
+        (r"\emptyset", r"\varnothing", True),
+        (r"\{x | x > 2\}", r"\{x \mid x>2\}", True),
         ("5 centimeters", r"5\text{ cm}", True),
         ("5 m", r"5\text{ m}", True),
         ("5m", "5", False),  # a variable

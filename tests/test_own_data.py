@@ -88,6 +88,20 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
         ("It is \\boxed{4}.",),
         "4",
     ),
+    "Nemotron": ({"reasoning": "on", "messages": [*CHAT, {"role": "assistant", "content": "<think>Add.</think>\\boxed{4}"}]}, "2 and 2?", ("Add.",), "4"),
+    "Nemotron's first": ({"input": "q", "output": "Add.\nSo \\boxed{4}.", "reasoning": "off"}, "q", ("Add.", "So \\boxed{4}."), "4"),
+    "MetaMathQA": ({"query": "q", "response": "Add 2.\n#### 4\nThe answer is: 4"}, "q", ("Add 2.",), "4"),
+    "OpenThoughts": (
+        {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "<|begin_of_thought|>\n\nAdd.\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\nIt is \\boxed{4}.\n\n<|end_of_solution|>"}]},
+        "q",
+        ("Add.",),
+        "4",
+    ),
+    "an answer in tags": ({"question": "q", "answer": "<think>\nAdd.\n</think>\n<answer>4</answer>"}, "q", ("Add.",), "4"),
+    "tags in a column of reasoning": ({"question": "q", "reasoning": "<think>Add.</think>So 4.", "answer": "4"}, "q", ("Add.",), "4"),
+    "empty thoughts": ({"question": "q", "answer": "<think>\n\n</think>\n\nAdd.\nSo \\boxed{4}."}, "q", ("Add.", "So \\boxed{4}."), "4"),
+    "numpy's steps": ({"question": "q", "steps": np.array(["Add.", "2+2=4"], object), "answer": np.int64(4)}, "q", ("Add.", "2+2=4"), "4"),
+    "numpy's messages": ({"messages": np.array([*CHAT, {"role": "assistant", "content": "4"}], object)}, "2 and 2?", (), "4"),
     "a box alone": ({"question": "q", "answer": " $\\boxed{4}$."}, "q", (), "4"),
     "a letter in a box": ({"question": "q", "answer": "\\boxed{b}"}, "q", (), "b"),
     "a box in a box": ({"question": "q", "answer": "\\fbox{\\boxed{\\frac{1}{2}}}"}, "q", (), "\\frac{1}{2}"),
@@ -510,6 +524,12 @@ def test_a_first_row_with_an_empty_cell_is_left_out_alone(tmp_path: Path) -> Non
     [(reason, places)] = rows.left_out.places.items()
     assert reason.endswith("; empty: result")
     assert places == [f"{path}:2"]
+
+
+def test_the_nameless_column_of_pandas_index_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text(",problem,rationale,result\n0,2 + 2?,2 + 2 = 4,4\n1,1 + 2?,1 + 2 = 3,3\n")
+    assert [example.answer for example in user_rows.read(path).examples] == ["4", "3"]
 
 
 LEFT_OUT = "not of layout solution (a question, an answer, perhaps its reasoning): it has messages"

@@ -210,8 +210,9 @@ def _separated(path: Path, stream: io.BufferedReader, comma: str) -> RawRows:
             comma = ";"
         reader = csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True)
         try:
+            # The column of pandas' index has no name.
             head = [name.strip() for name in next(reader, [])]
-            if not head or len(set(head)) < len(head) or not all(head):
+            if not head or len(set(head)) < len(head):
                 raise ValueError(
                     f"{path}:1: the first line must name the columns, each once, got {', '.join(head)[:80]!r}"
                 )

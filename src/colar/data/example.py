@@ -161,7 +161,8 @@ def named_fields(raw: Any) -> Row:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):
         raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
-    return raw
+    # numpy's values, as pandas has them.
+    return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in raw.items()}
 
 
 def context_of(row: Row) -> Context:
@@ -199,8 +200,8 @@ def answer_of(row: Row, name: str) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, is {value}")
-        # repr has the digits that the file had: 3244047.0999999996. numpy's floats have another one.
-        return str(int(value)) if value.is_integer() else repr(float(value))
+        # repr has the digits that the file had: 3244047.0999999996.
+        return str(int(value)) if value.is_integer() else repr(value)
     text = text_of({**row, name: value}, name)
     return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
 

@@ -57,11 +57,16 @@ KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
-EMPTY: tuple[Any, ...] = (None, "", "[]", [], ())
-"""Cells without reasoning."""
-THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
-FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*$)")
-"""The mark of the answer. With more than a line behind it, it is a heading of Markdown."""
+EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
+"""Cells without reasoning. "on" and "off" say whether it was asked for: Nemotron's."""
+THINK = re.compile(
+    r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)?(.*?)(?:</think(?:ing)?>|<\|end_of_thought\|>)\s*"
+    r"(?:<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
+    re.DOTALL,
+)
+"""Thoughts and what is behind them, in the tags of R1's or of OpenThoughts' outputs."""
+FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
+"""The mark of the answer, which MetaMathQA says once more. With other lines behind it, it is a heading of Markdown."""
 EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
@@ -172,7 +177,7 @@ def parse_chat(row: Row) -> Fields:
     chain, answer = _parted(last.text)
     for name in ("thinking", "reasoning", "reasoning_content"):
         thought = last.raw.get(name) or row.get(name)
-        chain = thought if isinstance(thought, str) and thought.strip() else chain
+        chain = thought if isinstance(thought, str) and thought.strip() not in EMPTY else chain
     return _fields(row, question, context, chain, answer)
 
 
@@ -264,7 +269,8 @@ def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
         text, chain = chain, _listed(chain)
         if chain is None:
             # It may end in the answer once more.
-            return FINAL.split(text.strip())[0]
+            thought = THINK.match(text)
+            return thought[1] if thought else FINAL.split(text.strip())[0]
     if chain is None:
         return ()
     if not isinstance(chain, list | tuple) or not all(isinstance(step, str) for step in chain):
@@ -300,10 +306,12 @@ def _parted(text: str) -> tuple[str, str]:
     """The reasoning in a text, "" where there is none, and the answer behind it or in its last box."""
     thought = THINK.match(text)
     if thought:
-        return thought[1], _parted(thought[2])[1]
+        chain, answer = _parted(thought[2])
+        # Qwen3 writes empty tags where it was told not to think.
+        return thought[1] if thought[1].strip() else chain, answer
     before, *behind = FINAL.split(text.strip())
     if behind:
-        return before, filled(behind[-1], "answer")
+        return before, filled(behind[-1], "answer").partition("\n")[0]
     boxed = extract_boxed(text)
     if boxed is None:
         return "", filled(text, "answer")

@@ -50,6 +50,8 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\frac\s*([0-9])\s*([0-9])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\sqrt\s*([0-9])"), r"\\sqrt{\1}"),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
+    (re.compile(r"\\mid(?![a-zA-Z])"), "|"),
     # A space counts between words and digits only: "1 2" is not "12".
     (re.compile(r"(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])"), ""),
     (re.compile(r"\s+"), " "),
@@ -91,6 +93,7 @@ _BEHIND = re.compile(
 )
 _LETTER = re.compile(rf"(?<=[0-9}}])[\s~]+(?P<letter>[mgslLh]){_POWER}\s*\.?\s*$")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|°)\s*$|°\s*$")
+_PERCENT = re.compile(r"\s*\\?%\s*$")
 _DOLLARS = re.compile(r"^\s*([-+]?)\s*\\\$\s*(?=[-+0-9.])")
 # Words behind a number that are maths, or that join two answers.
 _NO_UNIT = re.compile(
@@ -259,6 +262,8 @@ def split_unit(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
         text, unit = text[: letter.start()], _unit(letter["letter"], letter["power"] or "")
     elif degrees:
         text, unit = text[: degrees.start()], "°"
+    elif percent := _PERCENT.search(text):
+        text, unit = text[: percent.start()], "%"
     elif behind:
         name = behind["boxed"] or behind["short"] or behind["words"]
         if name.strip(" .") in _NAMES or not _NO_UNIT.match(name.strip()):
