@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,14 @@ def test_a_recipe_that_cannot_end_as_auto_does_is_found_before_training(change: 
         prepare_run(call)
     # One stage alone is not measured.
     assert len(prepare_run(call, only=["sequential"])) == 1
+
+
+def test_a_copied_run_does_not_train_in_the_folder_it_was_copied_from(tmp_path: Path) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    prepare_run(AutoCall("tiny", rows, tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match=rf"b/recipe.yaml is of the run in {tmp_path}/a: give --output"):
+        prepare_run(AutoCall("tiny", rows, tmp_path / "b"))
 
 
 def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_values_of_the_papers_recipes():
         assert (loaded.model.lora.r, loaded.model.lora.lora_alpha) == (128, 32)
         assert (loaded.training.learning_rate, loaded.training.weight_decay) == (1e-4, 1e-2)
         assert (loaded.training.num_train_epochs, loaded.training.max_hours) == (50, 12)
+        # A share of the run would be one of 50 epochs, which 12 hours may not reach.
+        assert loaded.training.save_steps == 500
         assert loaded.training.per_device_train_batch_size * 8 == 256
     math = recipe.load("deepseek-qwen-1.5b/colar-math")
     assert recipe.build_method(math).config.factors == (2,)
@@ -489,6 +491,12 @@ def test_wrong_keys_and_values_are_named(tiny, overrides, words):
     with pytest.raises(ValueError, match="recipe.yaml|--|method") as error:
         recipe.load(tiny, overrides)
     assert words in str(error.value)
+
+
+def test_training_in_shares_with_validation_is_found_when_the_recipe_is_loaded():
+    with pytest.raises(ValueError, match=r"training.fsdp trains without validation.* data.validation_size 0"):
+        recipe.load("tiny/cot", ["--training.fsdp", "true"])
+    recipe.load("tiny/cot", ["--training.fsdp", "true", "--data.validation_size", "0"])
 
 
 @pytest.mark.parametrize(
@@ -969,6 +977,7 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
             "method.name pause cannot be trained by grpo",
         ),
         (["--model.init_from", "x", "--grpo.num_generation", "2"], "did you mean 'grpo.num_generations'"),
+        (["--model.init_from", "x", "--training.fsdp", "true"], "training.fsdp is for SFT"),
     ],
 )
 def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words):

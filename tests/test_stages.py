@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,14 +145,25 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
         recipe.run_stages(recipe.load_stages(staged, ["--stages.cot.training.max_steps", "4"]))
 
 
+@pytest.mark.parametrize("output", ["{}/run", "{}/run/", "{}/./run"])
 def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
-    staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    output: str, staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("colar.recipe.measure.measure", lambda made: Table("x" * 60, title="tiny on 1 x cpu"))
-    assert main(["train", str(staged), "--check"]) == 0
+    assert main(["train", str(staged), "--check", "--output", output.format(staged.parent)]) == 0
     shown = capsys.readouterr()
     assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())
     assert "not in these times: fast, faster; --check measures them once" in shown.err
+
+
+def test_a_tracker_that_a_later_stage_lacks_is_named_before_the_first_one(
+    staged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else name)
+    stages = recipe.load_stages(staged, ["--stages.faster.training.report_to", "wandb"])
+    with pytest.raises(ValueError, match="training.report_to wandb is not installed"):
+        recipe.run_stages(stages)
+    assert not Path(stages[0].recipe.output).exists()
 
 
 @pytest.mark.parametrize("start", ["null", "someone/on-the-hub"])

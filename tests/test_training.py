@@ -951,6 +951,12 @@ def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: P
     return LatentTrainer(Objective(lm, method), args, config, rows, schedule)
 
 
+def test_stages_of_two_runs_have_two_names_for_a_tracker(tmp_path: Path) -> None:
+    """Trackio goes on with a run of the same name."""
+    names = {arguments(TrainingConfig(), RunFolder(tmp_path / name / "cot")).run_name for name in "ab"}
+    assert len(names) == 2
+
+
 def test_the_modules_rate_is_logged_and_follows_the_schedule(tmp_path: Path) -> None:
     rates = {"learning_rate": 1e-3, "modules_learning_rate": 5e-3, "lr_scheduler_type": "linear"}
     _, result = run(tmp_path, per_device_train_batch_size=5, **rates)

@@ -122,6 +122,10 @@ def prepare_run(
     recipe = AutoFolder(call.output).recipe
     progress.say(f"recipe: {recipe}")
     stages = parsing.load_stages(recipe, overrides, only)
+    # The stages and the rows stand in it by their paths: a copy would train in the folder that it was copied from.
+    made_in = Path(stages[0].recipe.output).parent
+    if made_in.resolve() != call.output.resolve():
+        raise ValueError(f"{recipe} is of the run in {made_in}: give --output {made_in}, or a new folder")
     first, last = (registry.METHODS[stage.recipe.method["name"]] for stage in (stages[0], stages[-1]))
     # A user may have changed the recipe.
     if not only and not (first.name == "cot" and "compression_factor" in registry.param_names(last)):

@@ -65,6 +65,8 @@ def measure_stages(stages: Sequence[Stage]) -> Iterator[Table]:
 def measure(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
+    # It is no run that a tracker should keep.
+    training = replace(recipe.training, report_to="none")
     method = load_method(recipe)
     with tempfile.TemporaryDirectory() as folder, sampling_pool(recipe, method) as roll_out:
         lm, examples, validation = load_model_and_rows(recipe, method)
@@ -72,10 +74,10 @@ def measure(recipe: Recipe) -> Table:
         trainer: LatentTrainer
         if recipe.grpo is None:
             held_out = [] if validation is None else validation.examples
-            trainer = sft.make_trainer(lm, method, examples, recipe.training, run, held_out=held_out)
+            trainer = sft.make_trainer(lm, method, examples, training, run, held_out=held_out)
         else:
             trainer = grpo_train.make_trainer(
-                lm, method, examples, recipe.training, recipe.grpo, run, roll_out=roll_out
+                lm, method, examples, training, recipe.grpo, run, roll_out=roll_out
             )
         return _table(trainer, validation)
 

@@ -74,7 +74,7 @@ def load_stages(
     before: str | None = None
     for name, own in keys_of.items():
         keys = yaml_settings.laid_over(tree, own)
-        keys["output"] = f"{output}/{name}"
+        keys["output"] = str(Path(output) / name)
         if before is not None and "init_from" not in (own.get("model") or {}):
             keys = yaml_settings.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
         before = keys["output"]
@@ -184,6 +184,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
         method = build_method(recipe)
         if recipe.grpo is None:
             recipe.training.check_method(method)
+            recipe.training.check_validation(recipe.data.validation_size != 0)
         else:
             if recipe.model.init_from is None:
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")

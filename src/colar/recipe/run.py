@@ -58,6 +58,8 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     # Processes join once, for all stages: with the longest timeout of any.
     processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
+        stage.recipe.training.check_installed()
+    for stage in stages:
         folder = RunFolder(stage.recipe.output)
         if stage.name:
             finished = partial(folder.has_finished, to_json(stage.recipe))
@@ -171,11 +173,6 @@ def sampling_pool(recipe: Recipe, method: Method) -> Iterator[rollout.RollOut | 
     if n == 0:
         yield None
         return
-    launched = processes.launched()
-    if launched > 1:
-        raise ValueError(
-            f"grpo.rollout_workers must be 0 under torchrun, whose {launched} processes divide the questions, got {n}"
-        )
     # Nothing of Ray is imported without them.
     from colar.integrations import ray_cluster
 

@@ -178,6 +178,14 @@ class TrainingConfig:
             return not torch.cuda.is_available()
         return self.device == "cpu"
 
+    def check_validation(self, wanted: bool) -> None:
+        """ValueError where a model that is to be validated is split between processes."""
+        if self.fsdp and wanted:
+            raise ValueError(
+                "training.fsdp trains without validation, as no process has all weights to answer with: set "
+                "data.validation_size 0, and evaluate the published weights afterwards"
+            )
+
     def check_installed(self) -> None:
         """ValueError where the packages of `report_to` and `optim` are not installed, or `device` is not there."""
         if self.device in ("cuda", "mps") and not getattr(torch, self.device).is_available():

@@ -265,7 +265,7 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
     args = Arguments(
         output_dir=str(folder.checkpoints),
-        run_name=folder.path.name,
+        run_name=str(folder.path),
         save_strategy="steps",
         # Trainer would take Apple's mps by itself: here it is requested.
         use_cpu=config.on_cpu,

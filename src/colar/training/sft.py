@@ -68,11 +68,7 @@ def make_trainer(
     config = config.resolved()
     config.check_method(method)
     args = put_on_device(lm, config, folder)
-    if config.fsdp and validate is not None:
-        raise ValueError(
-            "training.fsdp trains without validation, as no process has all weights to answer with: set "
-            "data.validation_size 0, and evaluate the published weights afterwards"
-        )
+    config.check_validation(validate is not None)
     if config.fsdp and args.world_size == 1:
         raise ValueError("training.fsdp splits weights between processes: start them with torchrun")
     examples = list(method.prepare(lm, examples))

@@ -137,10 +137,20 @@ class GrpoConfig:
         return {name: values for name, values in choices.items() if values is not None}
 
     def plan(self, training: TrainingConfig, processes: int = 1) -> "GenerationPlan":
-        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other.
+        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other, and for
+        what GRPO does not do with several processes.
 
         With N processes there are N times as many batches of an update and of a generation.
         """
+        if training.fsdp:
+            raise ValueError(
+                "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
+            )
+        if self.rollout_workers and processes > 1:
+            raise ValueError(
+                f"grpo.rollout_workers must be 0 under torchrun, whose {processes} processes divide the questions, got "
+                f"{self.rollout_workers}"
+            )
         draws = training.draws_per_example
         rows_are_outputs = "1 for grpo, whose rows are outputs: grpo.num_generations of each question"
         checks.check_holds("training.draws_per_example", draws == 1, draws, rows_are_outputs)

@@ -104,10 +104,6 @@ def make_trainer(
     validate: Validate | None = None,
 ) -> "GrpoTrainer":
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
-    if config.fsdp:
-        raise ValueError(
-            "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
-        )
     if grpo.rollout_workers and roll_out is None:
         raise ValueError(
             "grpo.rollout_workers is for a recipe, by colar.train; here it must be 0, or roll_out given"
