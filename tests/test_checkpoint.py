@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 import yaml
-from families import EXAMPLES, backbone
+from families import EXAMPLES, backbone, tiny_lm
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
@@ -637,6 +637,20 @@ def test_a_merged_adapter_computes_the_same(saved, kind):
         after = lm.logits(lm.hidden(lm.embed(ids)))
     assert not lm.has_adapter
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_one_end_of_a_tied_weight_is_refused(target, tmp_path):
+    """Merged, it would change the other end, too."""
+    settings = LoraSettings(r=2, target_modules=("q_proj", target))
+    with pytest.raises(
+        ValueError, match=r"^model.lora.target_modules: the embedding and the LM head of Qwen2"
+    ):
+        tiny_lm("qwen2", lora=settings)
+    untied = tiny_lm("qwen2", tied=False, lora=settings)
+    untied.lm.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model.lora.target_modules: .* are one weight here"):
+        weights.with_empty_adapter(backbone("qwen2").lm, tmp_path)
 
 
 def test_a_merged_checkpoint_thinks_and_trains_as_the_adapter_did(saved, tmp_path):

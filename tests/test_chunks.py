@@ -128,7 +128,7 @@ HEADS: dict[str, tuple[str, ...]] = {
         ("qwen2", "adapter"),
         ("llama", "adapter-on-the-head"),
         ("gemma3", "adapter-on-the-head"),
-        ("gpt2", "adapter-on-the-head"),
+        ("gpt2", "adapter"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
@@ -136,7 +136,9 @@ HEADS: dict[str, tuple[str, ...]] = {
 def test_tied_scaled_and_adapted_heads(family: str, head: str) -> None:
     targets = HEADS[head]
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=targets) if targets else None
-    lm, method = made(METHODS["cot"], family, lora=lora)
+    # An adapter on one end of a tied weight is refused.
+    tied = False if "lm_head" in targets else None
+    lm, method = made(METHODS["cot"], family, lora=lora, tied=tied)
     batch = batch_of(lm, method)
     whole = method.loss(lm, batch)["ce"]
     wanted = gradients(lm, whole.sum())

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import time
 from collections import Counter
 from functools import cache
@@ -371,6 +372,30 @@ def serve(coroutine):
         return await asyncio.wait_for(coroutine, 60)
 
     return asyncio.run(in_time())
+
+
+def test_work_whose_caller_has_left_fails_without_a_word(colar):
+    """The samples of a request that has been refused, for one."""
+    said = []
+
+    def fails():
+        time.sleep(0.05)
+        raise ValueError("refused")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 2))
+        caller = asyncio.create_task(engine.run(fails))
+        await asyncio.sleep(0.01)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        # The worker goes on.
+        assert await engine.run(lambda: 7) == 7
+        await engine.close()
+        gc.collect()
+
+    serve(main())
+    assert said == []
 
 
 def test_a_cancel_that_raises_leaves_the_worker_alive(colar):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
+import threading
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ import torch
 from families import EXAMPLES, liven, tiny_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_trees import tensors_of
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from colar.engine import graphs, runner
+from colar.engine.async_engine import AsyncEngine
 from colar.engine.cache import EMPTY, CacheSize
 from colar.engine.completion import Completion, Event, completions_of
 from colar.engine.engine import Engine
@@ -105,7 +111,7 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Steps are recorded on the CPU, on a tape, as on a GPU. Returns what was recorded: the name of each work."""
     recordings: list[str] = []
 
-    def capture(recorder: Any, work: Any) -> Any:
+    def capture(recorder: Any, work: Any, device: torch.device) -> Any:
         with Tape() as tape:
             result = work()
 
@@ -380,6 +386,46 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     said = capsys.readouterr().err.splitlines()
     reason = "without CUDA graphs, which is slower: operation not permitted when stream is capturing"
     assert said == [f"warning: {name} run {reason}" for name in ("thoughts", "decode steps", "answers")]
+
+
+def test_two_engines_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording begins by waiting for the whole device, which ends another thread's."""
+    recording, overlaps = [], []
+
+    def capture(recorder: Any, work: Any, device: torch.device) -> Any:
+        overlaps.extend(recording)
+        recording.append(threading.get_ident())
+        work()
+        time.sleep(0.02)
+        recording.pop()
+        return work
+
+    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
+    monkeypatch.setattr(graphs.Graphs, "_capture", capture)
+
+    async def ask(name: str) -> Completion:
+        lm, method, params = thinker(name)
+        engine = AsyncEngine(Engine(lm, method, 2, cuda_graphs=True))
+        completion = await engine.generate(Request(name, EXAMPLES[0].question, params, GREEDY))
+        await engine.close()
+        return completion
+
+    async def ask_both() -> list[Completion]:
+        return await asyncio.gather(ask("cot"), ask("sequential"))
+
+    assert len(asyncio.run(ask_both())) == 2
+    assert overlaps == []
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    """DeepSeek V3's are, with as many heads; here two query heads share each."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 1, 6), torch.randn(2, 2, 5, 6), torch.randn(2, 2, 5, 3)
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=False)
+    found, _ = runner.grouped_attention(module, query, key, value, None, scaling=0.3)
+    wanted, _ = sdpa_attention_forward(module, query, key, value, None, scaling=0.3)
+    assert found.shape == (2, 1, 4, 3)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:

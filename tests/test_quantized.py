@@ -1,7 +1,9 @@
 """Linears of 8 and 4 bits: near the plain model's numbers, trained above, refused in one line where they cannot run."""
 
 import importlib.util
+import weakref
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +78,41 @@ def test_int8_is_the_product_with_the_nearest_of_255_numbers_a_row(rows, dtype):
         y = made(x)
     assert y.dtype == dtype
     torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("width", [72, 100])
+def test_rows_that_the_int8_kernel_cannot_read_stay_as_they_are(width):
+    """It returns nonsense for them, or kills the process."""
+    layers = nn.ModuleDict({"wide": nn.Linear(64, width), "odd": nn.Linear(width, 64)})
+    lm = SimpleNamespace(causal_lm=SimpleNamespace(base_model=layers), quantization=None)
+    quantized.quantize(lm, "int8", CPU)
+    assert [type(layers[name]) for name in ("wide", "odd")] == [quantized.Int8Linear, nn.Linear]
+
+
+def test_each_linear_is_freed_before_the_next_is_made():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    alive = weakref.WeakSet(model)
+    counts = []
+
+    def made(linear):
+        counts.append(len(alive))
+        return nn.Identity()
+
+    quantized._replace(model, made, lambda module: isinstance(module, nn.Linear))
+    assert counts == [4, 3, 2, 1]
+
+
+def test_a_quantised_model_is_not_saved(tmp_path):
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("cot", {})
+    pretrained.save(lm, method, tmp_path / "model", {}, "card")
+    small, _ = pretrained.load_for_inference(tmp_path / "model", quantization="int8")
+    before = sorted(path.name for path in (tmp_path / "model").iterdir())
+    with pytest.raises(
+        ValueError, match="weights int8 cannot be saved: they are made when a checkpoint is loaded"
+    ):
+        pretrained.save(small, method, tmp_path / "model", {}, "card")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == before
 
 
 def test_int8_rows_do_not_depend_on_each_other():

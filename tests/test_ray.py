@@ -1,8 +1,10 @@
 """Bulk answers and evaluations on a Ray cluster: those of one process, each once, also where something is killed."""
 
+import asyncio
 import functools
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -10,12 +12,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
 import pytest
 import ray_workers
-from families import save_untrained
+from families import liven, save_untrained, tiny_lm
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
@@ -23,7 +26,9 @@ import colar
 from colar import files
 from colar.cli import build_parser, main
 from colar.cli.checkpoints import engine_settings
-from colar.engine.request import DECODINGS
+from colar.engine.async_engine import AsyncEngine
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Decoding, Request
 from colar.evaluation import answer_files
 
 pytest.importorskip("ray", reason="needs the extra ray: pip install '.[ray]'")
@@ -121,6 +126,27 @@ def kill_all(folder, machine):
     for actor in actors:
         actor.kill()
     return len(actors), len(list(folder.glob("part-*")))
+
+
+def test_an_actor_whose_engine_has_died_ends(monkeypatch):
+    """Its chunks go to another; it would fail them all at once."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    method = registry.build("cot")
+    request = Request("a", "2 and 2?", method.Params(), Decoding(max_latents=2, max_completion_length=2))
+    chunk = {"tasks": pickle.dumps([ray_answers.Task("f:1", request, None)])}
+
+    async def answer():
+        engine = AsyncEngine(Engine(liven(tiny_lm("llama")), method, 1))
+        start = SimpleNamespace(start=lambda: engine)
+        actor = ray_answers.Answerer(ray_answers.Job(start, lambda lm, completion, extra: {"id": "a"}))
+        done = await actor(chunk)
+        assert ended == []
+        await engine.close()
+        return done, await actor(chunk)
+
+    found = [pickle.loads(done["done"])[0].failed for done in asyncio.run(answer())]
+    assert (found, ended) == ([False, True], [1])
 
 
 def test_each_row_is_answered_once_whatever_is_killed(

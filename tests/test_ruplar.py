@@ -71,12 +71,19 @@ def test_the_rule_by_hand():
 
 def test_steps_of_words_keep_their_tokens_and_empty_ones_are_no_thoughts():
     lm, method = build()
-    words = Example("w", "q?", ("Ann has pens", "", "eggs"), "1")
+    words = Example("w", "q?", ("Ann has pens.", "", "eggs", "a well-known rule - yes."), "1")
     row = method.encode(lm.template, words, Random(0), 0.0)
     whole = lm.template.steps(words.steps)
     assert row.steps == [step for step in whole if step]
     empty = method.encode(lm.template, dataclasses.replace(words, steps=()), Random(0), 0.0)
     assert empty.steps == []
+
+
+def test_a_full_stop_is_no_part_of_a_result():
+    lm, method = build(digits=True)
+    step = "She pays 5 + 3 = 8 dollars."
+    row = method.encode(lm.template, Example("w", "q?", (step,), "8"), Random(0), 0.0)
+    assert [lm.tokenizer.decode(token).strip() for token in row.steps[0]] == ["5", "+", "3", "=", "8"]
 
 
 @pytest.mark.parametrize("share", [0.8, 0.0, 1.0])

@@ -9,6 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 from families import EXAMPLES, liven, tiny_lm
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from serving import (
     DECODING,
     QUESTION,
@@ -516,6 +517,13 @@ def test_what_asks_for_nothing_is_accepted(client):
     got = client.post("/chat/completions", body=body, cast_to=object)
     want = chat(client, compression_factor=1).choices[0].message.content
     assert got["choices"][0]["message"]["content"] == want
+
+
+def test_every_null_of_openais_fields_is_accepted(client):
+    names = CompletionCreateParamsBase.__annotations__.keys() - {"model", "messages"}
+    body = {"model": "colar", "messages": user(), **dict.fromkeys(names)}
+    got = client.post("/chat/completions", body=body, cast_to=object)
+    assert got["choices"][0]["message"]["content"] == chat(client).choices[0].message.content
 
 
 def test_content_in_parts_is_text(client):

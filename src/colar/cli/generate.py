@@ -22,7 +22,7 @@ from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, check_context, decoding_of
 from colar.evaluation import answer_files
-from colar.look.thought import read_thoughts
+from colar.look.thought import EmbeddingIndex, read_thoughts, vocabulary_of
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -206,10 +206,16 @@ def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dic
     }
 
 
+@functools.lru_cache(maxsize=1)
+def _vocabulary(lm: LatentLM) -> EmbeddingIndex:
+    """`vocabulary_of`, once: a command's weights stand still."""
+    return vocabulary_of(lm)
+
+
 def _texts(lm: LatentLM, completion: Completion) -> list[Any]:
     """Each thought: its text where it is a token; of a latent the tokens that it was chosen as, or those nearest."""
     texts_of_thoughts: list[Any] = []
-    for thought in read_thoughts(lm, completion, NEAREST):
+    for thought in read_thoughts(lm, completion, NEAREST, _vocabulary(lm)):
         shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
         texts = [token["text"] for token in shown]
         texts_of_thoughts.append(texts[0] if thought["kind"] == "token" else texts)
@@ -222,7 +228,7 @@ def _print_completion(
     """Print the thoughts with their numbers, each on a line or two, and the answer."""
     if args.input:
         print(f"\n{completion.request.question}{_params_text(completion.request.params)}")
-    for number, thought in enumerate(read_thoughts(lm, completion, NEAREST), start=1):
+    for number, thought in enumerate(read_thoughts(lm, completion, NEAREST, _vocabulary(lm)), start=1):
         print(f"{number:4d}  {_thought_text(thought)}")
     answer = completion.text
     if expected is not None:

@@ -113,6 +113,8 @@ class AsyncEngine:
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which the worker does between two steps. Raises what it raises."""
         done: Future[T] = Future()
+        # Its caller may be cancelled while it waits: the worker still sets a result.
+        done.set_running_or_notify_cancel()
 
         def order() -> None:
             try:
@@ -121,8 +123,7 @@ class AsyncEngine:
                 done.set_exception(error)
 
         self._order(order)
-        # Shielded: the caller may be cancelled while it waits, and the worker still sets a result.
-        return await asyncio.shield(asyncio.wrap_future(done))
+        return await asyncio.wrap_future(done)
 
     def _order(self, order: Callable[[], None]) -> None:
         """Have the worker carry out an order. RuntimeError once closed."""

@@ -32,6 +32,7 @@ Shape suffixes: N rows, D width.
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,8 @@ WARM_UP = 2
 """Runs before one is recorded: libraries make their workspaces in the first."""
 MOST_GRAPHS = 256
 """Graphs of one cache; where there are more shapes, all are recorded anew."""
+CAPTURING = threading.Lock()
+"""Of the thread that records: each engine may have its own, and a process takes one recording at a time."""
 
 
 def can_record(lm: LatentLM) -> bool:
@@ -201,7 +204,8 @@ class Graphs:
                 return work()
 
         try:
-            replay = self._capture(uncached) if device.type == REPLAYED_ON else uncached
+            with CAPTURING:
+                replay = self._capture(uncached, device) if device.type == REPLAYED_ON else uncached
             self.recorded[key] = Recorded(own, replay)
         except torch.OutOfMemoryError:
             raise
@@ -213,17 +217,20 @@ class Graphs:
                 progress.say(f"warning: {name} run without CUDA graphs, which is slower: {reason}")
             self._failed.add((name, kind))
 
-    def _capture(self, work: Callable[[], Any]) -> Callable[[], Any]:
+    def _capture(self, work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
         """The work as a CUDA graph: a call that does it again, on the tensors that it has read."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+        # The current device may be another one than the model's.
+        with torch.cuda.device(device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    work()
+            torch.cuda.current_stream().wait_stream(stream)
+            # thread_local: another thread, which reads thoughts, may use the GPU meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                result = work()
         # Graphs run one after another: they share what is between their first and last tensors.
         self._pool = self._pool or graph.pool()
 

@@ -145,17 +145,17 @@ def grouped_attention(
     """Attend from one position a row: query heads that share a key head become queries of that head.
 
     Newer versions of transformers do the same; on a GPU older ones copy keys and values for each query head. Returns
-    (N, 1, heads, d), and no attention weights.
+    (N, 1, heads, the values' d), and no attention weights.
     """
     #     query   (N, 6 heads, 1, d)   ->   (N, 2 heads, 3, d)
-    #     key     (N, 2 heads, C, d)        as it is, and the values too
+    #     key     (N, 2 heads, C, d)        as it is, and the values too, whose d may be another one (DeepSeek V3)
     n, heads, _, width = query.shape
     grouped = query.reshape(n, key.shape[1], -1, width)
     scale = kwargs.get("scaling")
     out = nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=attention_mask, scale=scale
     )
-    return out.reshape(n, 1, heads, width), None
+    return out.reshape(n, 1, heads, -1), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)

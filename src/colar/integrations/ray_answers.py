@@ -17,6 +17,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -269,6 +270,10 @@ class Answerer:
 
     async def __call__(self, chunk: Mapping[str, bytes]) -> dict[str, bytes]:
         done = await asyncio.gather(*(self._answer(task) for task in pickle.loads(chunk["tasks"])))
+        if self.engine.closed:
+            # It has died, of a fault of its GPU for instance, and would fail all that is left. Ray replaces an actor
+            # that is gone, and gives its chunks to another.
+            os._exit(1)
         return {"done": pickle.dumps(done)}
 
     async def _answer(self, task: Task | Done) -> Done:

@@ -21,7 +21,7 @@ Of the paper's three priors this is "Mix", its best on average (its Table 1); a 
 
 Departures, from the published code and the paper's Table 1; the paper's text was not read. A token that occurs twice in
 a step counts twice; the code counts it once. A step without "=" has no result (there its last number), and one without
-numbers and operators keeps all of its tokens, so that the method learns from any text. The code leaves tokens of a
+numbers keeps all of its tokens, so that the method learns from any text. The code leaves tokens of a
 prior of 0.01 or less out of L_kl ("KL-Focus"): here all count, because a step of words may have no other. At inference
 the `LIKELIEST` tokens are mixed, not the whole vocabulary. Where a request is sampled the stop is drawn; there it is
 always argmax. Embeddings take gradient where they are fed (there detached). Each loss is averaged within its row.
@@ -47,8 +47,10 @@ from colar.ops import devices, ragged
 from colar.ops.sampling import probability, sample_tokens
 from colar.template.template import Template
 
-OPERATION = r"[0-9+\-*/=.]+"
-"""Tokens that the rule counts."""
+OPERATION = r"[0-9+\-*/=.]*[0-9+\-*/=][0-9+\-*/=.]*"
+"""Tokens that the rule counts: a full stop alone is none."""
+NUMBER = r"[0-9+\-*/=.]*[0-9][0-9+\-*/=.]*"
+"""Those of them with a digit: a step has one, or is one of words."""
 EQUALS = r"[0-9+\-*/.]*=[0-9+\-*/=.]*"
 """Those of them behind which a result follows."""
 LIKELIEST = 64
@@ -80,8 +82,12 @@ class Ruplar(base.Method):
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
         counted = set(template.ids_matching(OPERATION))
+        numbers = set(template.ids_matching(NUMBER))
         # A step of words alone keeps them.
-        steps = [[token for token in step if token in counted] or step for step in row.steps]
+        steps = [
+            step if numbers.isdisjoint(step) else [token for token in step if token in counted]
+            for step in row.steps
+        ]
         return replace(row, steps=[step for step in steps if step])
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:

@@ -69,7 +69,24 @@ def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings) -> PeftModel:
             lora_dropout=lora.lora_dropout,
             target_modules=targets if isinstance(targets, str) else list(targets),
         )
-        return get_peft_model(causal_lm, config)
+        adapted = get_peft_model(causal_lm, config)
+    check_ends(adapted)
+    return adapted
+
+
+def check_ends(peft_lm: PeftModel) -> None:
+    """ValueError for an adapter on one end of a model whose embedding and LM head are one weight.
+
+    Merged into the weight it would change both ends: another model than the one that was trained.
+    """
+    base: Any = peft_lm.get_base_model()
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    tied = None not in ends and ends[0].weight is ends[1].weight
+    if tied and any(isinstance(end, BaseTunerLayer) for end in ends):
+        raise ValueError(
+            f"model.lora.target_modules: the embedding and the LM head of {type(base).__name__} are one weight here, "
+            "which an adapter of one of them would change for both: leave them out"
+        )
 
 
 def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[None]:

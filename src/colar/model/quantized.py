@@ -79,15 +79,18 @@ def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
 
     ValueError for a model that has most of its weights in something else than linears, as GPT-2.
     """
-    # int8 takes a row of any length.
-    group = GROUP if quantization == "int4" else 1
+    on_cpu = device.type == "cpu"
+    # torch's int8 kernel for CPUs reads a row in sixteens: of other rows it returns nonsense, or kills the process.
+    columns = GROUP if quantization == "int4" else 16 if on_cpu else 1
+    rows = GROUP if quantization == "int4" else 1
 
     def fits(module: nn.Module, name: str = "") -> bool:
-        return _is_linear(module) and module.in_features % group == module.out_features % group == 0
+        return _is_linear(module) and module.in_features % columns == module.out_features % rows == 0
 
     _check_share(f"weights {quantization}", lm.causal_lm, fits)
-    if quantization == "int8" and device.type == "cpu":
-        _replace(lm.causal_lm.base_model, Int8Linear)
+    lm.quantization = quantization
+    if quantization == "int8" and on_cpu:
+        _replace(lm.causal_lm.base_model, Int8Linear, fits)
         return
     from torchao.quantization import quantize_
 
@@ -113,7 +116,7 @@ def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
         return moved
 
     _check_share("model.load_in_4bit", causal_lm, _is_linear)
-    _replace(causal_lm.base_model, quantized)
+    _replace(causal_lm.base_model, quantized, _is_linear)
     # peft chooses the kind of its layers by this.
     causal_lm.is_loaded_in_4bit = True
 
@@ -123,12 +126,14 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear
 
 
-def _replace(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+def _replace(model: nn.Module, make: Callable[[Any], nn.Module], fits: Callable[[nn.Module], bool]) -> None:
     """Replace linears in place, one after another: the memory of each is free before the next is made."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if _is_linear(child):
-                setattr(parent, name, make(child))
+    # By their names: a list of the linears would keep them all.
+    places = [
+        (parent, name) for parent in model.modules() for name, child in parent.named_children() if fits(child)
+    ]
+    for parent, name in places:
+        setattr(parent, name, make(getattr(parent, name)))
 
 
 def _check_share(what: str, causal_lm: PreTrainedModel, fits: Callable[[nn.Module], bool]) -> None:

@@ -37,6 +37,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
+from colar.model.lora import check_ends
 
 MODULES = "modules.safetensors"
 ADAPTER = "adapter_model.safetensors"
@@ -51,8 +52,13 @@ def save(
     """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
     Modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share of each, by
-    the names of its state dict.
+    the names of its state dict. ValueError for quantised weights.
     """
+    if lm.quantization is not None:
+        raise ValueError(
+            f"weights {lm.quantization} cannot be saved: they are made when a checkpoint is loaded; save the one that "
+            "this model was loaded from"
+        )
     weights = None if gathered is None else _under("lm.", gathered)
     modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
     if isinstance(lm.lm, PeftModel):
@@ -161,6 +167,7 @@ def with_empty_adapter(causal_lm: PreTrainedModel, folder: Path) -> PeftModel:
     config.base_model_name_or_path = getattr(causal_lm, "name_or_path", None) or None
     # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
     adapted = get_peft_model(causal_lm, config, low_cpu_mem_usage=True)
+    check_ends(adapted)
     for module in adapted.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.is_meta:

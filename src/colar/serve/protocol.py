@@ -161,11 +161,11 @@ class ChatRequest(Strict):
         known = [*cls.model_fields, *registry.all_param_names()]
         fields = {}
         for name, value in body.items():
-            if name not in (*known, *NEUTRAL, *IGNORED):
-                near = did_you_mean(name, known)
-                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
             if value is None or name in IGNORED:
                 continue
+            if name not in (*known, *NEUTRAL):
+                near = did_you_mean(name, known)
+                raise ApiError(400, f"unknown field {name!r}{near}", name, "unknown_parameter")
             if name in known:
                 fields[name] = value
             elif value not in NEUTRAL[name]:
