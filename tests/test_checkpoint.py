@@ -308,19 +308,6 @@ def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
 
 
-def test_an_adapter_without_a_fingerprint_takes_any_backbone_of_its_shape_and_says_so(
-    saved, tmp_path, capsys
-):
-    other = save_backbone(tmp_path / "other", "llama", seed=9)
-    folder = shutil.copytree(saved("lora").folder, tmp_path / "published")
-    info = json.loads((folder / "colar.json").read_text())
-    (folder / "colar.json").write_text(json.dumps({**info, "fingerprint": ""}))
-    lm, _ = pretrained.load(folder, backbone=other)
-    assert lm.fingerprint == backbones.load(other).fingerprint
-    said = f"warning: {folder} has no fingerprint of its backbone: {other} is taken unchecked"
-    assert said in capsys.readouterr().err
-
-
 def test_no_checkpoint_there(tmp_path, saved):
     with pytest.raises(ValueError, match="no checkpoint at .*nowhere: there is no such folder"):
         pretrained.load(tmp_path / "nowhere")

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from colar import files, progress
+from colar import files
 from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
@@ -209,12 +209,7 @@ def load(
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
     loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
-    # A published adapter may have been trained above a quantised copy, whose fingerprint nobody else's weights have.
-    if not is_full and not info["fingerprint"]:
-        progress.say(
-            f"warning: {folder} has no fingerprint of its backbone: {loaded.name} is taken unchecked"
-        )
-    elif not is_full and info["fingerprint"] != loaded.fingerprint:
+    if not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
