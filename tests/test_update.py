@@ -21,7 +21,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from colar.methods import pretrained, registry
 from colar.model.backbones import Backbone
@@ -248,3 +248,22 @@ def losses(objective: Objective, batches: list[dict[str, Tensor]]) -> list[float
         loss.backward()
         found.append(float(loss.detach()))
     return found
+
+
+def test_an_mlp_that_drops_out_is_left_as_it_is() -> None:
+    """It computes the same where the two are compared, which is without dropout."""
+    config = AutoConfig.for_model(
+        "seed_oss",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        residual_dropout=0.1,
+    )
+    lm = AutoModelForCausalLM.from_config(config).train()
+    with fused(lm):
+        assert "forward" in vars(lm.model.norm)
+        assert "forward" not in vars(lm.model.layers[0].mlp)

@@ -47,7 +47,7 @@ def _forward_for(module: Any) -> Callable[[Tensor], Tensor] | None:
     if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), Tensor):
         return functools.partial(_norm, module)
     # Seed-OSS' MLP drops out in training, where the two are not compared.
-    drops = any("dropout" in name for name in vars(module))
+    drops = any("dropout" in name for name in (*vars(module), *dict(module.named_children())))
     if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")) and not drops:
         return functools.partial(_gated_mlp, module)
     return None
