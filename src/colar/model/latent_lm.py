@@ -45,7 +45,7 @@ class LatentLM(nn.Module):
         self.backbone_seed = backbone.seed
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         self.quantization: str | None = None
-        """What its linears were quantised to for inference (`quantized.py`)."""
+        """int8 or int4 where its linears were quantised for inference (`quantized.py`)."""
         self.loaded_attention: str = self.config._attn_implementation
         """The attention implementation at load: training may have replaced it by one that the engine cannot use."""
         template.limit_to(self.vocabulary_size)
