@@ -986,6 +986,12 @@ def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words)
     assert words in str(error.value)
 
 
+def test_workers_beside_torchruns_processes_are_found_when_the_recipe_is_loaded(tiny, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="grpo.rollout_workers must be 0 under torchrun, whose 2 processes"):
+        recipe.load(tiny, [*GRPO, "--model.init_from", "x", "--grpo.rollout_workers", "2"])
+
+
 def test_an_override_of_a_section_that_is_an_anchor_leaves_the_other(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(

@@ -103,8 +103,8 @@ def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[N
 def adapted_weights(peft_lm: PeftModel) -> list[nn.Parameter]:
     """The weights under an adapter, each once.
 
-    One weight may have two adapted layers (a tied embedding is read by one and chosen by the other), and one layer two
-    adapted weights, neither of them called `weight` (the stacked experts of a mixture).
+    One layer may have two adapted weights, neither of them called `weight` (the stacked experts of a mixture): it
+    has an adapter for each, one around the other.
     """
     weights: dict[int, nn.Parameter] = {}
     for module in peft_lm.modules():
