@@ -177,15 +177,18 @@ def test_a_stream_ends_when_its_last_request_is_cancelled(colar):
 def test_the_line_is_bounded_and_says_what_can_never_run(colar):
     engine = Engine(colar.lm, colar.method, 1, token_budget=60, max_waiting=2)
     short = Request("s", "x?", ColarParams(1), Decoding(max_latents=2, max_completion_length=2))
-    engine.submit(short)
-    engine.submit(dataclasses.replace(short))
-    with pytest.raises(QueueFull, match="2 requests are waiting"):
+    for _ in range(3):  # one of them has the slot
+        engine.submit(dataclasses.replace(short))
+    with pytest.raises(QueueFull, match="2 requests wait for a slot"):
+        engine.submit(dataclasses.replace(short))
+    engine.step()  # the slot is taken as before
+    with pytest.raises(QueueFull, match="2 requests wait for a slot"):
         engine.submit(dataclasses.replace(short))
     with pytest.raises(ValueError, match=r"request long needs \d+ positions; token_budget is 60"):
         engine.submit(
             Request("long", "x?", ColarParams(1), Decoding(max_latents=50, max_completion_length=4))
         )
-    assert len(drain(engine)) == 1  # both have one id
+    assert len(drain(engine)) == 1  # all have one id
     long = Request("long", "x?", ColarParams(1), Decoding(max_latents=50, max_completion_length=4))
     with pytest.raises(ValueError, match="request long needs"):
         next(engine.stream([short, long]))  # before anything runs
@@ -213,7 +216,7 @@ def test_admission(data):
     sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
     for i, size in enumerate(sizes):
         request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
-        scheduler.add(Entry(i, request, (0,) * size))
+        scheduler.add(Entry(i, request, (0,) * size), [])
     running: list[Entry] = []
     started = []
     idle = 0
@@ -240,7 +243,7 @@ def test_company_is_waited_for_at_a_free_slot():
     slots = 2 * SHARED_PREFILL_SLOTS
     scheduler = Scheduler(slots)
     for i in range(3 * slots):
-        scheduler.add(Entry(i, Request(str(i), "?"), (0,)))
+        scheduler.add(Entry(i, Request(str(i), "?"), (0,)), [])
     running = admitted(scheduler, [])
     assert len(running) == slots
     assert [admitted(scheduler, running) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS

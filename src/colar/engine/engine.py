@@ -42,9 +42,9 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
-    `max_waiting` bounds the queue (None: no bound). With `cuda_graphs` decode steps are recorded as CUDA graphs, which
-    avoids launch overhead (None: on a GPU, with whole weights); an idle engine leaves them, and their cache, to the
-    next engine of the model.
+    `max_waiting` bounds the requests that wait for a slot (None: no bound). With `cuda_graphs` decode steps are
+    recorded as CUDA graphs, which avoids launch overhead (None: on a GPU, with whole weights); an idle engine leaves
+    them, and their cache, to the next engine of the model.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
     the engine does not know.
     """
@@ -86,10 +86,10 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Put a request into the queue. Returns its number, which its events have too.
 
-        ValueError if it cannot be run, QueueFull if `max_waiting` others wait.
+        ValueError if it cannot be run, QueueFull if `max_waiting` others wait for a slot.
         """
         entry = self._enter(request)
-        self.scheduler.add(entry)
+        self.scheduler.add(entry, self.running.entries)
         return entry.number
 
     def _enter(self, request: Request) -> Entry:

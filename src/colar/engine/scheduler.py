@@ -173,10 +173,12 @@ class Scheduler:
                 f"request {entry.request.id} needs {needed} positions; token_budget is {self.token_budget}"
             )
 
-    def add(self, entry: Entry) -> None:
-        """Append to the queue. QueueFull if `max_waiting` others wait."""
-        if self.max_waiting is not None and len(self.waiting) >= self.max_waiting:
-            raise QueueFull(f"{len(self.waiting)} requests are waiting, which is max_waiting")
+    def add(self, entry: Entry, running: Sequence[Entry]) -> None:
+        """Append to the queue, beside these running requests. QueueFull if `max_waiting` others wait for a slot."""
+        free = max(0, self.rows_that_fit - len(running) - len(self.in_prefill))
+        # The first in the queue start with the next step: it is not slots that they wait for.
+        if self.max_waiting is not None and len(self.waiting) - free >= self.max_waiting:
+            raise QueueFull(f"{self.max_waiting} requests wait for a slot, which is max_waiting")
         self.waiting.append(entry)
 
     def cancel(self, request: Request) -> bool:
