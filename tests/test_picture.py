@@ -112,9 +112,11 @@ def test_values_of_a_parameter_are_one_line_for_each_speed() -> None:
     rows += [report_row("B", "d", c, 0.3, c, values={"confidence_threshold": 0.8}) for c in (1, 2)]
     figure = picture.accuracy_vs_length(rows)
     (axes,) = figure.axes
-    assert names(figure) == ["A", "A (own)", "A (own, confidence_threshold)", "B (confidence_threshold)"]
+    assert names(figure) == [
+        "A", "A (own, c=2)", "A (own, confidence_threshold)", "B (confidence_threshold=0.8)",
+    ]  # fmt: skip
     tags = [f"c={c}, {threshold}" for c, threshold in product((1, 2), (0.3, 0.5, 0.95))]
-    assert sorted(texts(axes)) == sorted([*tags, "c=1", "c=2", "c=2", "c=1", "c=2"])
+    assert sorted(texts(axes)) == sorted([*tags, "c=1", "c=2", "c=1", "c=2"])
     joined = sorted(list(line.get_xdata()) for line in axes.lines)
     assert joined == sorted([[0.3, 0.5, 0.95], [0.3, 0.5, 0.95], [9, 4.5], [4], [1, 2]])
 

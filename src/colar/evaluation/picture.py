@@ -142,7 +142,7 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
     axes.margins(x=0.1, y=0.12)
     systems = systems_of(shown)
-    names = [_name(members[0].system, systems) for members in curves.values()]
+    names = [_name(members, systems) for members in curves.values()]
     # As many names in a row as the figure is wide.
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
     where = "outside lower center"
@@ -156,11 +156,24 @@ def _curve(system: System) -> tuple[Any, ...]:
     return system.model, system.method, system.label, names
 
 
-def _name(system: System, systems: Sequence[System]) -> str:
-    """The name of a system's curve among those of `systems`."""
-    parts = [system.label, *(name for name, _ in without_speed(system.params))]
+def _name(members: Sequence[ReportRow], systems: Sequence[System]) -> str:
+    """The name of a curve among those of `systems`: with the values that all its points share, by which no point is
+    tagged, and the names of the others."""
+    system = members[0].system
+    shared = _shared(row.system.params for row in members)
+    parts = [system.label]
+    for pair in system.params:
+        if pair in shared:
+            parts.append(c_text((pair,)) or f"{pair[0]}={pair[1]:g}")
+        elif pair[0] != SPEED:
+            parts.append(pair[0])
     note = ", ".join(part for part in parts if part)
     return base_name(system, systems) + (f" ({note})" if note else "")
+
+
+def _shared(points: Iterable[ParamValues]) -> set[tuple[str, float]]:
+    """The values that all points have."""
+    return set.intersection(*(set(values) for values in points))
 
 
 def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
@@ -203,9 +216,9 @@ def _draw_tags(axes: Any, members: Sequence[ReportRow], colour: str) -> None:
     points: dict[ParamValues, ReportRow] = {}
     for row in members:
         points.setdefault(row.system.params, row)
-    shared = set.intersection(*(set(values) for values in points))
+    shared = _shared(points)
     for values, row in points.items():
-        told = tuple(pair for pair in values if pair not in shared) or values
+        told = tuple(pair for pair in values if pair not in shared)
         if not told:
             continue
         texts = [c_text(told), *(f"{value:g}" for _, value in without_speed(told))]
