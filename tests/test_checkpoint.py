@@ -308,6 +308,29 @@ def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
 
 
+def test_an_adapter_may_leave_the_tokenizer_and_the_check_to_its_backbone(saved, tmp_path, capsys):
+    old = saved("lora")
+    other = save_backbone(tmp_path / "other", "llama", seed=9)
+    folder = shutil.copytree(old.folder, tmp_path / "published")
+    info = json.loads((folder / "colar.json").read_text())
+    for name in info["tokenizer"]:
+        (folder / name).unlink()
+    (folder / "colar.json").write_text(json.dumps({**info, "tokenizer": [], "fingerprint": ""}))
+    lm, method = pretrained.load(folder, backbone=other)
+    assert f"{folder} has no fingerprint of its backbone: {other} is not checked" in capsys.readouterr().err
+    assert lm.fingerprint == backbones.load(other).fingerprint
+    assert lm.template.to_json() == old.lm.template.to_json()
+    same, _ = pretrained.load(folder)
+    torch.testing.assert_close(logits(same), logits(old.lm), rtol=1e-5, atol=1e-5)
+    # Saved again it has both.
+    again = json.loads((pretrained.save(lm, method, tmp_path / "again", RUN, "") / "colar.json").read_text())
+    assert again["tokenizer"] == info["tokenizer"]
+    assert again["fingerprint"] == lm.fingerprint
+    (tmp_path / "other" / "tokenizer.json").write_text('{"version"')
+    with pytest.raises(ValueError, match=r"tokenizer.json:1: not valid JSON"):
+        pretrained.load(folder, backbone=other)
+
+
 def test_no_checkpoint_there(tmp_path, saved):
     with pytest.raises(ValueError, match="no checkpoint at .*nowhere: there is no such folder"):
         pretrained.load(tmp_path / "nowhere")

@@ -4,7 +4,7 @@
     template.json         the prompt layout
     modules.safetensors   the modules of the method (absent where it has none)
     adapter_*.{json,safetensors}  or  config.json + model*.safetensors      Hugging Face's own layouts
-    tokenizer files, README.md (the model card)
+    tokenizer files (none where an adapter takes its backbone's), README.md (the model card)
 
 Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save leaves the old one.
 """
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from colar import files
+from colar import files, progress
 from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
@@ -197,19 +197,21 @@ def load(
     for path in sorted(folder.iterdir()):
         if path.name != TOKENIZER:
             _check_readable(path)
-    tokenizer = _load_tokenizer(folder)
-    saved = files.read_json(folder / "template.json")
-    _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
-    template = Template.from_json(saved, tokenizer)
-
     # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
     # the same shape. The weights of `tiny` are drawn from a seed.
     is_full = info["weights"] == "full"
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
+    tokenizer = _load_tokenizer(folder if info["tokenizer"] else name)
+    saved = files.read_json(folder / "template.json")
+    _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
+    template = Template.from_json(saved, tokenizer)
     loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
-    if not is_full and info["fingerprint"] != loaded.fingerprint:
+    # A published adapter may have been trained above a quantised copy, whose fingerprint only that copy has.
+    if not is_full and not info["fingerprint"]:
+        progress.say(f"warning: {folder} has no fingerprint of its backbone: {loaded.name} is not checked")
+    elif not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
@@ -276,15 +278,15 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint. ValueError where its file is damaged."""
+def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, or of the backbone of that name. ValueError where its file is damaged."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(source)
     except Exception:
         # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
-        if (folder / TOKENIZER).exists():
-            _check_readable(folder / TOKENIZER)
-        with in_library(f"the tokenizer of {folder} cannot be loaded"):
+        if (file := Path(source) / TOKENIZER).exists():
+            _check_readable(file)
+        with in_library(f"the tokenizer of {source} cannot be loaded"):
             raise
 
 
