@@ -4,6 +4,7 @@
 `colar` with `head: sequential`). It was made there by `python tests/test_released.py`.
 """
 
+import json
 import shlex
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_it_is_small_and_holds_no_pickle(folder):
     assert sum(path.stat().st_size for path in found) < 18e6
     assert {path.suffix for path in found} <= {".json", ".safetensors", ".md", ".jinja"}
     assert files.read_json(folder / "colar.json")["weights"] == "adapter"
+
+
+@pytest.mark.parametrize("folder", RELEASED, ids=lambda folder: folder.name)
+def test_its_card_shows_a_method_that_a_recipe_takes(folder):
+    info = files.read_json(folder / "colar.json")
+    card = (folder / "README.md").read_text()
+    shown = json.loads(card.partition("## Method\n\n```json\n")[2].partition("\n```")[0])
+    method = registry.rebuild(info["method"], folder)
+    assert shown == json.loads(json.dumps(method.non_default_config()))
+    assert f"by the method `{method.name}`" in card
 
 
 def test_the_usage_page_shows_what_it_answers(capsys, monkeypatch, recwarn):
