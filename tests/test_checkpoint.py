@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from families import EXAMPLES, backbone, tiny_lm
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 import colar
@@ -326,9 +326,46 @@ def test_an_adapter_may_leave_the_tokenizer_and_the_check_to_its_backbone(saved,
     again = json.loads((pretrained.save(lm, method, tmp_path / "again", RUN, "") / "colar.json").read_text())
     assert again["tokenizer"] == info["tokenizer"]
     assert again["fingerprint"] == lm.fingerprint
-    (tmp_path / "other" / "tokenizer.json").write_text('{"version"')
-    with pytest.raises(ValueError, match=r"tokenizer.json:1: not valid JSON"):
-        pretrained.load(folder, backbone=other)
+    (folder / "colar.json").write_text(json.dumps({**info, "tokenizer": [], "backbone": "me/gone"}))
+    with pytest.raises(ValueError, match=r"cannot load backbone 'me/gone'.*--backbone says where it lies"):
+        pretrained.load(folder)
+
+
+def test_an_adapter_without_a_tokenizer_takes_that_of_a_built_in_backbone(tmp_path):
+    lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LORA)
+    folder = pretrained.save(lm, registry.build("cot"), tmp_path / "made", RUN, "")
+    info = json.loads((folder / "colar.json").read_text())
+    for name in info["tokenizer"]:
+        (folder / name).unlink()
+    (folder / "colar.json").write_text(json.dumps({**info, "tokenizer": []}))
+    assert pretrained.load(folder)[0].template.to_json() == lm.template.to_json()
+
+
+def test_named_chat_templates_come_back(tmp_path):
+    """transformers saves all but the default one in a folder of their own."""
+    made = backbone("qwen2")
+    made.tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
+    made.lm.save_pretrained(tmp_path / "base")
+    lm = LatentLM.from_backbone(made, lora=LORA)
+    folder = pretrained.save(lm, registry.build("cot"), tmp_path / "made", RUN, "")
+    names = json.loads((folder / "colar.json").read_text())["tokenizer"]
+    assert "additional_chat_templates/tool_use.jinja" in names
+    converted = checkpoint.convert(folder, tmp_path / "converted", "bfloat16")
+    for copied in (folder, converted):
+        again, _ = pretrained.load(copied, backbone=str(tmp_path / "base"))
+        assert again.tokenizer.chat_template == made.tokenizer.chat_template
+        (copied / "additional_chat_templates" / "tool_use.jinja").unlink()
+        with pytest.raises(ValueError, match="lacks additional_chat_templates/tool_use.jinja"):
+            pretrained.load(copied)
+
+
+def test_a_quantised_backbone_is_refused(saved, tmp_path):
+    folder = shutil.copytree(saved("lora").base, tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"the weights of .*base are quantised: .*model.load_in_4bit"):
+        backbones.load(str(folder))
 
 
 def test_no_checkpoint_there(tmp_path, saved):
@@ -418,17 +455,36 @@ def test_a_hub_id_that_does_not_answer(monkeypatch, tmp_path, text, error, reaso
         assert repo_id == text
         raise error
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(checkpoint, "hf_hub_download", lambda repo_id, name: snapshot_download(repo_id))
     message = f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}$"
     with pytest.raises(ValueError, match=message):
         pretrained.load(text)
 
 
+class MissingEntry(EntryNotFoundError, OSError):
+    """As that of the Hub's client, whose own takes a response."""
+
+
+def test_a_model_of_the_hub_that_is_no_checkpoint_is_not_downloaded(monkeypatch, tmp_path):
+    asked = []
+
+    def hf_hub_download(repo_id, name):
+        asked.append((repo_id, name))
+        raise MissingEntry("404")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "hf_hub_download", hf_hub_download)
+    monkeypatch.setattr(checkpoint, "snapshot_download", None)
+    with pytest.raises(ValueError, match="me/plain on the Hub lacks colar.json: colar has not trained it"):
+        pretrained.load("me/plain")
+    assert asked == [("me/plain", "colar.json")]
+
+
 def test_a_path_below_a_folder_that_is_there_is_no_hub_id(monkeypatch, tmp_path):
-    def snapshot_download(repo_id):
+    def hf_hub_download(repo_id, name):
         raise AssertionError("the Hub was asked")
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(checkpoint, "hf_hub_download", hf_hub_download)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints" / "toy-gsm").mkdir(parents=True)
     with pytest.raises(ValueError, match="no checkpoint at checkpoints/toy-gms: there is no such folder$"):

@@ -121,6 +121,11 @@ MISTAKES = [
     (["train", "{recipe}", "--model.init_from", "{out}/best"], 2, "error: model.init_from: no checkpoint at {out}/best"),
     (["train", "{recipe}", "--model.backbone", "tiny", "--model.init_from", "x"], 2, "--model.backbone has no effect beside model.init_from (x)"),
     (["data", "show", "{empty}"], 2, "empty.jsonl"),
+    (["evaluate", "{cot}", "--ray_cpus", "2", "--output", "{out}"], 2, "--ray_actors and --ray_cpus go with --ray"),
+    (["generate", "{cot}", "q", "--ray_actors", "2"], 2, "--ray_actors and --ray_cpus go with --ray"),
+    (["export", "{cot}", "{out}/x", "--backbone", "tiny"], 2, "--backbone goes with --merge"),
+    (["evaluate", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}"], 2, "there is no such folder"),
+    (["inspect", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}/a.html"], 2, "there is no such folder"),
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ SPELLINGS = [
     "<|endoftext|>",
     "<|im_start|>",
     "<tool>",
+    "<｜Assistant｜>",
 ]
 SPELLINGS += ["<|end_of_text|>", "<|begin_of_text|>", "<extra_id_0>", "#", "<", "|>", "eos", "10", "Zurich"]
 TEXTS = st.lists(
@@ -82,6 +83,14 @@ def declared_ordinary():
     return tokenizer
 
 
+def fullwidth_markers():
+    """DeepSeek's: markers of chats with a bar that byte-level vocabularies write as three bytes, declared ordinary."""
+    tokenizer = build_tokenizer("qwen2")
+    tokenizer.add_tokens([AddedToken(f"<｜{name}｜>", special=False) for name in ("User", "Assistant")])
+    tokenizer.chat_template = "{% for m in messages %}<｜User｜>{{ m.content }}<｜Assistant｜>{% endfor %}"
+    return tokenizer
+
+
 def padded_with_a_sign():
     tokenizer = build_tokenizer("gpt2")
     tokenizer.pad_token = "#"
@@ -101,6 +110,7 @@ KINDS = {
     "unigram": unigram,
     "ignore_merges": whole_pieces,
     "declared ordinary": declared_ordinary,
+    "fullwidth markers": fullwidth_markers,
     "sign for padding": padded_with_a_sign,
 }
 
@@ -120,7 +130,8 @@ def control_ids(template):
     """EOS, BOS, the separator and all that is declared special or is a chat marker."""
     tokenizer = template.tokenizer
     found = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content == "<|im_start|>"}
+    markers = {"<|im_start|>", "<｜User｜>", "<｜Assistant｜>"}
+    found |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in markers}
     found |= {template.separator_id, *tokenizer.all_special_ids}
     return found
 

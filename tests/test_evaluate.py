@@ -237,3 +237,6 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
         claim_evaluation(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
     assert files.read_json(out / "evaluation.json") == made
+    (out / "evaluation.json").unlink()
+    with pytest.raises(ValueError, match=r"out holds records.jsonl without the evaluation.json"):
+        claim_evaluation(out, settings, {"d": EXAMPLES}, a)

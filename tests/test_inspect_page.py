@@ -52,6 +52,11 @@ def test_names_are_as_short_as_they_can_be():
     assert inspect_page.names_of([row, other]) == ["a, c = 2", "cot"]
 
 
+def test_a_table_of_some_systems_has_the_names_of_all():
+    systems = [{"model": "a", "params": {"compression_factor": 2}, "cost": 1}, {"model": "cot", "params": {}}]
+    assert inspect_page.with_names(systems, "cost") == [("a, c = 2", 1)]
+
+
 def test_few_questions_are_said():
     system = copy.deepcopy(WHOLE["systems"][1])
     assert len(inspect_page.cost_table([system]).notes) == 1

@@ -75,6 +75,21 @@ def test_questions_are_searched_and_filtered(visit, file):
     assert "?" not in page.url
 
 
+def test_the_turns_before_a_question_are_shown_and_found(visit, tmp_path):
+    path = tmp_path / "one.html"
+    question = {**QUESTIONS[0], "context": [["system", "Be brief."], ["user", "Ann has 3 <b>eggs</b>."]]}
+    path.write_text(
+        inspect_page.render(WHOLE, [question], [chains[:1] for chains in CHAINS]), encoding="utf-8"
+    )
+    page = visit(path)
+    expect(page.locator("#count")).to_have_text("1 question")
+    page.get_by_label("Search").fill("<b>eggs</b>")
+    expect(items(page)).to_have_count(1)
+    items(page).first.click()
+    turns = page.locator("#chains > .turn").all_inner_texts()
+    assert turns == ["system: Be brief.", "user: Ann has 3 <b>eggs</b>."]
+
+
 def test_a_question_has_its_chains_side_by_side(visit, file):
     page = visit(file)
     items(page).nth(3).click()

@@ -374,7 +374,8 @@ def test_bounds_of_replicas():
         (["--ray", "3:2"], "and MIN at most MAX, got 3:2"),
         (["--ray", "1:"], "N or MIN:MAX, got '1:'"),
         (["--ray", "1", "--ray_cpus", "0"], "--ray_cpus must be a number, 1 or more, got 0"),
-        (["--ray_address", "auto"], "--ray_address goes with --ray"),
+        (["--ray_address", "auto"], "--ray_address and --ray_cpus go with --ray"),
+        (["--ray_cpus", "2"], "--ray_address and --ray_cpus go with --ray"),
         (
             ["--ray", "1", "--ray_address", "127.0.0.1:1"],
             "--ray_address 127.0.0.1:1: no Ray cluster answers there",

@@ -593,7 +593,6 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
                 "models": {"y": "2"},
                 "dtype": "bfloat16",
                 "sizes": {"n": 2},
-                "data_seed": 0,
                 "questions": {"d": [3, "01"]},
             },
         ),
@@ -606,8 +605,37 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
         "models": {"x": "1", "y": "2"},
         "dtype": ["float32", "bfloat16"],
         "sizes": [{"n": 1}, {"n": 2}],
-        "data_seed": 0,
+        "questions": {"d": 3},
     }
+
+
+@pytest.mark.parametrize(("key", "before", "after"), [("split", "test", "validation"), ("data_seed", 0, 1)])
+def test_questions_of_another_split_or_seed_are_an_error(
+    key: str, before: Any, after: Any, tmp_path: Path
+) -> None:
+    """However many they are: their ids may be the same."""
+    one, two = (
+        {key: value, "models": {name: name}, "questions": {"d": [n, name]}}
+        for value, name, n in ((before, "x", 100), (after, "y", 200))
+    )
+    with pytest.raises(ValueError, match=r"other questions under one name, d: .* --split and --data_seed"):
+        settings_of(settings_files(tmp_path, one, two))
+    two["questions"] = {"e": [200, "y"]}
+    assert settings_of(settings_files(tmp_path, one, two))["questions"] == {"d": 100, "e": 200}
+
+
+def test_an_evaluation_that_was_killed_is_named() -> None:
+    for n, told in ((2, False), (3, True)):
+        made = report.fold(system("m", "78", method="cot"), {"questions": {"sums": n, "tales": 5}}).to_json()
+        assert (f"Incomplete: 2 of {n} questions of sums are answered." in render(made)) == told
+
+
+@pytest.mark.parametrize("key", ["length", "forward_passes", "seconds"])
+@pytest.mark.parametrize("value", [None, "4", math.nan, True])
+def test_a_record_has_numbers_where_a_mean_is_made(key: str, value: Any) -> None:
+    record, *_ = system("m", "78", method="cot")
+    with pytest.raises(ValueError, match=f"record 1: {key} must be a number, got"):
+        list(checked([{**record, key: value}]))
 
 
 def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
@@ -617,7 +645,7 @@ def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
         paths, ({"rows": [20, "00"]}, {"rows": [20, "00"], "d": [9, "02"]}, {"rows": [20, "01"]}), strict=True
     ):
         files.write_json(path.parent / "evaluation.json", {"questions": questions})
-    assert settings_of(paths[:2]) == {}
+    assert settings_of(paths[:2]) == {"questions": {"rows": 20, "d": 9}}
     with pytest.raises(
         ValueError, match=r"a/records.jsonl and .*c/records.jsonl have other questions .*, rows"
     ):

@@ -231,6 +231,12 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
         raise ValueError(f"--backbone is for adapters, and {names} holds all weights: leave it out")
 
 
+def unchecked_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> dict[str, str]:
+    """--backbone as a setting of a run, where an adapter does not know its backbone and takes any: {} otherwise."""
+    unchecked = any(not checkpoint.read_info(folder)["fingerprint"] for folder in folders)
+    return {"backbone": args.backbone} if args.backbone and unchecked else {}
+
+
 def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) -> dict[str, list[Any]]:
     """Of each method, by name: every combination of the given per-request values that it has, or its defaults.
 
@@ -248,11 +254,12 @@ def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) 
     combinations = {}
     for key, method in methods.items():
         names = [name for name in values_of if name in registry.param_names(method)]
-        # Without names there is one empty combination: the method's defaults.
-        combinations[key] = [
+        # Without names there is one empty combination: the method's defaults. A value that is given twice counts once.
+        given = (
             registry.make_params(method, dict(zip(names, values, strict=True)))
             for values in itertools.product(*(values_of[name] for name in names))
-        ]
+        )
+        combinations[key] = list(dict.fromkeys(given))
         for params in combinations[key]:
             warning = method.check_params(params)
             if warning:

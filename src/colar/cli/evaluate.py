@@ -29,6 +29,7 @@ from colar.cli.checkpoints import (
     say_judged_by,
     say_trained_on,
     shared_limits,
+    unchecked_backbone,
 )
 from colar.cli.options import Parser
 from colar.engine.request import Decoding
@@ -116,6 +117,7 @@ def add_report(parser: Parser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
+    options.check_ray(args)
     if args.ray is not None and (args.control or processes.launched() > 1):
         raise ValueError("--ray goes neither with --control nor with torchrun")
     output = files.require_writable(args.output)
@@ -127,17 +129,17 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace, output: Path) -> None:
     paths = [name_and_path(text)[1] for text in args.checkpoints]
+    checkpoints = name_checkpoints(args.checkpoints, args.label)
+    # Before any row is read or model loaded: the error of a wrong folder comes within a second.
+    folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
+    check_backbone(folders.values(), args)
+    methods = methods_of(folders)
+    params = param_combinations(methods, args)
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
     datasets = _datasets(args)
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
-    checkpoints = name_checkpoints(args.checkpoints, args.label)
-    # Before any model is loaded: the error of a wrong folder comes within a second.
-    folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
-    check_backbone(folders.values(), args)
-    methods = methods_of(folders)
-    params = param_combinations(methods, args)
     limits = shared_limits(args, methods)
     answer_settings = evaluate.AnswerSettings(**limits, batch_size=args.batch_size, eager=args.eager)
     settings = {
@@ -147,6 +149,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "data_seed": args.data_seed,
         "dtype": options.dtype_of(args),
         **({"judge": args.judge} if args.judge else {}),
+        **unchecked_backbone(folders.values(), args),
     }
     # Before any process reads records: they must be of this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
@@ -188,7 +191,7 @@ def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[A
     # Nothing of Ray is imported without --ray.
     from colar.integrations import ray_cluster
 
-    pool = ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus)
+    pool = ray_cluster.Pool(args.ray, args.ray_actors, options.cpus_of(args))
     with ray_cluster.joined(pool, args.device, [absolute(path) for path in checkpoints], []) as actors:
         yield actors
 
@@ -216,7 +219,9 @@ def _write_report(records: list[Path], output: Path, **how: Any) -> None:
     provenance = collect_provenance() | settings_of(records)
     written = report.write(output, RecordFiles(records), provenance=provenance, **how)
     print_tables(tables.report_tables(written), Console())
-    paths = [output / "report.md", output / "report.json", *report.picture_paths(output, written).values()]
+    # Where a picture could not be drawn, a warning has said so.
+    pictures = filter(Path.exists, report.picture_paths(output, written).values())
+    paths = [output / "report.md", output / "report.json", *pictures]
     progress.say(f"wrote {', '.join(map(str, paths))}")
 
 
@@ -254,6 +259,10 @@ def run_inspect(args: argparse.Namespace) -> None:
     checks.check_holds("--output", output.suffix in (".html", ".json"), args.output, allowed)
     files.require_writable(output.parent)
     paths = paths_by_name(args.checkpoints)
+    folders = {name: checkpoint.resolve(path) for name, path in paths.items()}
+    check_backbone(folders.values(), args)
+    methods = methods_of(folders)
+    combinations = param_combinations(methods, args)
     args.data = args.data or data_of_runs(paths.values())
     say_judged_by(args.judge, paths.values())
     examples = options.examples_of(args, args.data, args.split)
@@ -261,10 +270,6 @@ def run_inspect(args: argparse.Namespace) -> None:
     have_steps = any(example.steps for example in examples)
     if not have_steps:
         progress.say(f"{args.data} has no reasoning steps: chains are compared with none")
-    folders = {name: checkpoint.resolve(path) for name, path in paths.items()}
-    check_backbone(folders.values(), args)
-    methods = methods_of(folders)
-    combinations = param_combinations(methods, args)
     decoding = Decoding(**shared_limits(args, methods))
     systems = []
     for name, folder in folders.items():

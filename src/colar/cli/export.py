@@ -21,19 +21,22 @@ def add_export(export: Parser) -> None:
     export.add_argument(
         "--merge", action="store_true", help="merge the adapter into the backbone and write all weights"
     )
+    export.add_argument("--backbone", help="with --merge: the adapter's backbone, where it lies elsewhere")
     export.set_defaults(run=run_export)
 
 
 def run_export(args: argparse.Namespace) -> None:
-    source = checkpoint.resolve(args.checkpoint)
+    if args.backbone and not args.merge:
+        raise ValueError("--backbone goes with --merge: without it no backbone is loaded")
     target = Path(args.output)
+    checkpoint.check_replaceable(target)
+    source = checkpoint.resolve(args.checkpoint)
     # The target is replaced as a whole: neither the source itself nor a folder of other things may be lost.
     if target.resolve() == source.resolve():
         raise ValueError(f"{target} is the checkpoint itself: give a folder that may be replaced")
-    checkpoint.check_replaceable(target)
     # Without merging, the files are converted one by one: no backbone is needed.
     if args.merge:
-        pretrained.merge(source, target, args.dtype)
+        pretrained.merge(source, target, args.dtype, args.backbone)
     else:
         checkpoint.convert(source, target, args.dtype)
     size = sum(path.stat().st_size for path in target.glob("*.safetensors"))

@@ -16,6 +16,7 @@ from colar.cli.checkpoints import (
     load_checkpoint,
     methods_of,
     param_combinations,
+    unchecked_backbone,
 )
 from colar.cli.options import Parser
 from colar.engine.completion import Completion, completions_of
@@ -83,7 +84,8 @@ def run_generate(args: argparse.Namespace) -> None:
         args.decoding,
         **{each.name: getattr(args, each.name) for each in dataclasses.fields(Decoding)},
     )
-    settings = _settings(folder, decoding, args)
+    # Without an output nobody asks for them: the digest reads all weights.
+    settings = _settings(folder, decoding, args) if args.output else {}
     [combinations] = param_combinations(methods, args).values()
     make_requests = functools.partial(
         answer_files.make_requests,
@@ -135,6 +137,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
+    options.check_ray(args)
     if args.ray is not None and not (args.input and args.output):
         raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
 
@@ -190,14 +193,17 @@ def _generate_with_ray(
         make_requests,
         settings,
     )
-    ray_answers.run(job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, args.ray_cpus))
+    ray_answers.run(
+        job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, options.cpus_of(args))
+    )
 
 
 def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     return {
-        # By digest: the checkpoint may lie at another path. The backbone is left out, as an adapter fits one alone.
+        # By digest: the checkpoint may lie at another path.
         "weights_digest": checkpoint.digest(folder),
+        **unchecked_backbone([folder], args),
         "seed": args.seed,
         "dtype": options.dtype_of(args),
         # Tokens for each thought, in rows that have thoughts.

@@ -140,7 +140,18 @@ def ray_options(parser: Parser, more: str = "") -> None:
         type=int,
         help="its engines (default: one for each GPU, else as many as fit)",
     )
-    parser.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each engine")
+    parser.add_argument("--ray_cpus", type=int, help="CPUs of each engine (default: 1)")
+
+
+def check_ray(args: argparse.Namespace) -> None:
+    """Reject the other options of a cluster where none is named."""
+    if args.ray is None and (args.ray_actors is not None or args.ray_cpus is not None):
+        raise ValueError("--ray_actors and --ray_cpus go with --ray, the cluster's address")
+
+
+def cpus_of(args: argparse.Namespace) -> int:
+    """The CPUs of each engine on a cluster."""
+    return 1 if args.ray_cpus is None else args.ray_cpus
 
 
 def params_options(parser: Parser) -> None:

@@ -61,7 +61,7 @@ def add_serve(serve: Parser) -> None:
         help="the cluster: auto (the one that runs here), local (started for this command) or HOST:PORT (default: "
         "$RAY_ADDRESS, else the one that runs here, else local)",
     )
-    serve.add_argument("--ray_cpus", type=int, default=1, help="CPUs of each replica")
+    serve.add_argument("--ray_cpus", type=int, help="CPUs of each replica (default: 1)")
     serve.set_defaults(run=run_serve)
 
 
@@ -82,9 +82,11 @@ def run_serve(args: argparse.Namespace) -> None:
         # Nothing of Ray is imported without --ray.
         from colar.serve import ray_serve
 
-        replicas = ray_serve.Replicas.parse(args.ray, args.ray_address, args.ray_cpus, args.batch_size)
-    elif args.ray_address is not None:
-        raise ValueError("--ray_address goes with --ray, a number of replicas")
+        replicas = ray_serve.Replicas.parse(
+            args.ray, args.ray_address, options.cpus_of(args), args.batch_size
+        )
+    elif args.ray_address is not None or args.ray_cpus is not None:
+        raise ValueError("--ray_address and --ray_cpus go with --ray, a number of replicas")
     keys = app.read_keys(args.api_key_file)
     models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
     args.backbone = args.backbone and absolute(args.backbone)

@@ -172,6 +172,7 @@ def _write_answers(
         bar = stack.enter_context(progress.bar(note, len(questions)))
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, of_model in by_model.items():
+            bar.set_postfix_str(model.name)
             # Every n-th one: neighbours in the grid take about as long as each other.
             mine = make(model, of_model[state.process_index :: n], settings)
             for _ in range(math.ceil(len(of_model) / (n * per_round))):
@@ -179,7 +180,6 @@ def _write_answers(
                     if write is not None:
                         write(record)
                     bar.update()
-            bar.set_postfix_str(model.name, refresh=False)
 
 
 def _check_fit(questions: Sequence[Question]) -> Iterator[None]:

@@ -25,7 +25,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -172,10 +172,13 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
     for number, record in enumerate(records, start=1):
         if missing := [key for key in _REQUIRED if not isinstance(record, dict) or key not in record]:
             raise ValueError(f"{place(number)}: the record lacks {', '.join(missing)}")
-        # The text "false" would count as true.
+        # The text "false" would count as true, and null as a number that is not one.
         for key in ("correct", "truncated"):
             if not isinstance(record[key], bool):
                 raise ValueError(f"{place(number)}: {key} must be true or false, got {record[key]!r}")
+        for key in ("length", "forward_passes", "seconds"):
+            if not checks.is_number(record[key]):
+                raise ValueError(f"{place(number)}: {key} must be a number, got {record[key]!r}")
         if record["dataset"] == AVERAGE:
             raise ValueError(
                 f"{place(number)}: {AVERAGE!r} is no dataset's name: the mean over datasets has it"
@@ -222,14 +225,19 @@ def claim_evaluation(
     """Write evaluation.json into the output folder, or reject a folder that holds records of another evaluation.
 
     `settings` are what every record depends on: limits, split, options. `checkpoints` are folders by the name that
-    their rows have. A folder without records is free, even if an evaluation was tried in it.
+    their rows have. A folder without records is free, even if an evaluation was tried in it. Records without their
+    evaluation.json are rejected: what made them is not known.
     """
     questions = {name: [len(examples), question_digest(examples)] for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
-    if path.exists() and records.exists() and records.stat().st_size > 0:
+    if records.exists() and records.stat().st_size > 0:
+        if not path.exists():
+            raise ValueError(
+                f"{output} holds records.jsonl without the evaluation.json that says how they were made; {REMEDY}"
+            )
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
@@ -264,14 +272,18 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     """The settings that records files were made with, from the `evaluation.json` beside each that has one.
 
     They are part of a report's provenance: the value that all share, or a list with each different value once; of
-    `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
+    `models` and the numbers of `questions` all together. The digests of the questions are left out: only a resumed
+    evaluation needs them.
 
     ValueError where two evaluations have different checkpoints under one name, which would pass for one system, or
-    the same number of different questions, which would be compared. Where the numbers differ, report.md warns.
+    different questions of one data set: as many, or of another split or seed. Where only their numbers differ,
+    report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
+    drawn: dict[str, tuple[list[Any], Path]] = {}
+    numbers: Counter[str] = Counter()
     for path in records:
         beside = path.parent / "evaluation.json"
         settings = files.read_json(beside) if beside.exists() else {}
@@ -284,12 +296,16 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                 raise ValueError(
                     f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
                 )
+        origin = [settings.get("split"), settings.get("data_seed")]
         for name, (n, digest) in settings.pop("questions", {}).items():
             other, where = asked.setdefault((name, n), (digest, path))
-            if other != digest:
+            before, where_drawn = drawn.setdefault(name, (origin, path))
+            if other != digest or before != origin:
                 raise ValueError(
-                    f"{where} and {path} have other questions under one name, {name}: rename one file"
+                    f"{where if other != digest else where_drawn} and {path} have other questions under one name, "
+                    f"{name}: rename one file, or give them the same --split and --data_seed"
                 )
+            numbers[name] = max(numbers[name], n)
         for key, value in settings.items():
             # Values may be lists or mappings, which a set cannot hold.
             if value not in by_key.setdefault(key, []):
@@ -298,7 +314,8 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         del by_key["judge"]
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
     digests = {name: digest for name, (digest, _) in models.items()}
-    return {**shared, "models": digests} if models else shared
+    of_all = {"questions": dict(numbers), "models": digests}
+    return shared | {key: value for key, value in of_all.items() if value}
 
 
 def question_digest(examples: Sequence[Example]) -> str:

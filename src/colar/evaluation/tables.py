@@ -253,6 +253,11 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
+    # One that was killed before it came to all its questions.
+    for dataset, n in report.provenance.get("questions", {}).items():
+        most = max((row.n for row in cells if row.dataset == dataset), default=0)
+        if 0 < most < n:
+            notes.append(f"Incomplete: {most} of {n} questions of {dataset} are answered.")
     # Systems may have been given other numbers of questions (--limit); their means then differ by questions too.
     for dataset, sizes in _sizes(cells).items():
         if len(sizes) > 1:

@@ -11,7 +11,10 @@ A model that thinks in latents has no likelihood of a text: tasks that ask for o
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
 """
 
+import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 from collections import Counter
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 try:
     import datasets
@@ -212,7 +216,8 @@ def run(words: Sequence[str]) -> None:
 
 
 def with_ours(words: Sequence[str]) -> list[str]:
-    """The arguments, with the folder of our tasks and `--batch_size auto` where they say nothing of either.
+    """The arguments, with the folder of our tasks and `--batch_size auto` where they, or their `--config`, say nothing
+    of either.
 
     lm-eval's own default is one row at a time.
     """
@@ -220,11 +225,24 @@ def with_ours(words: Sequence[str]) -> list[str]:
         return list(words)
     command, others = (words[:1], words[1:]) if words[0] in COMMANDS else ([], words)
     # Of an option that is given twice the last counts. Ours stand first, so that the user's takes precedence, in any
-    # spelling (`-b8`, `--batch 8`).
-    ours = ["--include_path", str(TASKS)]
+    # spelling (`-b8`, `--batch 8`). The values of a file count for less than any argument.
+    ours = {"include_path": str(TASKS)}
     if not command or command[0] == "run":
-        ours += ["--batch_size", "auto"]
-    return [*command, *ours, *others]
+        ours["batch_size"] = "auto"
+    configured = _configured(others)
+    mine = [[f"--{name}", value] for name, value in ours.items() if name not in configured]
+    return [*command, *itertools.chain.from_iterable(mine), *others]
+
+
+def _configured(words: Sequence[str]) -> set[str]:
+    """The keys of the file that --config names; none where lm-eval will find a fault in it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-C", "--config", type=Path)
+    config = parser.parse_known_args(words)[0].config
+    with contextlib.suppress(OSError, yaml.YAMLError):
+        keys = yaml.safe_load(config.read_text("utf-8")) if config else None
+        return set(keys) if isinstance(keys, dict) else set()
+    return set()
 
 
 # Called by the task files in `tasks/`: documents from our data loader, and our judge's verdict

@@ -109,9 +109,10 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
         # Without a "=" there is no result.
         equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
         for i, token_id in enumerate(step):
-            # The brackets that close an equation stand behind its "=" too.
+            # The brackets that close an equation stand behind its "=" too, and perhaps words.
             is_bracket = texts[i].strip() and not texts[i].strip().strip("<>")
-            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
+            is_word = any(letter.isalpha() for letter in texts[i])
+            tokens.append(Token(token_id, is_result=i > equals and not is_bracket and not is_word))
     return tokens
 
 

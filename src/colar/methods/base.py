@@ -339,7 +339,7 @@ def warning_if_untrained(name: str, value: float, trained: Sequence[float]) -> s
 
 def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
     """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
-    # A step that contains the separator cannot be encoded: the error must name the example.
+    # A text with tokens that the model lacks cannot be encoded: the error must name the example.
     try:
         return Row(
             template.question(example.question, speed_text, context=example.context),

@@ -117,13 +117,16 @@ def load_for_inference(
     return lm.to(place), method
 
 
-def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
-    """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`."""
+def merge(folder: str | Path, target: str | Path, dtype: str, backbone: str | None = None) -> Path:
+    """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`.
+
+    `backbone` is where that of the adapter lies, if not where the checkpoint says.
+    """
     folder = checkpoint.resolve(folder)
     info = checkpoint.read_info(folder)
     if info["weights"] != "adapter":
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
-    lm, method = load(folder)
+    lm, method = load(folder, backbone=backbone)
     lm.merge()
     text = model_card.merged((folder / "README.md").read_text("utf-8", "replace"))
     # The method's modules stay in float32, as they are trained.
@@ -155,7 +158,9 @@ def load_for_training(
     if isinstance(lm.lm, PeftModel) and lora is not None:
         lora.check_same(lm.lm, folder)
     elif lora is not None:
-        backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
+        # Of a Hub id the id: its folder is in this machine's cache.
+        name = str(folder.resolve()) if Path(path_or_id).exists() else str(path_or_id)
+        backbone = backbones.Backbone(name, lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
     # Modules of other names or shapes are an error there, but for those that say how they start (`Startable`).

@@ -92,6 +92,12 @@ def load(
         raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
     with in_library(_unknown(name)):
         config = AutoConfig.from_pretrained(name)
+    if getattr(config, "quantization_config", None):
+        # An adapter would be merged into its few bits, and most of it lost.
+        raise ValueError(
+            f"the weights of {name} are quantised: give the model that they were made of, with model.load_in_4bit "
+            "true to train above 4 bits, or --weights int8 or int4 for inference"
+        )
     with in_library(f"the backbone {name!r} cannot be loaded"):
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -75,7 +75,8 @@ def save(
             "fingerprint": lm.fingerprint,
             "weights": "adapter" if lm.has_adapter else "full",
             "modules": sorted(lm.extra.keys() - lm.training_only),
-            "tokenizer": sorted(path.name for path in written if path.is_file()),
+            # Named chat templates lie in a folder of their own.
+            "tokenizer": sorted(path.relative_to(partial).as_posix() for path in written if path.is_file()),
             "run": run,
         }
         files.write_json(partial / "colar.json", info)
@@ -114,16 +115,18 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
     with _replacing(target) as partial:
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.rglob("*")):
+            copied = partial / path.relative_to(folder)
+            copied.parent.mkdir(parents=True, exist_ok=True)
             # The method's modules are small, and float32 in every dtype of the backbone.
             if path.suffix == ".safetensors" and path.name != weights.MODULES:
                 state = weights.read(path)
                 for key, value in state.items():
                     if value.is_floating_point():
                         state[key] = value.to(backbones.DTYPES[dtype])
-                save_file(state, partial / path.name, metadata={"format": "pt"})
+                save_file(state, copied, metadata={"format": "pt"})
             elif path.is_file():
-                shutil.copyfile(path, partial / path.name)
+                shutil.copyfile(path, copied)
         # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
@@ -203,11 +206,18 @@ def load(
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
-    tokenizer = _load_tokenizer(folder if info["tokenizer"] else name)
+    tokenizer = _load_tokenizer(folder) if info["tokenizer"] else None
     saved = files.read_json(folder / "template.json")
     _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
-    template = Template.from_json(saved, tokenizer)
-    loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
+    try:
+        loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
+    except ValueError as error:
+        if is_full or backbone is not None:
+            raise
+        raise ValueError(
+            f"{error}; it is the backbone of the adapter in {folder}: --backbone says where it lies"
+        ) from error
+    template = Template.from_json(saved, loaded.tokenizer)
     # A published adapter may have been trained above a quantised copy, whose fingerprint only that copy has.
     if not is_full and not info["fingerprint"]:
         progress.say(f"warning: {folder} has no fingerprint of its backbone: {loaded.name} is not checked")
@@ -246,8 +256,15 @@ def resolve(path_or_id: str | Path) -> Path:
     if folder.parent.is_dir():
         return folder
     try:
+        # First that one alone: the weights of another model may be many gigabytes.
+        hf_hub_download(text, "colar.json")
         return Path(snapshot_download(text))
     except (OSError, HFValidationError) as error:
+        # A local one says that the Hub does not answer.
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise ValueError(
+                f"{text} on the Hub lacks colar.json: colar has not trained it (model.backbone of a recipe takes it)"
+            ) from error
         # The Hub's client explains itself in several lines.
         reason = " ".join(str(error).split())
         raise ValueError(
@@ -278,15 +295,15 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, or of the backbone of that name. ValueError where its file is damaged."""
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint. ValueError where its file is damaged."""
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(folder)
     except Exception:
         # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
-        if (file := Path(source) / TOKENIZER).exists():
-            _check_readable(file)
-        with in_library(f"the tokenizer of {source} cannot be loaded"):
+        if (folder / TOKENIZER).exists():
+            _check_readable(folder / TOKENIZER)
+        with in_library(f"the tokenizer of {folder} cannot be loaded"):
             raise
 
 

@@ -143,14 +143,18 @@ class ControlTokens:
         )
 
     def _ids_of(self, piece: str) -> list[int]:
-        """The token of this name that is none of the control tokens, or the bytes of one character; or []."""
+        """The token of this name that is none of the control tokens, or the tokens of one character; or []."""
         token_id = self._known(piece)
         if token_id is not None:
             return [token_id]
         if len(piece) > 1:
             return []
         ids = [self._known(BYTE.format(byte)) for byte in piece.encode()]
-        return [] if None in ids else [one for one in ids if one is not None]
+        if None not in ids:
+            return [one for one in ids if one is not None]
+        # A byte-level vocabulary has another spelling of bytes, which its own pre-tokenizer makes.
+        spelled = self._as_text(piece)
+        return spelled if self.ids.isdisjoint(spelled) else []
 
     def _known(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)

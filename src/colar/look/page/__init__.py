@@ -122,8 +122,8 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
 
 def with_names(systems: Sequence[Numbers], key: str) -> list[tuple[str, Any]]:
     """(name, measurement) of each system that has it."""
-    measured = [system for system in systems if system.get(key)]
-    return [(name, system[key]) for name, system in zip(names_of(measured), measured, strict=True)]
+    named = zip(names_of(systems), systems, strict=True)
+    return [(name, system[key]) for name, system in named if system.get(key)]
 
 
 def with_interval(mean: Mapping[str, Any] | None, least: float = -1.0) -> str:

@@ -11,8 +11,9 @@ function start(data) {
   const indices = data.questions.map((_, index) => index);
   const answers = (question) => data.answers.map((ofSystem) => ofSystem[question]);
   const texts = indices.map((question) => {
-    const { id, question: asked, answer } = data.questions[question];
-    return [id, asked, answer, ...answers(question).map((each) => each.answer)].join("\n").toLowerCase();
+    const { id, context = [], question: asked, answer } = data.questions[question];
+    const turns = context.map(([, text]) => text);
+    return [id, ...turns, asked, answer, ...answers(question).map((each) => each.answer)].join("\n").toLowerCase();
   });
   let shown = indices;
   let open = -1;
@@ -50,7 +51,7 @@ function start(data) {
 
   function filter() {
     shown = indices.filter(matches);
-    $("count").textContent = shown.length === indices.length ? `${shown.length} questions` : `${shown.length} of ${indices.length} questions`;
+    $("count").textContent = `${shown.length === indices.length ? "" : `${shown.length} of `}${indices.length} question${indices.length === 1 ? "" : "s"}`;
     $("list").replaceChildren(...shown.map(item));
     markOpen();
     updateButtons();
@@ -111,9 +112,9 @@ function start(data) {
   }
 
   function show(question) {
-    const { id, question: asked, answer, steps } = data.questions[question];
+    const { id, context = [], question: asked, answer, steps } = data.questions[question];
     $("id").textContent = id;
-    const parts = [element("p", "asked", asked)];
+    const parts = [...context.map(([role, text]) => element("p", "turn", `${role}: ${text}`)), element("p", "asked", asked)];
     const line = element("p", "gold");
     line.append(element("span", "label", "Reference"), element("strong", "", answer));
     for (const step of steps) line.append(element("code", "", step));
