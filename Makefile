@@ -1,4 +1,4 @@
-# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 9 minutes on two CPU cores, with the installation)
+# make demo   train CoT, both heads and a control on built-in problems, and print the table (about 9 minutes on two CPU cores, with the installation)
 # make test   lint, types and tests
 # make quick  lint, types and a tenth of the tests
 # make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)

@@ -1,4 +1,4 @@
-"""Pictures of the page of `colar serve`, for the docs: the comparison on a wide screen, one answer on a narrow one.
+"""Pictures of the page of `colar serve`, for the docs: the comparison of speeds on a wide screen.
 
     colar serve sequential=runs/demo/sequential/best cot=runs/demo/cot/best &
     python scripts/serve_pictures.py http://127.0.0.1:8000 docs/images
@@ -17,7 +17,6 @@ from typing import Any
 PICTURES = {
     # name: colour scheme, width, button
     "serve-light-wide": ("light", 1280, "Compare speeds"),
-    "serve-dark-narrow": ("dark", 390, "Ask"),
 }
 FLAGS = [
     "--no-sandbox",

@@ -306,7 +306,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
-    parser.add_argument("--output", default="results/speed/ray", help="folder for the JSON of each part")
+    parser.add_argument("--output", default="runs/benchmarks/ray", help="folder for the JSON of each part")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind")
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is killed under a server's clients"

@@ -2,8 +2,8 @@
 
     python lab/benchmarks/gates.py --cot runs/arena/seed0/cot/best --gated runs/sequential/seed0/half/best
     python lab/benchmarks/gates.py --cot runs/smollm2-135m/cot-more/best \
-      --gated runs/smollm2-135m/colar-unsure-digits/best --source gsm8k-aug --dtype bfloat16 \
-      --max-latents 128 --max-completion-length 16
+      --gated runs/smollm2-135m/sequential/gated/best --source gsm8k-aug --dtype bfloat16 \
+      --max-latents 128 --max-completion-length 16 --output runs/benchmarks/gates-smollm2
 
 Two checkpoints answer the same questions greedily: a chain in tokens (CoT), and a sequential head at each c, with each
 threshold. Threshold 0 is the fixed speed. Cells are timed with one request at a time (`b1`) and with 32 (`b32`). Each

@@ -1,6 +1,6 @@
 """Milliseconds a step and questions a second of thinking, ours beside what one would use instead, in one run.
 
-    python lab/benchmarks/generate.py --output results/speed/generate
+    python lab/benchmarks/generate.py --output runs/benchmarks/generate
 
 SmolLM2-135M in bfloat16, real GSM8K questions, greedy where no other is named. Chains are forced to given lengths and
 answers to `ANSWER` tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.

@@ -154,7 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/speed/kill", help="folder for report.json")
+    parser.add_argument("--output", default="runs/benchmarks/kill", help="folder for report.json")
     parser.add_argument("--work", default="runs/bench-kill", help="folder for the runs, emptied first")
     parser.add_argument("--kills", type=int, default=10, help="kills of each run")
     parser.add_argument("--rows", type=int, default=96, help="training rows of SFT and GRPO")

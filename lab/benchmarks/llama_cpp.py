@@ -1,9 +1,9 @@
 """A reference from outside: llama.cpp's decode of the same model beside our CoT and CoLaR, in one run.
 
     pip install xllamacpp gguf        # llama.cpp as a wheel; `make smollm2` brings the model
-    python lab/benchmarks/llama_cpp.py --output results/speed/llama-cpp
+    python lab/benchmarks/llama_cpp.py --output runs/benchmarks/llama-cpp
     python lab/benchmarks/llama_cpp.py --cells b1/100 --systems llama.cpp llama.cpp-q8 llama.cpp-q4 cot cot-int8 \
-        cot-int4 --output results/speed/llama-cpp-quantised
+        cot-int4 --output runs/benchmarks/llama-cpp-quantised
 
 The work is that of `lab/benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
 latents at c = 5, then 4 tokens of an answer). The packaged model is a GGUF file in 4 bits, `llama.cpp-q4`; it is

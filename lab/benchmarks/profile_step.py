@@ -1,6 +1,6 @@
 """Where the time of a decode step and of a training update goes, by the torch profiler, at several numbers of rows.
 
-    python lab/benchmarks/profile_step.py --output results/speed/generate
+    python lab/benchmarks/profile_step.py --output runs/benchmarks/generate
     python lab/benchmarks/profile_step.py --work decode update --method cot sequential --how eager graphs --rows 32 256
 
 SmolLM2-135M in bfloat16 over real GSM8K questions. `decode` is a step of thinking, at c = 5 where a method has c.
@@ -222,7 +222,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/speed/generate", help="folder for profile.json")
+    parser.add_argument("--output", default="runs/benchmarks/generate", help="folder for profile.json")
     shared.add_model_options(parser)
     parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])

@@ -35,7 +35,7 @@ HERE = "--here"
 def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) -> argparse.ArgumentParser:
     """The options of every benchmark; `--system` is how a script runs one of its systems in a process of its own."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = f"results/speed/{Path(script).stem.replace('_', '-')}"
+    folder = f"runs/benchmarks/{Path(script).stem.replace('_', '-')}"
     made.add_argument("--output", default=folder, help="folder for report.json")
     made.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     made.add_argument("--rounds", type=int, default=rounds, help="runs of each system; medians are shown")

@@ -366,7 +366,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/speed/soak", help="folder for report.json")
+    parser.add_argument("--output", default="runs/benchmarks/soak", help="folder for report.json")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument(
         "--minutes", type=float, default=10, help="half for the chaos, half for the quiet engine"

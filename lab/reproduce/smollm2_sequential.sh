@@ -27,11 +27,12 @@ colar train $lab/colar-speeds.yaml --output "$out/colar-speeds" --model.init_fro
 colar train $lab/colar-speeds-continued.yaml --output "$out/colar-speeds-continued" --model.init_from "$out/colar-speeds/best"
 colar train $lab/cot-more.yaml --output "$out/cot-more" --model.init_from "$equations"
 colar train $lab/cot-continued.yaml --output "$out/cot-continued" --model.init_from "$out/cot-more/best"
-colar train smollm2-135m/grpo --output "$out/grpo" --model.init_from "$sft"
-colar train $lab/grpo-sequential-renumbered.yaml --output "$out/grpo/renumbered" --model.init_from "$out/grpo/decaying/best"
+float32=(--model.dtype float32 --training.bf16 false)  # as reinforcement was trained
+colar train smollm2-135m/grpo --output "$out/grpo" --model.init_from "$sft" "${float32[@]}"
+colar train $lab/grpo-sequential-renumbered.yaml --output "$out/grpo/renumbered" --model.init_from "$out/grpo/decaying/best" "${float32[@]}"
 colar train $lab/colar-continued.yaml --output "$out/colar-continued" --model.init_from "$sft"
 colar train $lab/grpo-cot.yaml --output "$out/grpo-cot" --model.init_from "$out/cot-more/best" \
-  --training.lr_scheduler_type linear --training.max_steps 100 --training.eval_steps 100
+  --training.lr_scheduler_type linear --training.max_steps 100 --training.eval_steps 100 "${float32[@]}"
 
 cot=cot="$out/cot-more/best"
 colar=smollm2-135m="$sft"
@@ -41,20 +42,22 @@ colar evaluate "$cot" "$colar" --data "${sets[@]}" --compression_factor 1 2 "${c
 colar evaluate cot="$out/cot-continued/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --output "$out/report-cot-continued"
 colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
   --batch_size 64 --output "$out/report-gated"
-colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --output "$out/report-grpo-cot"
+colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --dtype float32 --batch_size 64 --output "$out/report-grpo-cot"
 for name in grpo/constant grpo/decaying grpo/renumbered colar-continued; do
   colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
-    --batch_size 64 --output "$out/report-${name#grpo/}"
+    --dtype float32 --batch_size 64 --output "$out/report-${name#grpo/}"
 done
 colar evaluate smollm2-135m="$out/colar-speeds/best" --data "${sets[@]}" --compression_factor 1 2 3 5 "${common[@]}" \
   --batch_size 64 --output "$out/report-speeds"
+colar evaluate smollm2-135m="$out/colar-speeds-continued/best" --data "${sets[@]}" --compression_factor 3 5 "${common[@]}" \
+  --batch_size 64 --output "$out/report-speeds-continued"
 draws=(--data multiarith --decoding sampled --seeds 0 1 2 3 4 5 6 7)
 colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --output "$out/report-votes-cot"
 colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
   --batch_size 64 --output "$out/report-votes"
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
   --batch_size 64 --output "$out/report-controls"
-colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
+colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,speeds-continued,votes,votes-cot,controls} --output "$out/report"
 colar inspect "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/inspect.html"
 colar export "$sft" "$out/export-colar" --dtype bfloat16

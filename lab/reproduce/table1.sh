@@ -68,6 +68,7 @@ pair distill coconut
 pair sim_cot coconut
 pair "distill (from scratch)" "coconut (from scratch)" distill
 pair "coconut (from scratch)" coconut
+pair ruplar "colar c=3" "colar c=5"
 pair "colar c=4" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot # 4 to 6 thoughts each
 pair "colar c=5" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot "cot (control-cut-5)"
 for name in distill "distill (from scratch)" coconut "coconut (from scratch)" sim_cot pause ruplar icot; do pair "$name" no_cot; done

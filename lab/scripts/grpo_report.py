@@ -25,7 +25,6 @@ from colar.training.run_folder import RunFolder
 
 NAMES = {
     "cot": "CoT",
-    "cotrl": "CoT-RL",
     "nll": "CoLaR-NLL",
     "dl": "CoLaR-DL",
     "seq": "sequential",
@@ -33,9 +32,6 @@ NAMES = {
     "dr": "RL w/o average",
     "dlrl": "CoLaR-DL-RL",
     "seqrl": "sequential-RL",
-    "seqdr": "sequential-RL w/o average",
-    "seqalone": "sequential-RL, thoughts alone drawn",
-    "seqfixed": "sequential-RL, thoughts fixed",
     "continued": "SFT continued",
     "frozen-nll": "CoLaR-NLL, latents alone",
     "frozen-dl": "CoLaR-DL, latents alone",
@@ -64,23 +60,13 @@ PAIRS = (
     ("rl", "cot"),
     ("seq", "nll"),
     ("seqrl", "seq"),
-    ("seqrl", "seqfixed"),
-    ("seqfixed", "seq"),
-    ("seqrl", "seqalone"),
-    ("seqalone", "seqfixed"),
-    ("seqdr", "seq"),
-    ("seqrl", "seqdr"),
     ("seqrl", "rl"),
-    ("seqdr", "dr"),
-    ("cotrl", "cot"),
-    ("seqrl", "cotrl"),
-    ("rl", "cotrl"),
 )
 IMITATED = ("nll", "seq", "continued")
 PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_std")
 ALONE = "frozen"
 """What the runs are called in which nothing but thoughts is drawn, to see how much that explores."""
-REINFORCED = ("rl", "dr", "dlrl", "seqrl", "seqdr", "seqalone", "seqfixed", "cotrl")
+REINFORCED = ("rl", "dr", "dlrl", "seqrl")
 REINFORCED += ("frozen-nll", "frozen-dl", "frozen-seq", "frozen-warm")
 
 

@@ -84,7 +84,7 @@ def run_generate(args: argparse.Namespace) -> None:
         args.decoding,
         **{each.name: getattr(args, each.name) for each in dataclasses.fields(Decoding)},
     )
-    # Without an output nobody asks for them: the digest reads all weights.
+    # Without an output they are not needed: the digest reads all weights.
     settings = _settings(folder, decoding, args) if args.output else {}
     [combinations] = param_combinations(methods, args).values()
     make_requests = functools.partial(
