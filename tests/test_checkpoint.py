@@ -323,11 +323,13 @@ def test_an_adapter_may_leave_the_tokenizer_and_the_check_to_its_backbone(saved,
     same, _ = pretrained.load(folder)
     torch.testing.assert_close(logits(same), logits(old.lm), rtol=1e-5, atol=1e-5)
     # Saved again it has both.
-    again = json.loads((pretrained.save(lm, method, tmp_path / "again", RUN, "") / "colar.json").read_text())
-    assert again["tokenizer"] == info["tokenizer"]
-    assert again["fingerprint"] == lm.fingerprint
+    again = pretrained.save(lm, method, tmp_path / "again", RUN, "")
+    assert json.loads((again / "colar.json").read_text())["tokenizer"] == info["tokenizer"]
+    torch.testing.assert_close(logits(pretrained.load(again)[0]), logits(lm), rtol=1e-5, atol=1e-5)
     (folder / "colar.json").write_text(json.dumps({**info, "tokenizer": [], "backbone": "me/gone"}))
-    with pytest.raises(ValueError, match=r"cannot load backbone 'me/gone'.*--backbone says where it lies"):
+    with pytest.raises(
+        ValueError, match=r"the backbone of the adapter in .*--backbone.*: cannot load backbone 'me/gone'"
+    ):
         pretrained.load(folder)
 
 
@@ -350,7 +352,10 @@ def test_named_chat_templates_come_back(tmp_path):
     folder = pretrained.save(lm, registry.build("cot"), tmp_path / "made", RUN, "")
     names = json.loads((folder / "colar.json").read_text())["tokenizer"]
     assert "additional_chat_templates/tool_use.jinja" in names
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("")
     converted = checkpoint.convert(folder, tmp_path / "converted", "bfloat16")
+    assert not (converted / ".git").exists()
     for copied in (folder, converted):
         again, _ = pretrained.load(copied, backbone=str(tmp_path / "base"))
         assert again.tokenizer.chat_template == made.tokenizer.chat_template
@@ -865,6 +870,24 @@ def test_the_cards_command_asks_for_what_was_trained(name, factors, validated, s
     method = registry.build(name, {"compression_factors": factors})
     run = {"recipe": {"validation": {"params": validated}}}
     assert shown in pretrained.card_of(lm, method, run)
+
+
+def test_an_adapter_is_merged_into_a_backbone_that_lies_elsewhere(saved, tmp_path):
+    old = saved("lora")
+    folder = shutil.copytree(old.folder, tmp_path / "moved")
+    info = json.loads((folder / "colar.json").read_text())
+    (folder / "colar.json").write_text(json.dumps({**info, "backbone": "me/gone"}))
+    words = ["export", str(folder), str(tmp_path / "merged"), "--merge", "--dtype", "float32"]
+    assert main(words) == 2
+    assert main([*words, "--backbone", old.base]) == 0
+    merged, _ = pretrained.load(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), logits(old.lm), rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_above_a_checkpoint_of_the_hub_names_its_id(saved, monkeypatch):
+    full = saved("full")
+    monkeypatch.setattr(checkpoint, "resolve", lambda path_or_id: full.folder)
+    assert pretrained.load_for_training("me/full", full.method, LORA, "float32", 0).name == "me/full"
 
 
 def test_a_checkpoint_is_not_exported_onto_itself(saved, tmp_path, capsys):

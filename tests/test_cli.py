@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
 
+import argparse
 import dataclasses
 import importlib.util
 import io
@@ -17,7 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import _failed, main, options
-from colar.cli.checkpoints import name_and_path, name_sources, say_trained_on
+from colar.cli.checkpoints import (
+    name_and_path,
+    name_sources,
+    param_combinations,
+    say_trained_on,
+    unchecked_backbone,
+)
 from colar.cli.options import source_options
 from colar.data.example import Example
 from colar.evaluation import answer_files
@@ -127,6 +134,23 @@ MISTAKES = [
     (["evaluate", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}"], 2, "there is no such folder"),
     (["inspect", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}/a.html"], 2, "there is no such folder"),
 ]  # fmt: skip
+
+
+def test_a_value_that_is_given_twice_counts_once():
+    given = dict.fromkeys(registry.all_param_names()) | {"compression_factor": [2, 2, 1, 2.0]}
+    [params] = param_combinations({"a": registry.build("colar")}, argparse.Namespace(**given)).values()
+    assert [each.compression_factor for each in params] == [2, 1]
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "tokenizer"])
+def test_a_backbone_that_is_not_checked_is_a_setting_of_the_run(key, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints / "colar", tmp_path / "one")
+    args = argparse.Namespace(backbone="./tiny")
+    assert unchecked_backbone([folder], args) == {}
+    info = files.read_json(folder / "colar.json")
+    files.write_json(folder / "colar.json", {**info, key: type(info[key])()})
+    assert unchecked_backbone([checkpoints / "cot", folder], args) == {"backbone": "./tiny"}
+    assert unchecked_backbone([folder], argparse.Namespace(backbone=None)) == {}
 
 
 @pytest.mark.parametrize(("args", "code", "words"), MISTAKES, ids=lambda value: str(value)[:60])

@@ -1,5 +1,6 @@
 """Given thoughts against the reference engine, groups and classes by hand, and a model that knows its problems."""
 
+import dataclasses
 import math
 from random import Random
 
@@ -86,6 +87,10 @@ def test_a_token_after_the_equals_sign_is_a_result():
     assert [token.token_id for token in flat] == row.chain
     results = "".join(lm.template.token(token.token_id) for token in flat if token.is_result)
     assert results == "714"
+    words = dataclasses.replace(CHAIN, steps=("3+4=7 eggs in 2 days", "5+6=11"))
+    flat = reference_tokens(lm, method.encode(lm.template, words, Random(0), 0.0))
+    results = "".join(lm.template.token(token.token_id) for token in flat if token.is_result)
+    assert results.replace(" ", "") == "711"
 
 
 PLAN, RESULT = Token(1, False), Token(2, True)

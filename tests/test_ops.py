@@ -12,7 +12,7 @@ from colar.methods import grouping
 from colar.methods.colar import pick_one
 from colar.methods.grouping import compress, merge_divisor, tokens_of_groups
 from colar.methods.sequential.boundaries import Windows
-from colar.ops import noise, ragged
+from colar.ops import devices, noise, ragged
 from colar.ops.sampling import sample_tokens
 
 
@@ -323,3 +323,20 @@ def test_sampling_never_returns_a_token_of_probability_zero(uniform):
     logits = torch.tensor([[0.0, float("-inf"), 0.0]])
     ids = sample_tokens(logits, torch.ones(1), torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
     assert ids.item() in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "computes", "expected"),
+    [
+        ("cuda", True, True, "bfloat16"),
+        ("cuda:1", True, True, "bfloat16"),
+        ("cuda", True, False, "float32"),
+        ("cuda", False, True, "float32"),
+        ("cpu", True, True, "float32"),
+        ("mps", False, False, "float32"),
+    ],
+)
+def test_weights_that_only_answer_are_bfloat16_on_a_gpu(device, there, computes, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: computes)
+    assert devices.inference_dtype(device) == expected

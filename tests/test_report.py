@@ -580,6 +580,9 @@ def test_reference_length_is_the_reference_chain_at_that_speed() -> None:
     for dataset in ("sums", "average"):
         found = {row["model"]: row["reference_length"] for row in rows if row["dataset"] == dataset}
         assert found == {"Slow": 5.5, "Fast": 2.5, "Bare": None}
+    # 21 / 1.4 is a little more than 15 in floats.
+    (row, _) = fold([record("Odd", gold_length=21, c=1.4)])["rows"]
+    assert row["reference_length"] == 15
 
 
 def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> None:
@@ -622,12 +625,18 @@ def test_questions_of_another_split_or_seed_are_an_error(
         settings_of(settings_files(tmp_path, one, two))
     two["questions"] = {"e": [200, "y"]}
     assert settings_of(settings_files(tmp_path, one, two))["questions"] == {"d": 100, "e": 200}
+    # The same questions, by their digest: the seed is that of another data set beside it.
+    two["questions"] = {"d": [100, "x"]}
+    assert settings_of(settings_files(tmp_path, one, two))["questions"] == {"d": 100}
 
 
 def test_an_evaluation_that_was_killed_is_named() -> None:
+    answers = [*system("m", "78", method="cot"), *system("m", "7", method="cot", decoding="sampled", seed=1)]
     for n, told in ((2, False), (3, True)):
-        made = report.fold(system("m", "78", method="cot"), {"questions": {"sums": n, "tales": 5}}).to_json()
+        made = report.fold(answers, {"questions": {"sums": n, "tales": 5}}).to_json()
         assert (f"Incomplete: 2 of {n} questions of sums are answered." in render(made)) == told
+        assert "Incomplete: 1 of" not in render(made)
+        assert "Incomplete: 0 of 5 questions of tales are answered." in render(made)
 
 
 @pytest.mark.parametrize("key", ["length", "forward_passes", "seconds"])

@@ -1,6 +1,6 @@
 """A Ray cluster on one machine: faults, an input larger than the object store, and growth with the number of actors.
 
-    python lab/benchmarks/cluster.py kills memory growth serve-kills serve-growth --output results/speed/ray
+    python lab/benchmarks/cluster.py kills memory growth serve-kills serve-growth --output runs/benchmarks/ray
 
 The commands are `colar generate --ray` and `colar serve --ray` with an untrained toy model; machines and workers are
 those of the tests, and a machine's death is noticed after Ray's 15 seconds.

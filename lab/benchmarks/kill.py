@@ -1,6 +1,6 @@
 """Killed at random: does a run of two processes come to its end, and to the same end, however often one is killed?
 
-    python lab/benchmarks/kill.py --output results/speed/kill
+    python lab/benchmarks/kill.py --output runs/benchmarks/kill
 
 Three commands on the toy backbone, each by two processes on the CPU (gloo): SFT, GRPO, evaluation. Each is run once
 without a kill. Then in a new folder one of the two processes, drawn at random, gets kill -9 at a random moment of that

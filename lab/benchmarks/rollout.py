@@ -1,6 +1,6 @@
 """Completions a second of GRPO's rollouts, ours beside the published way, and what share of a training step they are.
 
-    python lab/benchmarks/rollout.py --output results/speed/rollout
+    python lab/benchmarks/rollout.py --output runs/benchmarks/rollout
 
 SmolLM2-135M in bfloat16 with an adapter, as it is trained; real GSM8K questions, G outputs for each, sampled at
 temperature 1. Chains have the lengths of the questions' own at that compression factor and answers `ANSWER` tokens, so

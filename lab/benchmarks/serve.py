@@ -1,6 +1,6 @@
 """Answers a second over HTTP: `colar serve` beside what one would use instead, in one run.
 
-    python lab/benchmarks/serve.py --output results/speed/serve
+    python lab/benchmarks/serve.py --output runs/benchmarks/serve
     python lab/benchmarks/serve.py --smoke          tiny, a second a cell: does all of it run?
 
 SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `lab/benchmarks/generate.py` (`servers.py` has them).

@@ -1,6 +1,6 @@
 """Rows a second and peak memory of fine-tuning, ours beside a plain transformers `Trainer`, in one run.
 
-    python lab/benchmarks/sft.py --output results/speed/sft
+    python lab/benchmarks/sft.py --output runs/benchmarks/sft
 
 The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and AdamW for all:
 

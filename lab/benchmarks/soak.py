@@ -1,6 +1,6 @@
 """Chaos: does every request end exactly once, with the answer of a quiet engine, whatever happens around it?
 
-    python lab/benchmarks/soak.py --output results/speed/soak
+    python lab/benchmarks/soak.py --output runs/benchmarks/soak
 
 `CLIENTS` callers share one `AsyncEngine` over the toy backbone (random weights, float64: rounding decides no token).
 Their requests differ in factor, limits, question and seed. Of these

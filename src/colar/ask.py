@@ -152,7 +152,7 @@ class Model:
 def load(
     path_or_id: str | Path,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
     backbone: str | None = None,
     device: str | None = None,
     batch_size: int = 32,
@@ -160,8 +160,9 @@ def load(
 ) -> Model:
     """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
 
-    `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
-    that its checkpoint names, `device` by default the GPU if there is one. `weights` int8 or int4 quantises
-    linear layers (needs torchao, int8 on a CPU excepted). ValueError where there is no checkpoint.
+    `dtype` is that of the weights (by default bfloat16 on a GPU, float32 on a CPU), `backbone` the folder or Hub id of
+    an adapter's backbone where it is not the one that its checkpoint names, `device` by default the GPU if there is
+    one. `weights` int8 or int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError where there
+    is no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

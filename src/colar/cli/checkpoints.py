@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from colar import files, progress
+from colar.cli.options import dtype_of
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example, conversation
@@ -193,7 +194,7 @@ def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Meth
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
     lm, method = pretrained.load_for_inference(
-        path, args.dtype, _backbone_of(path, args), device, args.weights
+        path, dtype_of(args), _backbone_of(path, args), device, args.weights
     )
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
@@ -214,7 +215,7 @@ def engine_settings(path: str, args: argparse.Namespace) -> Any:
 
     return EngineSettings(
         checkpoint=absolute(path),
-        dtype=args.dtype,
+        dtype=dtype_of(args),
         backbone=_backbone_of(path, args),
         device=args.device,
         quantization=args.weights,
@@ -232,9 +233,10 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
 
 
 def unchecked_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> dict[str, str]:
-    """--backbone as a setting of a run, where an adapter does not know its backbone and takes any: {} otherwise."""
-    unchecked = any(not checkpoint.read_info(folder)["fingerprint"] for folder in folders)
-    return {"backbone": args.backbone} if args.backbone and unchecked else {}
+    """--backbone as a setting of a run, where an adapter does not know its backbone or its tokenizer: {} otherwise."""
+    infos = map(checkpoint.read_info, folders)
+    unchecked = any(not info["fingerprint"] or not info["tokenizer"] for info in infos)
+    return {"backbone": absolute(args.backbone)} if args.backbone and unchecked else {}
 
 
 def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) -> dict[str, list[Any]]:

@@ -147,7 +147,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,
-        "dtype": options.dtype_of(args),
+        "dtype": options.weights_of(args),
         **({"judge": args.judge} if args.judge else {}),
         **unchecked_backbone(folders.values(), args),
     }

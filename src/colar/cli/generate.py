@@ -205,7 +205,7 @@ def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dic
         "weights_digest": checkpoint.digest(folder),
         **unchecked_backbone([folder], args),
         "seed": args.seed,
-        "dtype": options.dtype_of(args),
+        "dtype": options.weights_of(args),
         # Tokens for each thought, in rows that have thoughts.
         "neighbours": NEAREST if args.show_latents else None,
         **dataclasses.asdict(decoding),

@@ -86,7 +86,9 @@ def judge_option(parser: Any) -> None:
 
 def model_options(parser: Parser) -> None:
     parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="dtype of the weights (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     parser.add_argument(
         "--weights",
@@ -101,8 +103,16 @@ def model_options(parser: Parser) -> None:
 
 
 def dtype_of(args: argparse.Namespace) -> str:
-    """The values of --dtype and --weights as one text, for what is stored with answers."""
-    return f"{args.dtype}, {args.weights} weights" if args.weights else str(args.dtype)
+    """The value of --dtype, or what it is by default on the device."""
+    # It needs torch.
+    from colar.ops import devices
+
+    return args.dtype or devices.inference_dtype(args.device or devices.best())
+
+
+def weights_of(args: argparse.Namespace) -> str:
+    """dtype and --weights as one text, for what is stored with answers."""
+    return f"{dtype_of(args)}, {args.weights} weights" if args.weights else dtype_of(args)
 
 
 def limit_options(parser: Parser) -> None:

@@ -175,8 +175,9 @@ class Scheduler:
 
     def add(self, entry: Entry, running: Sequence[Entry]) -> None:
         """Append to the queue, beside these running requests. QueueFull if `max_waiting` others wait for a slot."""
-        free = max(0, self.rows_that_fit - len(running) - len(self.in_prefill))
-        # The first in the queue start with the next step: it is not slots that they wait for.
+        started = len(running) + len(self.in_prefill)
+        # The first in the queue start with the next step: it is not slots that they wait for. With a budget it may be.
+        free = max(0, self.rows_that_fit - started) if self.token_budget is None or not started else 0
         if self.max_waiting is not None and len(self.waiting) - free >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests wait for a slot, which is max_waiting")
         self.waiting.append(entry)

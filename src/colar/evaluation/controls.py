@@ -10,9 +10,8 @@ they are right, and what the second half works out is missing. `Decoding.max_lat
 length instead. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
 
 A control is made from all questions of a point of the grid, also from those that are answered already: a resumed
-evaluation feeds the thoughts that an uninterrupted one would (with more questions than before, `shuffled` deals them
-anew to those that are new). Of several processes each makes all controls, and they
-divide the answers.
+evaluation feeds the thoughts that an uninterrupted one of the same questions would. Of several processes each makes all
+controls, and they divide the answers.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """

@@ -282,7 +282,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    drawn: dict[str, tuple[list[Any], Path]] = {}
+    drawn: dict[str, tuple[int, list[Any], Path]] = {}
     numbers: Counter[str] = Counter()
     for path in records:
         beside = path.parent / "evaluation.json"
@@ -298,12 +298,13 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                 )
         origin = [settings.get("split"), settings.get("data_seed")]
         for name, (n, digest) in settings.pop("questions", {}).items():
-            other, where = asked.setdefault((name, n), (digest, path))
-            before, where_drawn = drawn.setdefault(name, (origin, path))
-            if other != digest or before != origin:
+            # As many questions are compared by their digest; more or fewer by where they come from.
+            known, where = asked.setdefault((name, n), (digest, path))
+            first_n, first_origin, first = drawn.setdefault(name, (n, origin, path))
+            if known != digest or (first_n != n and first_origin != origin):
                 raise ValueError(
-                    f"{where if other != digest else where_drawn} and {path} have other questions under one name, "
-                    f"{name}: rename one file, or give them the same --split and --data_seed"
+                    f"{first if known == digest else where} and {path} have other questions under one name, {name}: "
+                    "give one of them another, NAME=DATA, or both the same --split and --data_seed"
                 )
             numbers[name] = max(numbers[name], n)
         for key, value in settings.items():

@@ -250,7 +250,7 @@ def _reference_length(cell: Cell, members: Columns) -> float | None:
     gold_length = members["gold_length"]
     known = gold_length[~np.isnan(gold_length)]
     # A method without a speed is compared with the whole chain.
-    # 21 / 1.4 is a little more than 15.
+    # In floats 21 / 1.4 is a little more than 15.
     return _mean(np.ceil(known / (cell.system.speed or 1) - 1e-9)) if len(known) else None
 
 

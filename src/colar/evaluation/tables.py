@@ -253,10 +253,10 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
-    # One that was killed before it came to all its questions.
+    # One that was killed before it came to all its questions, under any decoding.
     for dataset, n in report.provenance.get("questions", {}).items():
-        most = max((row.n for row in cells if row.dataset == dataset), default=0)
-        if 0 < most < n:
+        most = max((row.n for row in report.rows if row.dataset == dataset), default=0)
+        if most < n:
             notes.append(f"Incomplete: {most} of {n} questions of {dataset} are answered.")
     # Systems may have been given other numbers of questions (--limit); their means then differ by questions too.
     for dataset, sizes in _sizes(cells).items():

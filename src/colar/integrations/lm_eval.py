@@ -69,7 +69,7 @@ class ColarLM(LM):  # type: ignore[misc]
     def __init__(
         self,
         pretrained: str,
-        dtype: str = "float32",
+        dtype: str | None = None,
         backbone: str | None = None,
         device: str | None = None,
         batch_size: int | str | None = None,
@@ -240,7 +240,7 @@ def _configured(words: Sequence[str]) -> set[str]:
     parser.add_argument("-C", "--config", type=Path)
     config = parser.parse_known_args(words)[0].config
     with contextlib.suppress(OSError, yaml.YAMLError):
-        keys = yaml.safe_load(config.read_text("utf-8")) if config else None
+        keys = yaml.safe_load(config.read_bytes()) if config else None
         return set(keys) if isinstance(keys, dict) else set()
     return set()
 

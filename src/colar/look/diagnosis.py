@@ -108,11 +108,13 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
         texts = [lm.template.token(token_id) for token_id in step]
         # Without a "=" there is no result.
         equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
+        # Behind the result may stand words.
+        words = (i for i in range(equals, len(step)) if any(letter.isalpha() for letter in texts[i]))
+        end = next(words, len(step))
         for i, token_id in enumerate(step):
-            # The brackets that close an equation stand behind its "=" too, and perhaps words.
+            # The brackets that close an equation stand behind its "=" too.
             is_bracket = texts[i].strip() and not texts[i].strip().strip("<>")
-            is_word = any(letter.isalpha() for letter in texts[i])
-            tokens.append(Token(token_id, is_result=i > equals and not is_bracket and not is_word))
+            tokens.append(Token(token_id, is_result=equals < i < end and not is_bracket))
     return tokens
 
 

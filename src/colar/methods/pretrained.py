@@ -96,17 +96,19 @@ def load(
 
 def load_for_inference(
     path_or_id: str | Path,
-    dtype: str = "float32",
+    dtype: str | None = None,
     backbone: str | None = None,
     device: str | None = None,
     quantization: str | None = None,
 ) -> tuple[LatentLM, Method]:
     """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one.
 
-    `quantization` is int8 or int4 for linear layers that are quantised after that (`model/quantized.py`), which is
-    `--weights` of the commands.
+    `dtype` is by default bfloat16 on a GPU, float32 on a CPU. `quantization` is int8 or int4 for linear layers that are
+    quantised after that (`model/quantized.py`), which is `--weights` of the commands.
     """
-    place = torch.device(device or devices.best())
+    device = device or devices.best()
+    dtype = dtype or devices.inference_dtype(device)
+    place = torch.device(device)
     if quantization is not None:
         quantized.check(quantization, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)
@@ -159,7 +161,7 @@ def load_for_training(
         lora.check_same(lm.lm, folder)
     elif lora is not None:
         # Of a Hub id the id: its folder is in this machine's cache.
-        name = str(folder.resolve()) if Path(path_or_id).exists() else str(path_or_id)
+        name = str(folder if Path(path_or_id).exists() else path_or_id)
         backbone = backbones.Backbone(name, lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)

@@ -115,7 +115,8 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
     with _replacing(target) as partial:
-        for path in sorted(folder.rglob("*")):
+        # Not what else lies below it: a clone's .git, for instance.
+        for path in sorted({*folder.iterdir(), *(folder / name for name in info["tokenizer"])}):
             copied = partial / path.relative_to(folder)
             copied.parent.mkdir(parents=True, exist_ok=True)
             # The method's modules are small, and float32 in every dtype of the backbone.
@@ -206,30 +207,35 @@ def load(
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
-    tokenizer = _load_tokenizer(folder) if info["tokenizer"] else None
     saved = files.read_json(folder / "template.json")
     _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
+    # Before the backbone, which may have to be downloaded. An adapter may take its backbone's tokenizer.
+    tokenizer = _load_tokenizer(folder) if info["tokenizer"] else None
+    template = None if tokenizer is None else Template.from_json(saved, tokenizer)
     try:
         loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
     except ValueError as error:
         if is_full or backbone is not None:
             raise
         raise ValueError(
-            f"{error}; it is the backbone of the adapter in {folder}: --backbone says where it lies"
+            f"the backbone of the adapter in {folder} (another place is named by --backbone, where a command has "
+            f"it): {error}"
         ) from error
-    template = Template.from_json(saved, loaded.tokenizer)
+    template = template or Template.from_json(saved, loaded.tokenizer)
     # A published adapter may have been trained above a quantised copy, whose fingerprint only that copy has.
     if not is_full and not info["fingerprint"]:
         progress.say(f"warning: {folder} has no fingerprint of its backbone: {loaded.name} is not checked")
     elif not is_full and info["fingerprint"] != loaded.fingerprint:
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
-            f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
+            f"but {loaded.name} is another model (fingerprint {loaded.fingerprint}); an adapter of a quantised copy "
+            'loads above others, unchecked, with "fingerprint": "" in colar.json'
         )
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
-    # It keeps the name of the backbone that training began with.
-    lm = LatentLM(dataclasses.replace(loaded, name=info["backbone"]), template)
+    # It keeps the name of the backbone that training began with, where it is that one.
+    known = info["backbone"] if is_full or info["fingerprint"] else loaded.name
+    lm = LatentLM(dataclasses.replace(loaded, name=known), template)
     if is_full:
         return lm, info
     with in_library(f"the adapter in {folder} cannot be loaded"):
@@ -242,8 +248,8 @@ def resolve(path_or_id: str | Path) -> Path:
     """The folder of a path or Hub id: a run's folder stands for the checkpoint in it, `best`; a Hub id is downloaded
     into the Hub's cache; any other path is returned as it is.
 
-    ValueError where it can only be a Hub id and the Hub does not answer, or does not know it. A path is not checked
-    here: `read_info` and `check_folder` do that.
+    ValueError where it can only be a Hub id and the Hub does not answer, does not know it, or has another model. A path
+    is not checked here: `read_info` and `check_folder` do that.
     """
     folder = Path(path_or_id)
     text = str(path_or_id)

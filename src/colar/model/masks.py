@@ -40,10 +40,11 @@ def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
 
 def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
     """The mask of rows that share sequences, for the backbone's attention implementation, as `additive` gives it."""
-    if config._attn_implementation != FLEX:
-        return additive(config, tree.seen(), tree.behind(), like)
-
     window: int | None = getattr(config, "sliding_window", None)
+    if config._attn_implementation != FLEX:
+        seen_SPP = tree.seen()
+        # Of whole numbers, eight times the size: made for windows alone.
+        return additive(config, seen_SPP, seen_SPP if window is None else tree.behind(), like)
 
     def full(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return tree.sees(sequence, query, key)

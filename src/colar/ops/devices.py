@@ -31,6 +31,13 @@ def computes_bfloat16(device: torch.device) -> bool:
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def inference_dtype(device: str) -> str:
+    """The dtype of weights that only answer: bfloat16 on a GPU that computes in it, float32 anywhere else."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "float32"
+
+
 def can_compile(device: torch.device) -> bool:
     """True where torch.compile has what it needs: a C++ compiler on a CPU; on a GPU a C compiler, and Triton."""
     variable, *names = {"cpu": ("CXX", "g++", "clang++")}.get(device.type, ("CC", "gcc", "clang"))

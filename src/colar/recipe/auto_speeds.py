@@ -109,6 +109,8 @@ def measure_and_publish(
             records.append(folder.results / "records-no-chain.jsonl")
             at_once = replace(settings, max_latents=0)
             _answer(records[-1], asked, replace(model, label=NO_CHAIN), params, examples, at_once)
+        # Before the next one is loaded: a GPU may have room for one.
+        del lm, method, model
 
     def write() -> tuple[Report, dict[str, Any], str]:
         title = f"{folder.path.name}: held-out questions"

@@ -58,7 +58,7 @@ def prepared(
         plain = compiled or lm.device.type == "cpu"
         with (
             masks_without_waiting(),
-            _kernels(lm),
+            _kernels(lm, compiled),
             contextlib.nullcontext() if plain else fused(lm.causal_lm),
         ):
             yield
@@ -70,14 +70,15 @@ def prepared(
             _checkpointing(lm, "disable")
 
 
-def _kernels(lm: LatentLM) -> Any:
-    """Room for the kernels of flex attention: of full and near masks, one sequence or several, with and without a
-    backward pass. Beyond torch's limit of 8 it would compute all scores."""
-    if lm.config._attn_implementation != FLEX:
+def _kernels(lm: LatentLM, compiled: bool) -> Any:
+    """Room for the kernels of flex attention and of compiled layers: with full and near masks or none, one sequence or
+    several, with and without a backward pass. Beyond torch's limit of 8 flex attention would compute all scores, and
+    layers would run uncompiled."""
+    if lm.config._attn_implementation != FLEX and not compiled:
         return contextlib.nullcontext()
     from torch._dynamo import config  # seconds
 
-    return config.patch(recompile_limit=32)
+    return config.patch(recompile_limit=64)
 
 
 def check_attention(lm: LatentLM, device: torch.device) -> None:

@@ -279,7 +279,9 @@ class Sequential(GroupMethod):
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         threshold_B = batch.params["confidence_threshold"]
-        tested_BTG = windows.tested_BTG & (threshold_B > 0)[:, None, None]
+        # Of single tokens no group can end early.
+        gated_B = (threshold_B > 0) & (batch.params["compression_factor"] > 1)
+        tested_BTG = windows.tested_BTG & gated_B[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
         # Most rows of a batch may have nothing to test, and cost nothing then.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
