@@ -251,16 +251,6 @@ def test_a_template_on_another_familys_tokenizer_is_refused():
         Template.from_json(saved, build_tokenizer("qwen2"))
 
 
-def test_a_separator_that_was_added_is_refused():
-    """Earlier checkpoints say whether it was: where it was not, they are read."""
-    tokenizer = build_tokenizer("llama")
-    saved = Template(TemplateConfig(), tokenizer).to_json()
-    loaded = Template.from_json(saved | {"separator_added": False}, tokenizer)
-    assert loaded.to_json() == saved
-    with pytest.raises(ValueError, match="its separator '###' was added to the tokenizer, .* train it again"):
-        Template.from_json(saved | {"separator_added": True}, tokenizer)
-
-
 @pytest.mark.parametrize("version", [0, 4, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama")

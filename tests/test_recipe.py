@@ -613,28 +613,6 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
         claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
 
 
-def test_a_run_of_an_earlier_version_goes_on_without_the_keys_that_are_gone(tiny):
-    made = recipe.load(tiny)
-    output = files.require_writable(made.output)
-    claim(made, output)
-    (output / "best").mkdir()
-    earlier = to_json(made)
-    earlier["training"]["save_total_limit"] = 3
-    earlier["data"]["renumber"] = 0
-    earlier["method"] |= {"cot_epochs": 0, "body": "gelu", "body_width": None}
-    rows = {"source": "arithmetic", "split": "train"}
-    now = to_json(made)
-    now["data"]["mixed_in"] = [rows]
-    earlier["data"]["mixed_in"] = [{**rows, "renumber": 0}]
-    files.write_json(output / "recipe.json", earlier)
-    files.write_json(output / "finished.json", {})
-    assert RunFolder(output).has_finished(now)
-    # It computed something else.
-    earlier["data"]["renumber"] = 3
-    files.write_json(output / "recipe.json", earlier)
-    assert not RunFolder(output).has_finished(now)
-
-
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
     def made(start, output="run"):
         return recipe.Recipe(

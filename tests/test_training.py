@@ -441,17 +441,6 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(
     assert f"dropped {torn}, which is not whole" in capsys.readouterr().err
 
 
-def test_the_marker_of_earlier_versions_counts(tmp_path: Path, run_of_three_steps: Any) -> None:
-    """Their states are whole where they have digests.json."""
-    made, whole = run_of_three_steps
-    folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
-    state = folder.checkpoints / "checkpoint-3"
-    (state / "whole").rename(state / "digests.json")
-    assert folder.last_resume_state() == state
-    _, resumed = run(folder.path, lora=LORA, max_steps=4)
-    assert losses(resumed) == whole
-
-
 def test_a_state_that_is_being_deleted_is_not_whole(
     tmp_path: Path, run_of_three_steps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,15 +66,6 @@ def check_holds(name: str, holds: bool, value: object, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
-def check_range(name: str, value: object) -> None:
-    """Reject all but [fewest, most], two whole numbers from 1 on."""
-    right = False
-    if isinstance(value, list | tuple) and len(value) == 2:
-        fewest, most = value
-        right = is_int(fewest) and is_int(most) and 1 <= fewest <= most
-    check_holds(name, right, value, "[fewest, most] with 1 <= fewest <= most")
-
-
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Reject all but the allowed values."""
     if value not in allowed:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from colar.checks import check_choice, check_holds, check_range, is_number
+from colar.checks import check_choice, check_holds, is_int, is_number
 from colar.data.example import SPLITS, Example
 
 MAX_MISSES = 20_000
@@ -90,7 +90,10 @@ class ArithmeticConfig:
     answer is that step's: a teacher who errs. Validation and test are right for any value."""
 
     def __post_init__(self) -> None:
-        check_range("steps", self.steps)
+        steps: object = self.steps
+        is_pair = isinstance(steps, list | tuple) and len(steps) == 2 and all(map(is_int, steps))
+        is_range = is_pair and 1 <= self.steps[0] <= self.steps[1]
+        check_holds("steps", is_range, steps, "[fewest, most] with 1 <= fewest <= most")
         object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
         for key in ("max_number", "max_value"):
             value = getattr(self, key)

@@ -21,11 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
 from colar.methods.base import Method
-from colar.methods.thinking import ThinkState, Thought
+from colar.methods.thinking import ThinkState, Thought, token_thought
 from colar.model import masks
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-from colar.ops.sampling import sample_tokens, token_logps
 
 ATTENTION = "colar_grouped"
 """Name under which transformers finds `grouped_attention`."""
@@ -128,12 +127,7 @@ class Runner:
 
 def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     """Choose a token of the answer, as a thought that is a token: EOS is done."""
-    ids_B = sample_tokens(
-        state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
-    )
-    # Over the whole vocabulary: only where it is read.
-    info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
-    return Thought(lm.embed(ids_B), ids_B == lm.template.eos_id, ids_B, info)
+    return token_thought(lm, state, lm.template.eos_id)
 
 
 # Attention

@@ -24,7 +24,6 @@ from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actio
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-from colar.ops.sampling import sample_tokens, token_logps
 from colar.template.template import Template
 
 
@@ -44,13 +43,7 @@ class Cot(base.Method):
         return {"ce": losses.chain_loss(lm, hidden_BTD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        ids_B = sample_tokens(
-            state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
-        )
-        info = {}
-        if state.wants_info:
-            info["logp"] = token_logps(state.logits(), state.temperature, ids_B)
-        return Thought(lm.embed(ids_B), ids_B == lm.template.separator_id, ids_B, info)
+        return thinking.token_thought(lm, state, lm.template.separator_id)
 
     # Reinforcement: a thought is a token like any other.
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from colar.model.head import PartialHead
+from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise
-from colar.ops.sampling import DrawModes
+from colar.ops.sampling import DrawModes, sample_tokens, token_logps
 
 CPU = torch.device("cpu")
 
@@ -160,6 +161,16 @@ class Thought:
     done: Tensor
     token_ids: Tensor
     info: dict[str, Tensor] = field(default_factory=dict)
+
+
+def token_thought(lm: LatentLM, state: ThinkState, end_id: int) -> Thought:
+    """Choose a token as a thought; `end_id` is done."""
+    ids_B = sample_tokens(
+        state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
+    )
+    # Over the whole vocabulary: only where it is read.
+    info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
+    return Thought(lm.embed(ids_B), ids_B == end_id, ids_B, info)
 
 
 def no_thought(state: ThinkState) -> Thought:

@@ -154,9 +154,8 @@ def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
     """Drop answers, and their times, unless they were `asked` so: a stage may be trained again, a limit changed."""
     path = records.with_suffix(".json")
     before = files.read_json(path) if path.exists() else {}
-    # No answer depends on these: times of single questions, and a setting of earlier versions.
-    for key in ("alone", "compile"):
-        before.pop(key, None)
+    # No answer depends on it: times of single questions.
+    before.pop("alone", None)
     if before != asked:
         records.unlink(missing_ok=True)
         files.write_json(path, asked)

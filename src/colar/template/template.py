@@ -223,11 +223,6 @@ class Template:
             raise ValueError(
                 f"template version {saved.get('version')!r} is not one of {known}, which this colar reads"
             )
-        if saved.get("separator_added"):
-            raise ValueError(
-                f"its separator {saved['separator']!r} was added to the tokenizer, which this colar does not read: "
-                "train it again, with a separator that is one token of the tokenizer"
-            )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         template = cls(TemplateConfig(**texts, format=formats[saved["version"]]), tokenizer)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):

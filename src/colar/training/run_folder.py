@@ -31,17 +31,8 @@ from colar.model import checkpoint
 STATE = "trainer_state.json"
 WHOLE = "whole"
 """The last file of a resume state that is written, and the first that is removed."""
-MARKERS = (WHOLE, "digests.json")
-"""Names of that file; the second one is that of earlier versions."""
-ANY = object()
 KEPT = 2
 """Newest resume states that are kept."""
-GONE: dict[str, dict[str, Any]] = {
-    "training": {"save_total_limit": ANY},
-    "data": {"renumber": 0},
-    "method": {"cot_epochs": 0, "body": "gelu", "body_width": ANY},
-}
-"""Keys that recipes of earlier versions have, with the value at which they did what is done now."""
 PREFIX = "checkpoint-"
 START = "weights of the start"
 """Key of recipe.json beside those of the recipe: a digest, where it starts from a checkpoint."""
@@ -90,7 +81,7 @@ class RunFolder:
         # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
         if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
             return
-        before, now = _dotted(self._begun_recipe()), _dotted(_with_start(recipe))
+        before, now = _dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe))
         # The same weights may lie in another folder by now.
         free = RESUMABLE | ({"model.init_from"} if START in now else set())
         check_same_run(
@@ -119,7 +110,7 @@ class RunFolder:
         """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
         if not (self.finished.exists() and self.best.exists()):
             return False
-        before, now = self._begun_recipe(), _with_start(recipe)
+        before, now = files.read_json(self.recipe), _with_start(recipe)
         ignored = {"output": "", START: ""}
         if before | ignored != now | ignored:
             return False
@@ -130,15 +121,6 @@ class RunFolder:
                 "another --output, or train this stage again with --no_resume"
             )
         return True
-
-    def _begun_recipe(self) -> dict[str, Any]:
-        """The recipe that the run here began with, by the keys of this version."""
-        recipe: dict[str, Any] = files.read_json(self.recipe)
-        for name, gone in GONE.items():
-            _drop(recipe.get(name, {}), gone)
-        for rows in recipe.get("data", {}).get("mixed_in", []):
-            _drop(rows, GONE["data"])
-        return recipe
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there.
@@ -160,8 +142,7 @@ class RunFolder:
 
     def last_resume_state(self) -> Path | None:
         """The newest resume state that is whole; None where there is none."""
-        states = self.resume_states()
-        return next((state for state in states if any((state / name).exists() for name in MARKERS)), None)
+        return next((state for state in self.resume_states() if (state / WHOLE).exists()), None)
 
     def finish_state(self, step: int) -> None:
         """Mark the resume state after a step as whole, and only then drop old ones."""
@@ -171,8 +152,7 @@ class RunFolder:
     def drop_states(self, states: Sequence[Path]) -> None:
         """Delete resume states. After a kill at any moment what is left of one does not count as whole."""
         for state in states:
-            for name in MARKERS:
-                (state / name).unlink(missing_ok=True)
+            (state / WHOLE).unlink(missing_ok=True)
             shutil.rmtree(state, ignore_errors=True)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -235,13 +215,6 @@ def input_digest(path: str | Path, suffix: str = "") -> str | None:
     inside = [file for file in path.glob(f"*{suffix}") if not file.name.startswith(".")]
     paths = [file for file in (path, *inside) if file.is_file()]
     return files.digest(files.sha256(file) for file in sorted(paths)) if paths else None
-
-
-def _drop(values: dict[str, Any], gone: dict[str, Any]) -> None:
-    """Drop the keys that are gone; one with another value stays, and makes it another recipe."""
-    for key, value in gone.items():
-        if key in values and value in (ANY, values[key]):
-            del values[key]
 
 
 def _with_start(recipe: dict[str, Any]) -> dict[str, Any]:
