@@ -25,7 +25,7 @@ pytest.importorskip("ray.serve", reason="needs the extra ray: pip install '.[ray
 import ray
 from benchmarks import cluster_driver, cluster_serve
 
-from colar.cli import build_parser, main, underscored
+from colar.cli import build_parser, main, options, underscored
 from colar.cli import serve as command
 from colar.serve import app, ray_serve
 
@@ -421,7 +421,7 @@ def test_the_manifest_has_kuberays_fields_and_a_command_that_parses():
     program, *words = manifest["spec"]["entrypoint"].split()
     assert program == "colar"
     given = build_parser().parse_args([underscored(word) for word in words])
-    replicas = ray_serve.Replicas.parse(given.ray, given.ray_address, given.ray_cpus, given.batch_size)
+    replicas = ray_serve.Replicas.parse(given.ray, given.ray_address, options.cpus_of(given), given.batch_size)
     [group] = cluster["workerGroupSpecs"]
     assert (replicas.pool.actors, replicas.maximum) == (group["minReplicas"], group["maxReplicas"])
     # What a container mounts is a volume of its pod.
