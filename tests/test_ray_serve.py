@@ -421,7 +421,9 @@ def test_the_manifest_has_kuberays_fields_and_a_command_that_parses():
     program, *words = manifest["spec"]["entrypoint"].split()
     assert program == "colar"
     given = build_parser().parse_args([underscored(word) for word in words])
-    replicas = ray_serve.Replicas.parse(given.ray, given.ray_address, options.cpus_of(given), given.batch_size)
+    replicas = ray_serve.Replicas.parse(
+        given.ray, given.ray_address, options.cpus_of(given), given.batch_size
+    )
     [group] = cluster["workerGroupSpecs"]
     assert (replicas.pool.actors, replicas.maximum) == (group["minReplicas"], group["maxReplicas"])
     # What a container mounts is a volume of its pod.
