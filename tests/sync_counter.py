@@ -50,7 +50,7 @@ class Looks(TorchFunctionMode):
         self.lines: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
+        by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask_or_list(args[1])
         # Python's numbers lie in memory that is not pinned: to send them waits for the copy, and all that came before.
         sent = func in SENDS and not isinstance(args[0], Tensor) and (kwargs or {}).get("device") is not None
         sent = sent and args[0] != []
@@ -77,9 +77,12 @@ class Looks(TorchFunctionMode):
         return result
 
 
-def _has_mask(index: Any) -> bool:
+def _has_mask_or_list(index: Any) -> bool:
+    """A mask's number of True is read; a list is sent, and not from pinned memory."""
     parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+    return any(
+        isinstance(part, list) or (isinstance(part, Tensor) and part.dtype == torch.bool) for part in parts
+    )
 
 
 def _is_moved_by_us(args: Any, kwargs: dict[str, Any]) -> bool:

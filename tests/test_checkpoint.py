@@ -738,6 +738,23 @@ def test_a_merged_checkpoint_thinks_and_trains_as_the_adapter_did(saved, tmp_pat
         pretrained.merge(merged, tmp_path / "again", "float32")
 
 
+def test_latents_are_not_learnt_where_an_adapter_moves_their_targets():
+    """Sums of input embeddings, which must stand still."""
+    settings = LoraSettings(r=2, target_modules=("q_proj", "embed_tokens"))
+    lm = tiny_lm("qwen2", tied=False, lora=settings)
+    with pytest.raises(ValueError, match=r"^model.lora.target_modules: latents are learnt as sums of input"):
+        registry.build("colar").prepare(lm, EXAMPLES)
+    registry.build("sequential").prepare(lm, EXAMPLES)
+
+
+def test_the_card_shows_what_a_user_recorded(tmp_path):
+    lm, method = tiny_lm("llama"), registry.build("cot")
+    run = {"metrics": {"note": "x", "accuracy": 0.5}, "epoch": 1.0, "training": 3}
+    written = (pretrained.save_pretrained(lm, method, tmp_path / "model", run) / "README.md").read_text()
+    assert "| note | x |" in written
+    assert "| accuracy | 0.5 |" in written
+
+
 def test_the_card_of_merged_weights_calls_them_no_adapter(tmp_path):
     """What else the card says stays, also what a user has written into it."""
     method = registry.build("cot")

@@ -12,7 +12,7 @@ import pytest
 from families import save_untrained
 
 from colar import files
-from colar.cli import main
+from colar.cli import generate, main
 from colar.data import user_rows
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.completion import completions_of
@@ -217,10 +217,14 @@ def over_http(url, request):
 
 
 def test_a_run_that_was_cut_off_resumes_to_the_same_answers(
-    checkpoint, questions, written, tmp_path, one_thread
+    checkpoint, questions, written, tmp_path, one_thread, monkeypatch
 ):
     whole, path = written("sampled")
     lines = path.read_text().splitlines(keepends=True)
+    # A file that has all answers needs no model.
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "load_checkpoint", None)
+        assert offline(checkpoint, questions, path, "sampled") == whole
     # Stopped in the middle of a line.
     (tmp_path / "cut.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
     resumed = offline(checkpoint, questions, tmp_path / "cut.jsonl", "sampled")

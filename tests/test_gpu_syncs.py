@@ -20,6 +20,7 @@ from colar import processes
 from colar.engine.cache import round_columns
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look.thought import ThoughtReader, infos_on_cpu, read_together, vocabulary_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.sequential import Sequential
@@ -140,12 +141,79 @@ def test_looks_are_counted() -> None:
     with counted() as looks:
         bool((column > 2).any())
         column[column > 1]
+        column[[1, 2]] = 0
         column.tolist()
         (column > 3).nonzero()
         known = torch.tensor([1.0, 2.0])
         assert bool((known > 0).all())
         assert known.tolist() == [1.0, 2.0]
-    assert len(looks) == 4
+    assert len(looks) == 5
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_step_in_which_rows_join_or_end_does_not_look_at_the_cache() -> None:
+    """A row that ends leaves its slot to the last one, and samples of a question copy its keys and values."""
+    lm, method, params = build("cot")
+    requests = []
+    for i in range(8):
+        own = replace(SAMPLED, max_latents=2 + i % 3, max_completion_length=2)
+        requests.append(Request("the same", EXAMPLES[0].question, params, own, seed=1, sample=i))
+    engine = Engine(lm, method, 4)
+    for request in requests:
+        engine.submit(request)
+    moved = []
+    copy = engine.cache.copy
+    with counted() as looks:
+        engine.cache.copy = lambda *args: (moved.append(args), copy(*args))[1]
+        while engine.busy:
+            engine.step()
+    assert len(moved) > 2
+    assert not [line for line in looks if "/engine/cache.py" in line]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["sequential", "gaussian"])
+def test_thoughts_of_a_step_are_read_by_a_few_looks(name: str) -> None:
+    """However many requests there are: one for each column, and three for the nearest tokens."""
+    lm, method, params = build(name)
+    requests = [
+        Request(example.id, example.question, params, GREEDY, keep_latents=True) for example in EXAMPLES
+    ]
+    engine = Engine(lm, method, 32)
+    for request in requests:
+        engine.submit(request)
+    events: list[Any] = []
+    while engine.busy and not events:
+        events = [event for event in engine.step() if event.kind == "thought"]
+    assert len(events) > 3
+    vocabulary = vocabulary_of(lm)
+    with counted() as looks:
+        infos = infos_on_cpu([event.info for event in events])
+        readers = [ThoughtReader(lm.template, event.request.params, 3) for event in events]
+        rows = zip(readers, events, infos, strict=True)
+        thoughts = [(reader, event.token_id, event.embed, info) for reader, event, info in rows]
+        together = read_together(thoughts, vocabulary)
+    assert len(looks) == len(events[0].info) + 3, looks
+    # As each by itself.
+    for event, found in zip(events, together, strict=True):
+        reader = ThoughtReader(lm.template, event.request.params, 3)
+        near = vocabulary.nearest(event.embed[None], reader.wanted(event.token_id, event.info))[0]
+        alone = reader.read(event.token_id, event.info, near)
+        assert [token["id"] for token in found["neighbours"]] == [
+            token["id"] for token in alone["neighbours"]
+        ]
+        assert {**found, "tokens": 0, "neighbours": 0} == {**alone, "tokens": 0, "neighbours": 0}
+
+
+def test_infos_of_different_widths_are_copied() -> None:
+    """Groups of two steps may differ in width."""
+    infos = [{"a": torch.arange(n), "b": torch.tensor(float(n))} for n in (2, 4, 0)]
+    for given, found in zip(infos, infos_on_cpu(infos), strict=True):
+        assert found["a"].tolist() == given["a"].tolist()
+        assert found["b"].shape == ()
+        assert float(found["b"]) == float(given["b"])
+    assert infos_on_cpu([]) == []
+    assert infos_on_cpu([{}, {}]) == [{}, {}]
 
 
 def test_a_run_looks_at_a_log_alone(tmp_path: Path) -> None:

@@ -440,6 +440,37 @@ def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.
         Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2?", method.Params(), GREEDY)])
 
 
+def test_answers_at_all_speeds_share_their_graphs() -> None:
+    lm, method, _ = thinker("sequential")
+    engine = Engine(lm, method, 1, cuda_graphs=True)
+    for c in (1, 1.5, 2, 3):
+        params = registry.make_params(method, {"compression_factor": c})
+        engine.generate([Request(f"{c}", "2 and 2?", params, GREEDY)])
+    names = [name for name, *_ in lm.idle_graphs.recorded]
+    assert names.count("thoughts") > 1
+    assert names.count("answers") == 1
+
+
+def test_a_step_without_memory_frees_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read a cache that is released, and would hold their memory until the next decode step."""
+    lm, method = tiny_lm("llama"), registry.build("cot")
+    engine = Engine(lm, method, 2, cuda_graphs=True)
+    for name in ("a", "b"):
+        engine.submit(Request(name, "2 and 2?", method.Params(), GREEDY))
+    for _ in range(3):
+        engine.step()
+    assert engine.runner.graphs.recorded
+    choose = engine._choose
+
+    def fails() -> None:
+        monkeypatch.setattr(engine, "_choose", choose)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine, "_choose", fails)
+    engine.step()
+    assert not engine.runner.graphs.recorded
+
+
 def test_a_pool_of_memory_goes_with_its_graphs() -> None:
     """The next capture into the pool of graphs that are gone would fail."""
     lm, method = tiny_lm("llama"), registry.build("cot")
@@ -447,7 +478,7 @@ def test_a_pool_of_memory_goes_with_its_graphs() -> None:
     recorded = lm.idle_graphs
     recorded._pool = "of these graphs"
     recorded.refresh(lm, method)
-    recorded._drop("decode steps")
+    recorded.drop("decode steps")
     assert recorded._pool == "of these graphs"
     weight = lm.causal_lm.get_input_embeddings().weight
     weight.data = weight.data.clone()

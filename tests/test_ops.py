@@ -340,3 +340,6 @@ def test_weights_that_only_answer_are_bfloat16_on_a_gpu(device, there, computes,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: computes)
     assert devices.inference_dtype(device) == expected
+    if device.startswith("cuda"):
+        # `colar train auto` trains by the same answer: a GPU that is not in this machine is taken to be a recent one.
+        assert devices.computes_bfloat16(torch.device(device)) is (computes or not there)

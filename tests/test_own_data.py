@@ -39,6 +39,19 @@ def _read(row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> E
     return user_rows.read([row], columns).examples[0]
 
 
+def test_untyped_test_rows_are_read_by_their_own_answers():
+    """Where each training row names its type, none is inferred that theirs could be."""
+    typed = [{"question": f"{i}?", "answer": "red", "answer_type": "text"} for i in range(30)]
+    rows = user_rows.read(typed)
+    test = [{"question": f"{i}!", "answer": colour} for i, colour in enumerate(["red", "green", "7"] * 10)]
+    found = user_rows.read_held_out(typed, rows, test=test)["test"]
+    assert found.answer_type == "text"
+    assert len(found.examples) == 30
+    # Inferred from training rows that name none, it holds for both.
+    plain = user_rows.read([{"question": f"{i}?", "answer": str(i)} for i in range(30)])
+    assert user_rows.read_held_out(typed, plain, test=test)["test"].answer_type == "number"
+
+
 # --- layouts -----------------------------------------------------------------------------------------------
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 and 2?"}]

@@ -180,6 +180,18 @@ def test_a_named_separator_must_be_one_token(family, known):
         Template(TemplateConfig(separator="<think>"), build_tokenizer(family))
 
 
+def test_a_named_separator_must_be_no_special_token():
+    """Without it "1<sep>2" would be read as 12."""
+    tokenizer = of_words("<unk>", "<eos>", "1", "2", "##", "<sep>", additional_special_tokens=["<sep>"])
+    message = (
+        "'<sep>' is a special token, which the text of an answer leaves out: set .* that is, such as ##$"
+    )
+    with pytest.raises(ValueError, match=message):
+        Template(TemplateConfig(separator="<sep>"), tokenizer)
+    with pytest.raises(ValueError, match="'<unk>' is a special token"):
+        Template(TemplateConfig(separator="<unk>"), tokenizer)
+
+
 def test_another_separator_may_be_chosen():
     tokenizer = build_tokenizer("qwen2")
     tokenizer.add_tokens(["<think>"])

@@ -165,7 +165,7 @@ def same_thoughts(found, expected):
 
 def test_only_the_engines_worker_computes(live):
     served = live.served["colar"]
-    assert served.nearest.run == served.engine.run
+    assert served.step_reader.run == served.engine.run
 
 
 def test_samples_are_those_of_the_engine(live, client):
@@ -637,7 +637,7 @@ def test_an_error_inside_a_stream_is_its_last_event():
     class SoonUnreadable:
         """Reads one thought: the stream has begun by then."""
 
-        right = served.nearest
+        right = served.step_reader
         calls = 0
 
         async def read(self, *args):
@@ -646,7 +646,7 @@ def test_an_error_inside_a_stream_is_its_last_event():
                 raise KeyError("secret")
             return await self.right.read(*args)
 
-    served.nearest = SoonUnreadable()
+    served.step_reader = SoonUnreadable()
     with running(served) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
         stream = chat(client, stream=True, compression_factor=1)

@@ -15,12 +15,13 @@ from sequential import made
 from serving import QUESTION, colar_model, serve_model
 
 from colar.ask import Model
-from colar.engine.completion import AnswerText, TokenText
+from colar.engine.completion import AnswerText, Event, TokenText
+from colar.engine.request import Request
 from colar.look import thought
 from colar.methods import registry
 from colar.serve.app import read_keys
 from colar.serve.protocol import ChatRequest, first_mistake
-from colar.serve.served_model import NearestTokens, begin, pieces
+from colar.serve.served_model import StepReader, begin, pieces
 
 TEXTS = (
     *(example.question for example in EXAMPLES),
@@ -99,6 +100,13 @@ def test_stops_are_found_wherever_tokens_end(templates, stop):
         assert said == (text[: places[0]].rstrip() if places else text)
 
 
+def latent_of(lm, embed, n):
+    """A reader, and the event of a latent that it reads with n neighbours."""
+    params = registry.make_params(registry.build("colar"), {})
+    event = Event(Request("a", "1?", params), "thought", embed=embed)
+    return thought.ThoughtReader(lm.template, params, n), event
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nearest_tokens_are_those_of_retrieval(dtype):
     for family in FAMILIES:
@@ -109,25 +117,31 @@ def test_nearest_tokens_are_those_of_retrieval(dtype):
         want = thought.vocabulary_of(lm).nearest(latents, 7)
 
         async def ask(lm=lm, latents=latents):
-            nearest = NearestTokens(lm, asyncio.to_thread)
+            step_reader = StepReader(lm, asyncio.to_thread)
             # All at once: they are computed together.
-            return await asyncio.gather(*(nearest.of(each, 3 + i) for i, each in enumerate(latents)))
+            return await asyncio.gather(
+                *(step_reader.read(*latent_of(lm, each, 3 + i)) for i, each in enumerate(latents))
+            )
 
-        for i, near in enumerate(asyncio.run(ask())):
-            assert [n.token_id for n in near] == [n.token_id for n in want[i][: 3 + i]]
-            assert [n.cosine for n in near] == pytest.approx([n.cosine for n in want[i][: 3 + i]], abs=1e-5)
+        for i, read in enumerate(asyncio.run(ask())):
+            near = read["neighbours"]
+            assert [n["id"] for n in near] == [n.token_id for n in want[i][: 3 + i]]
+            assert [n["cosine"] for n in near] == pytest.approx(
+                [n.cosine for n in want[i][: 3 + i]], abs=1e-4
+            )
 
 
 def test_an_error_reaches_all_who_wait():
     lm = tiny_lm("llama")
-    nearest = NearestTokens(lm, asyncio.to_thread)
+    step_reader = StepReader(lm, asyncio.to_thread)
 
     async def ask():
-        bad = [nearest.of(torch.zeros(3), 1) for _ in range(2)]
+        bad = [step_reader.read(*latent_of(lm, torch.zeros(3), 1)) for _ in range(2)]
         found = await asyncio.gather(*bad, return_exceptions=True)
         assert all(isinstance(each, RuntimeError) for each in found)
         # The next ones are answered.
-        assert len(await nearest.of(torch.ones(lm.width), 4)) == 4
+        read = await step_reader.read(*latent_of(lm, torch.ones(lm.width), 4))
+        assert len(read["neighbours"]) == 4
 
     asyncio.run(ask())
 

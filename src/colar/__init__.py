@@ -3,7 +3,7 @@
     model = colar.load("runs/mine")    # or a Hub id
     model.ask("How many?", compression_factor=2).answer
 
-The names below are loaded when first used: `import colar` is instant.
+The names below are imported on first use, so that `import colar` is instant.
 """
 
 from importlib import import_module

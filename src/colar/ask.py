@@ -1,4 +1,4 @@
-"""`colar.load`: a checkpoint as an object to ask.
+"""`colar.load`: a checkpoint as an object that answers questions.
 
 model = colar.load("runs/mine")
 answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_factor=2)
@@ -29,13 +29,13 @@ class Answer:
     question: str
     answer: str
     thoughts: tuple[str, ...]
-    """Each as text: the tokens that it was chosen as, or else those nearest to it."""
+    """Each thought as text: the tokens that it was chosen as, or else those nearest to it."""
     truncated: bool
     """True if a limit ended the thinking or the answer."""
     seconds: float
     """The request's share of wall-clock time."""
     completion: Completion = field(repr=False)
-    """As the engine gives it."""
+    """The engine's result for the request."""
 
     def __str__(self) -> str:
         return self.answer
@@ -57,7 +57,7 @@ class Piece:
 
 
 class Model:
-    """A model with its method and an engine. Not for several threads at once."""
+    """A model with its method and an engine. Not thread-safe."""
 
     def __init__(self, lm: LatentLM, method: Method, batch_size: int = 32) -> None:
         self.lm = lm.eval()
@@ -88,7 +88,7 @@ class Model:
         answers = []
         for completion in self.engine.generate(requests):
             completion.require_answer()
-            thoughts = thought.read_thoughts(self.lm, completion, vocabulary=vocabulary)
+            thoughts = thought.read_thoughts(self.lm, completion, 0, vocabulary)
             answer = Answer(
                 question=completion.request.question,
                 answer=completion.text,
@@ -161,8 +161,8 @@ def load(
     """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
 
     `dtype` is that of the weights (by default bfloat16 on a GPU, float32 on a CPU), `backbone` the folder or Hub id of
-    an adapter's backbone where it is not the one that its checkpoint names, `device` by default the GPU if there is
-    one. `weights` int8 or int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError where there
-    is no checkpoint.
+    an adapter's backbone if it is not the one that its checkpoint names, `device` by default the GPU if there is
+    one. `weights` int8 or int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError if there is
+    no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

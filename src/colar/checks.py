@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 ERROR_CHARACTERS = 400
-"""Characters of a library's error that are shown: torch's have the frames of its C++."""
+"""Most characters of a library's error that are shown, because torch's include C++ stack frames."""
 INT64 = range(-(2**63), 2**63)
-"""Whole numbers that tensors and C count with."""
+"""Whole numbers of 64 bits, as tensors and C have them."""
 
 
 @contextlib.contextmanager
 def in_library(what: str) -> Iterator[None]:
-    """Turn any error of a library that reads a user's file or value into a ValueError: `what`, then its words.
+    """Turn any error of a library that reads a user's file or value into a ValueError: `what`, then its message.
 
-    In one line. Libraries check little of what they read, and raise a KeyError, a TypeError or a bare Exception from
-    their depths.
+    The message is one line. Libraries validate little of their input, and may raise a KeyError, a TypeError or a bare
+    Exception from deep inside.
     """
     try:
         yield
@@ -31,8 +31,8 @@ def in_library(what: str) -> Iterator[None]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True if `value` is a finite int or float; a bool is neither, and an int beyond the largest float is none."""
-    # A tuple: this is called for each number of a million records, and a union would be made anew each time.
+    """True if `value` is a finite int or float; a bool does not count, nor an int beyond the largest float."""
+    # A tuple, because a union would be built at each call, and there is one for each number of a million records.
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
@@ -42,7 +42,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """True if `value` is an int; a bool is none."""
+    """True if `value` is an int; a bool does not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -60,7 +60,7 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, w
 
 
 def check_holds(name: str, holds: bool, value: object, allowed: str) -> None:
-    """Reject `value` unless `holds`; also where it is infinite or NaN. `allowed` says what would be right."""
+    """Reject `value` unless `holds`, and if it is infinite or NaN. `allowed` describes the right values."""
     finite = not isinstance(value, float) or math.isfinite(value)
     if not (holds and finite):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
@@ -107,7 +107,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def check_same_run(where: object, before: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
-    """Reject to continue what lies in `where` with other settings than it was begun with.
+    """Refuse to continue the run in `where` with settings other than those that it was begun with.
 
     The message names every setting that differs, with both values, and ends with the `remedy`.
     """

@@ -27,7 +27,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     """Replace `path` in one step, making its folders. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder: a rename is atomic within one file system only. A file of `tempfile` only its owner may read.
+    # In the same folder, because a rename is atomic within one file system only. Not by `tempfile`, whose files only
+    # their owner may read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as stream:
@@ -79,7 +80,7 @@ def _parsed(text: str, path: str | Path, line: int | None = None) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. ValueError where an object has a key twice, of which Python would drop the first."""
+    """The value of a JSON text. ValueError if an object has a key twice, because Python would drop the first."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -112,17 +113,17 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
     try:
         with opened(path, "rb") as stream:
             for number, line in enumerate(stream, start=1):
-                # Where files were put together, each may have begun with a byte order mark.
+                # In a file joined from several, each part may begin with a byte order mark.
                 text = decoded(line, f"{path}:{number}")
                 if text.strip():
                     yield number, _parsed(text, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        # Bytes are unpacked by blocks: the fault lies somewhere behind this line.
+        # Bytes are decompressed in blocks, so the fault is somewhere after this line.
         raise ValueError(f"{path}:{number}: cannot be read: {error}") from error
 
 
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The records already in `path` ([] where there is no such file), the file cut after the last whole one.
+    """The records already in `path` ([] if there is no such file). Truncates the file after the last whole one.
 
     A kill leaves a last line without its newline, and only that line is dropped. A broken line elsewhere is an error.
     """
@@ -144,7 +145,7 @@ def _cut_torn_line(path: Path) -> None:
 
 @contextmanager
 def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give a function that appends one record as one line and flushes it; a line torn by a kill is cut off first."""
+    """Yield a function that appends one record as one line and flushes it; a line torn by a kill is cut off first."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -167,7 +168,7 @@ def sha256(path: str | Path) -> str:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """16 hex digits of the SHA-256 of texts, one behind another."""
+    """16 hex digits of the SHA-256 of texts or bytes, joined."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.encode() if isinstance(part, str) else part)
@@ -175,15 +176,15 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def cache_folder() -> Path:
-    """Folder of what can be made again: $COLAR_CACHE, if that is not empty, or colar/ in the user's cache folder."""
+    """Folder of files that can be remade: $COLAR_CACHE, if that is not empty, or colar/ in the user's cache folder."""
     if own := os.environ.get("COLAR_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colar"
 
 
 def require_writable(folder: str | Path) -> Path:
-    """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
-    # An empty name is a shell's variable that was never set; Path would make it the working directory.
+    """Make `folder` and check, before any long work, that a file can be written there. ValueError with the reason."""
+    # An empty name comes from a shell variable that was never set; Path would turn it into the working directory.
     if folder == "":
         raise ValueError("the output folder has no name: it is an empty text")
     folder = Path(folder)
@@ -200,23 +201,23 @@ def require_writable(folder: str | Path) -> Path:
 
 @contextmanager
 def replace_folder(target: str | Path) -> Iterator[Path]:
-    """Give a fresh folder to fill; at the end it takes the place of `target`.
+    """Yield a fresh folder to fill, which replaces `target` at the end.
 
         fill .name.partial  ->  name to .name.old  ->  .name.partial to name  ->  remove .name.old
 
-    An error while it is filled leaves the old folder. A kill between the two renames leaves it as `.name.old`, and the
-    next call puts it back. The files get the permissions of the umask. Where `target` is a link, the folder that it
-    leads to is replaced.
+    An error while it is filled leaves the old folder as it was. A kill between the two renames leaves the old folder as
+    `.name.old`, and the next call puts it back. The files get the permissions of the umask. If `target` is a link, the
+    folder that it points to is replaced.
     """
     target = Path(target)
-    # A link would be moved away and left behind, and no folder can be renamed over it the next time.
+    # Else the link itself would be renamed to `old` and stay, and no folder can be renamed over it the next time.
     if target.is_symlink():
         target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")
 
-    # What an earlier kill left.
+    # Clean up after an earlier kill.
     if old.exists() and not target.exists():
         os.replace(old, target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -228,8 +229,8 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    # safetensors, from 0.8 on, writes files that only their owner may read, and a server has its own user. The new
-    # folder's permissions show the umask, which can only be read by setting it.
+    # From 0.8 on, safetensors writes files that only their owner may read, but a server may run as another user. The
+    # umask is taken from the new folder's permissions, because it can only be read by setting it.
     mode = partial.stat().st_mode & 0o666
     for path in partial.rglob("*"):
         if path.is_file():

@@ -1,7 +1,7 @@
 """Processes, where accelerate's `PartialState` does not cover them: joining, errors of one process, locked folders.
 
-torchrun and `accelerate launch` start N equal processes, and `join` makes them a group. Where one process fails alone,
-the others would wait for it in vain:
+torchrun and `accelerate launch` start N equal processes, and `join` makes them a group. If one process failed alone,
+the others would wait for it in vain, so errors reach all:
 
     split_and_gather(items, work)    each process works on its share; all get all results, or all raise
     from_main(make)                  the main process makes a value; all get it, or all raise
@@ -44,32 +44,32 @@ def launched() -> int:
 
 
 def join(timeout_s: float = TIMEOUT_S) -> None:
-    """Join the processes that a launcher started with this one; does nothing where it is alone, or has joined.
+    """Join the processes that a launcher started with this one; does nothing if it is alone, or has joined already.
 
     A process that waits for another one longer than `timeout_s` gets an error.
     """
     if launched() == 1 or distributed.is_initialized():
         return
-    # Before accelerate, which would send Python values by way of the GPUs.
+    # Before accelerate does, with which Python values would be sent through the GPUs.
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout_s)
     )
-    # Without `cpu` it would take a group of CPU processes for none.
+    # Without `cpu` accelerate would not recognise a group of CPU processes.
     PartialState(cpu=not on_gpu)
 
 
 def leave() -> None:
-    """Leave the group at the end of a run that went well."""
+    """Leave the group at the end of a run that succeeded."""
     if distributed.is_initialized():
         distributed.barrier()
         distributed.destroy_process_group()
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """The value of `make` in the main process, in all. Where it raises there, the others raise OtherProcessError."""
+    """Call `make` in the main process, return its value in all. If it raises, the others raise OtherProcessError."""
     value_and_error: list[Any] = [None, None]
     error: Exception | None = None
     if PartialState().is_main_process:
@@ -91,13 +91,13 @@ def from_main(make: Callable[[], T]) -> T:
 def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
     """`list(work(items))` with the work divided; all get all results. `work` yields a result for each item.
 
-    An error is that of the first item that has one, raised where it was found. The other processes raise
+    If items fail, the first one's error is raised in the process that worked on it; the other processes raise
     OtherProcessError.
     """
     results: list[R] = []
     error: Exception | None = None
     state = PartialState()
-    # accelerate 1.10 to 1.12 give the last item to each process that is one too many, in `split_between_processes`.
+    # Not by `split_between_processes`: accelerate 1.10 to 1.12 give the last item to every surplus process, too.
     size, extra = divmod(len(items), state.num_processes)
     start = state.process_index * size + min(state.process_index, extra)
     try:
@@ -105,7 +105,7 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
     except Exception as raised:
         error = raised
     errors: list[str | None] = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
-    # Shares are contiguous: the first process with an error has the first item with one.
+    # Shares are contiguous, so the first process with an error has the first item with one.
     failed = [place for place, message in enumerate(errors) if message is not None]
     if not failed:
         all_results: list[R] = gather_object(results)
@@ -117,7 +117,7 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
 
 def require_shared(folder: Path) -> None:
     """Raise ValueError unless all processes see this folder of the main process. All call it together."""
-    # A name that was never looked up: a network file system may cache for a while that a name is not there.
+    # A new name, because a network file system may cache for a while that a name does not exist.
     token = folder / from_main(lambda: f".shared-{uuid.uuid4().hex}")
     state = PartialState()
     if state.is_main_process:
@@ -138,8 +138,8 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other runs out of `folder` inside the block; ValueError where one is writing there already.
 
-    The main process holds the lock for all of its run (blocks may be nested), and it ends with that process, also when
-    it is killed. A file system without locks gets a warning.
+    The main process holds the lock for all processes of its run (blocks may be nested). The lock ends with that
+    process, also when it is killed. Logs a warning on a file system without locks.
     """
     lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
 
@@ -151,7 +151,7 @@ def locked(folder: str | Path) -> Iterator[None]:
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
         except (OSError, NotImplementedError) as error:
-            # Any other fault is the folder's.
+            # Any other error is a fault of the folder.
             if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                 raise
             progress.say(

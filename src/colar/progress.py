@@ -1,6 +1,6 @@
 """Progress on stderr: a bar with the time left on a terminal, a plain line every half minute elsewhere.
 
-Results go to stdout, so a pipe sees nothing of this.
+Results go to stdout, so a pipe does not receive it.
 """
 
 import os
@@ -21,7 +21,7 @@ def is_main() -> bool:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, above the bars, once however many processes there are."""
+    """Print one line on stderr, above the bars, in the main process only."""
     if is_main():
         tqdm.write(text, file=sys.stderr)
 
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def warn_on_error(what: str) -> Iterator[None]:
-    """Warn of an error inside the block, and go on: a picture or a page is not worth the result that it shows."""
+    """Warn of an error inside the block, and continue: a failed picture or page must not cost its result."""
     try:
         yield
     except Exception as error:
@@ -45,7 +45,7 @@ def warn_on_error(what: str) -> Iterator[None]:
 
 
 class _Lines:
-    """stderr where it is no terminal: of all that a bar writes to redraw itself, its text as a line."""
+    """stderr that is not a terminal: a bar's text as a line, without the characters that redraw it."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -58,22 +58,22 @@ class _Lines:
 def bar(
     description: str, total: int | None = None, done: int = 0, items: Iterable[Any] | None = None
 ) -> tqdm:
-    """A tqdm for a `with`: `update` it, and leave a note at its end by `set_postfix_str(..., refresh=False)`.
+    """A tqdm for a `with`: advance it by `update`, set the note at its end by `set_postfix_str(..., refresh=False)`.
 
     `done` of `total` were finished by an earlier process: the time left is estimated from this one's rate.
     """
     options: dict[str, Any] = {"mininterval": 0.1, "dynamic_ncols": True, "leave": None, "file": sys.stderr}
     if not sys.stderr.isatty():
-        # A log file would get every redraw. What takes less than half a minute leaves no line.
+        # A log file would get every redraw. Work of less than half a minute leaves no line.
         of_total = "/{total_fmt}{postfix}, {remaining} left" if total else "{postfix}"
         options = {"mininterval": PLAIN_EVERY_S, "delay": PLAIN_EVERY_S, "position": 0}
         options |= {"bar_format": "{desc}: {n_fmt}" + of_total, "file": _Lines()}
-    # By the clock and not by the count: steps take milliseconds or minutes.
+    # Redrawn by the clock, not by the count, because steps take milliseconds or minutes.
     return tqdm(items, description, total, initial=done, miniters=1, disable=not is_main(), **options)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Iterate over `items` with a bar; its total is their number, where that is known."""
+    """Iterate over `items` with a bar; its total is their number, if that is known."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     yield from bar(description, total, items=items)

@@ -4,7 +4,7 @@
     built(TrainingConfig, {"seed": 6.0, "eval_steps": None}, "training.")
     TrainingConfig(seed=6, eval_steps=None)
 
-YAML is read as YAML 1.2 has it. A ValueError names the key, what it must be in the words of YAML, and what was given.
+YAML is read by the rules of YAML 1.2. A ValueError names the key, its type in the words of YAML, and the given value.
 Ranges of values are checked by the dataclasses themselves.
 """
 
@@ -34,7 +34,7 @@ NAMES = {
     dict: "keys and values",
     type(None): "null",
 }
-"""Python's types as a writer of YAML knows them."""
+"""Python's types in the words of YAML."""
 SHOWN = 80
 """Characters of a wrong value that are shown."""
 
@@ -79,7 +79,7 @@ _Yaml.yaml_implicit_resolvers = {
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes a text in quotes that YAML 1.1 or 1.2 would read as something else."""
+    """Quotes a text that YAML 1.1 or 1.2 would read as something else."""
 
 
 for _kind, (_pattern, _first) in _PLAIN.items():
@@ -90,18 +90,18 @@ for _kind, (_pattern, _first) in _PLAIN.items():
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Some keys and values as YAML, which `read_yaml` reads as they are."""
+    """Keys and values as YAML, which `read_yaml` reads back unchanged."""
     return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, default_flow_style=None, width=110)
 
 
 def read_yaml(where: object, text: str) -> Any:
-    """The value of a text of YAML. ValueError in one line, which begins with `where`, the place that it comes from."""
+    """The value of a YAML text. ValueError in one line, which begins with `where`, the origin of the text."""
     with in_library(f"{where}: not valid YAML"):
         return yaml.load(text, Loader=_Yaml)  # a SafeLoader
 
 
 def yaml_layers(path: str | Path) -> dict[Path, dict[str, Any]]:
-    """The keys of a YAML file, then of the file that its key `base` names, of the base of that, and so on.
+    """The keys of a YAML file, then of the file that its key `base` names, then of that file's base, and so on.
 
     `base` is relative to the file. ValueError names a file that is missing, is its own base, or is not YAML.
     """
@@ -139,7 +139,7 @@ def laid_over(base: Any, own: Any) -> Any:
 
 
 def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
-    """The dataclass of some values; `above` is the dotted name of the section in errors ("training.")."""
+    """The dataclass made of `values`; `above` is the dotted name of the section in errors ("training.")."""
     arguments = _arguments(section, values, above, build=True)
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         needed = field.default is field.default_factory is dataclasses.MISSING
@@ -150,7 +150,7 @@ def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
 
 
 def check(where: str, section: type[Any], values: Mapping[str, Any]) -> None:
-    """Reject unknown keys and values of another type, in values from `where` that may be a part of the section's."""
+    """Reject unknown keys and values of a wrong type. `values`, from `where`, may lack keys of the section."""
     try:
         _arguments(section, values, "", build=False)
     except ValueError as error:
@@ -158,7 +158,7 @@ def check(where: str, section: type[Any], values: Mapping[str, Any]) -> None:
 
 
 def _arguments(section: type[Any], values: Mapping[str, Any], above: str, build: bool) -> dict[str, Any]:
-    """The values as the fields have them. Sections inside are built, or, without `build`, only checked as well."""
+    """The values in the types of the fields. Nested sections are built, or, without `build`, only checked."""
     hints = typing.get_type_hints(section)
     arguments = {}
     for name, value in values.items():
@@ -186,7 +186,7 @@ def _nearest(name: str, section: type[Any], above: str) -> str:
 
 
 def _typed(key: str, value: Any, hint: Any, build: bool) -> Any:
-    """A value as its field has it: lists are tuples, and a whole number is an int (6.0 is a size of 6)."""
+    """A value in the type of its field: lists become tuples, and a whole number an int (6.0 is a size of 6)."""
     for kind in kinds_of(hint):
         inner = typing.get_args(kind)
         kind = typing.get_origin(kind) or kind
@@ -194,13 +194,13 @@ def _typed(key: str, value: Any, hint: Any, build: bool) -> Any:
             assert isinstance(kind, type)
             return built(kind, value, f"{key}.") if build else _arguments(kind, value, f"{key}.", build)
         if kind is tuple and isinstance(value, list | tuple):
-            # A list is never laid over another: its entries are whole.
+            # A list is never laid over another, so its entries are complete and can be built.
             entries = enumerate(value)
             return tuple(_typed(f"{key}[{i}]", entry, inner[0], build=True) for i, entry in entries)
         if kind is int and is_whole(value):
             return int(value)
         if kind is float:
-            # An int may stand for a float and stays one, as labels and records show it. Tensors take 64 bits.
+            # An int may stand for a float and stays an int, as labels and records show it. Tensors take 64 bits.
             fits = is_number(value) and (isinstance(value, float) or value in INT64)
         elif kind is typing.Literal:
             fits = value in inner
@@ -222,7 +222,7 @@ def section_of(hint: Any) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """A type as a writer of YAML knows it."""
+    """A type in the words of YAML."""
     names = []
     for kind in kinds_of(hint):
         inner = typing.get_args(kind)
@@ -240,7 +240,7 @@ def keys(section: type, above: str = "") -> Iterator[tuple[str, Any, str]]:
     """Every key: its dotted name, its default (dataclasses.MISSING where it needs a value), its meaning."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    # The text below a field is its meaning.
+    # The docstring below a field is its meaning.
     meanings = {
         field.target.id: str(text.value.value)
         for field, text in zip(tree.body, tree.body[1:], strict=False)

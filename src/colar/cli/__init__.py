@@ -1,7 +1,7 @@
 """`colar`: train, evaluate, generate, serve, inspect, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands parse, call the library and print. Options are spelt with
-underscores or hyphens. Only the module of the command that was given is imported: most need torch.
+underscores or hyphens. Only the given command's module is imported, because most of them need torch.
 """
 
 import atexit
@@ -40,42 +40,42 @@ COMMANDS = {
     "recipes": ("train", "list or copy the recipes that ship with colar"),
     "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),
 }
-"""By command: the module here whose `add_COMMAND` adds its options, and its help."""
+"""Command -> the module of this package whose `add_COMMAND` adds its options, and its help."""
 HARMLESS = (
     # peft uses a deprecated name of transformers, and the new one where there is no other.
     ("`is_gradient_checkpointing` is deprecated", FutureWarning),
-    # peft on GPT-2, whose linears are stored transposed: it sets fan_in_fan_out right by itself.
+    # peft on GPT-2, whose linears are stored transposed: peft corrects fan_in_fan_out by itself.
     ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
 )
-"""Warnings of libraries that a user can do nothing about: how each begins, and its category."""
+"""Library warnings that a user cannot act on: the beginning of each message, and its category."""
 TRACEBACK = "COLAR_TRACEBACK"
-"""Environment variable: an error is printed with its traceback."""
+"""Environment variable that makes errors print their traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 wrong input (named on stderr), 130 interrupted, 143 terminated.
+    """Run a command and return its exit code: 0 done, 2 wrong input (named on stderr), 130 interrupted, 143 terminated.
 
-    1: another process of the run, started by torchrun, has failed or does not answer.
+    1 means that another process of the run, started by torchrun, has failed or does not answer.
     """
     _quiet_libraries()
-    # A console that cannot show "±" shows "?" instead of an error after hours of work. stderr never raises one.
+    # A console that cannot encode "±" prints "?" instead of an error after hours of work. stderr never raises one.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    # Libraries make a million objects that stay: searching these for garbage is a fifth of the import time, and half a
-    # second at the end.
+    # Imports create a million objects that stay alive: scanning them for garbage takes a fifth of the import time, and
+    # half a second at exit.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     argv = sys.argv[1:] if argv is None else argv
     words = [underscored(word) for word in argv]
-    # After "--" argparse leaves all words to the command: --help is lm-eval's.
+    # After "--" argparse passes all words to the command, so that --help is lm-eval's.
     if words[:1] == ["lm-eval"]:
         words.insert(1, "--")
     parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # Of `train`: keys of the recipe, which the recipe's parser checks.
+    # For `train` these are keys of the recipe, which the recipe's parser checks.
     args.overrides = rest
     try:
-        # Python reads bytes that are no UTF-8 as halves of surrogate pairs, which neither tokenizers nor files take.
+        # Python decodes bytes that are not UTF-8 as lone surrogates, which neither tokenizers nor files accept.
         for word in argv:
             checks.check_text(f"the command line's {word!r}", word)
         # A server handles SIGTERM by itself.
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output (`head`, say) has closed it. Python would flush stdout once more at its end.
+        # The reader of our output (`head`, say) has closed it. Python would flush stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: the way in which a job queue or `kill` ends a process."""
+    """Raised at SIGTERM, the signal by which a job queue or `kill` ends a process."""
 
 
 @contextlib.contextmanager
@@ -119,16 +119,17 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def _quiet_libraries() -> None:
     """Keep the libraries' own bars, advice and known harmless warnings off the terminal.
 
-    For commands alone: users of colar as a library see all of it. The variables are read when a library is imported.
+    Only commands call this, so that users of colar as a library see all of it. The variables are set here because a
+    library reads them when it is imported.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # The Hub's client logs each of its retries; what was wrong is in our error.
+    # The Hub's client logs each of its retries; our error names the cause.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not installed.
+    # Pictures are written to files. matplotlib cannot be imported if this names a backend that is not installed.
     os.environ["MPLBACKEND"] = "agg"
-    # Both warn of kernels for other machines when they are imported, and torch warns of the first.
+    # The first two warn of kernels for other machines when they are imported, and torch warns of torchao.
     for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
     for beginning, category in HARMLESS:
@@ -136,9 +137,9 @@ def _quiet_libraries() -> None:
 
 
 def _failed(command: str, error: Exception) -> int:
-    """Print an error in one line and return the exit code; raise it again where it is a defect of ours.
+    """Print an error in one line and return the exit code; raise it again if it is a defect of ours.
 
-    Of several processes each prints its own error, except one that only repeats another's.
+    Each of several processes prints its own error, unless that only repeats another's.
     """
     # Imported already by every command that can have several processes.
     processes = sys.modules.get("colar.processes")
@@ -149,7 +150,7 @@ def _failed(command: str, error: Exception) -> int:
     if isinstance(error, RuntimeError):
         code, text = 1, ""
         if processes is not None and not isinstance(error, processes.OtherProcessError):
-            # A group that has lost a process raises a plain RuntimeError, as a defect of ours may.
+            # A process group that has lost a member raises a plain RuntimeError, as a defect of ours may.
             traceback.print_exception(error)
             rank = os.environ.get("RANK")
             text = f"process {rank} stopped; if another one was killed or hangs, the same command resumes"
@@ -162,14 +163,14 @@ def _failed(command: str, error: Exception) -> int:
         line = " ".join(part.strip() for part in text.splitlines() if part.strip())
         print(f"colar {command}: error: {line}", file=sys.stderr, flush=True)
     if one_of_several:
-        # Python's own exit could wait for the rest of a broken group without end.
+        # Python's own exit could wait forever for the rest of a broken process group.
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
 def _raised_by_colar(error: Exception) -> bool:
-    """True if a `raise` in colar made the error: its text is for users. Others may be defects."""
+    """True if a `raise` statement of colar raised the error, so that its text is for users; others may be defects."""
     (origin,) = traceback.extract_tb(error.__traceback__, limit=-1)
     ours = Path(__file__).parents[1] in Path(origin.filename).parents
     return ours and (origin.line or "").startswith("raise ")
@@ -185,7 +186,7 @@ def underscored(word: str) -> str:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """The parser of all commands, with the options of `command`; of all commands where that is None."""
+    """The parser of all commands, with the options of `command`, or of every command if it is None."""
     parser = Parser(
         prog="colar",
         description="Fine-tune a causal language model to think in compressed latents, at any speed.",

@@ -27,11 +27,11 @@ from colar.training.run_folder import AutoFolder
 Name = TypeVar("Name")
 
 
-# Names: each checkpoint and each data set of a command has one of its own
+# Names: unique for each checkpoint and each data set of a command
 
 
 class CheckpointName(NamedTuple):
-    """The fields that name a checkpoint's rows; params and decoding are those of each request."""
+    """The fields that name a checkpoint's rows; params and decoding are fields of each request."""
 
     model: str
     method: str
@@ -44,10 +44,10 @@ class CheckpointName(NamedTuple):
 
 
 def name_checkpoints(texts: Iterable[str], label: str | None) -> dict[CheckpointName, str]:
-    """Checkpoints of a command line, folder or Hub id, by the name of their rows.
+    """Checkpoints of a command line (folders or Hub ids), by the name of their rows.
 
-    Method, label and training seed are read from the checkpoint; `label` replaces its own. Raises ValueError for two
-    checkpoints of one name, and where there is no checkpoint.
+    Method, label and training seed are read from the checkpoint; `label` replaces the checkpoint's own label. Raises
+    ValueError if two checkpoints have one name, or if there is no checkpoint at a path.
     """
     named = []
     for model, path in map(name_and_path, texts):
@@ -73,21 +73,21 @@ def _by_unique_name(pairs: Iterable[tuple[Name, str]]) -> dict[Name, str]:
 def name_sources(texts: Iterable[str]) -> dict[str, str]:
     """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
 
-    Without NAME it is the source's own; of a file its name without endings, of a folder of files its name. Raises
-    ValueError for two of one name, and for the name of the report's means.
+    Without NAME, a source keeps its own name, a file is named after its file name without endings, and a folder of
+    files after the folder. Raises ValueError if two have one name, or one has the name of the report's means.
     """
     pairs = []
     for text in texts:
         name, source = split_name(text)
         if name is None:
-            # A path would be a wide head for a column, and may be written in several ways.
+            # A path would make a wide column heading, and may be written in several ways.
             if Path(text).is_dir() and text not in SOURCES:
                 name = Path(text).resolve().name
             else:
                 name = data_files.name_of(Path(text)) if data_files.is_user_file(text) else text
         pairs.append((name, source))
     names = [name for name, _ in pairs]
-    # Found now: the report would reject the records, after all questions are answered.
+    # Checked now, because the report would reject the records only after all questions are answered.
     if AVERAGE in names:
         raise ValueError(
             f"no data set of --data may be called {AVERAGE!r}, as the report's mean is; write NAME=..."
@@ -98,10 +98,10 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """NAME=PATH -> (NAME, PATH); (None, text) where there is no name.
+    """NAME=PATH -> (NAME, PATH); (None, text) if there is no name.
 
-    A path may have a "=" of its own, as runs/lr=1e-4/best has. So a text that is an existing path has no name, nor has
-    one with a "/" before its first "=".
+    A path may itself contain "=", as runs/lr=1e-4/best does. So a text has no name if it is an existing path, or if a
+    "/" comes before its first "=".
     """
     name, equals, path = text.partition("=")
     if not equals or "/" in name or os.path.exists(text):
@@ -110,22 +110,22 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 
 def name_and_path(text: str) -> tuple[str, str]:
-    """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
+    """Name and path from NAME=PATH, or from a path, whose folder is the name (the run's folder for a run's `best`)."""
     name, path = split_name(text)
     if name is not None:
         return name, path
     folder = Path(text).resolve()
-    # Every run publishes its checkpoint under one name: the folder above tells runs apart.
+    # Every run publishes its checkpoint under the same name, so that only the folder above distinguishes runs.
     own = folder.parent if folder.name == "best" else folder
     return own.name, text
 
 
 def paths_by_name(texts: Iterable[str]) -> dict[str, str]:
-    """Checkpoints of a command line, folder or Hub id, by their names. ValueError where two have one name."""
+    """Checkpoints of a command line, folder or Hub id, by their names. ValueError if two have one name."""
     return _by_unique_name(map(name_and_path, texts))
 
 
-# Their methods, limits, data and values
+# Methods, limits, data and per-request values of checkpoints
 
 LIMITS = ("max_latents", "max_completion_length")
 
@@ -137,16 +137,16 @@ def methods_of(folders: Mapping[str, Path]) -> dict[str, Method]:
 
 
 def shared_limits(args: argparse.Namespace, methods: Mapping[str, Method]) -> dict[str, int]:
-    """The limits of requests to several checkpoints: of one that was not given, the largest of the checkpoints' own."""
+    """The limits of requests to several checkpoints. One that was not given is the largest of the checkpoints' own."""
     given = {name: getattr(args, name) for name in LIMITS}
     decodings = [decoding_of(method, **given) for method in methods.values()]
     return {name: max(getattr(decoding, name) for decoding in decodings) for name in LIMITS}
 
 
 def data_of_runs(checkpoints: Iterable[str]) -> str:
-    """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic.
+    """The default data of a command: the questions that a run of `auto` held out, or else arithmetic.
 
-    ValueError where several runs held out questions.
+    ValueError if several runs held out questions.
     """
     runs = map(AutoFolder.of, checkpoints)
     held_out = {str(run.data): run.data.resolve() for run in runs if run.rows("test").exists()}
@@ -158,9 +158,9 @@ def data_of_runs(checkpoints: Iterable[str]) -> str:
 
 
 def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
-    """Warn where a run of `auto` was judged by a function of the user's, and this command has no judge."""
+    """Warn if a run of `auto` was judged by a function of the user's and this command has no judge."""
     for folder in checkpoints:
-        # It is named, and not called: a folder must not choose code that runs.
+        # The warning only names the function, because a folder must not choose code that runs.
         own = AutoFolder.of(folder).judge()
         if own is not None and judge is None:
             progress.say(
@@ -169,7 +169,7 @@ def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
 
 
 def say_trained_on(name: str, examples: Sequence[Example], checkpoints: Iterable[str]) -> None:
-    """Warn where a run of `auto` was trained on some of the questions of the data set `name`."""
+    """Warn if a run of `auto` was trained on some of the questions of the data set `name`."""
     for folder in checkpoints:
         path = AutoFolder.of(folder).rows("train")
         if not path.exists():
@@ -181,14 +181,14 @@ def say_trained_on(name: str, examples: Sequence[Example], checkpoints: Iterable
 
 
 def absolute(path_or_id: str) -> str:
-    """A path as every working directory has it; a Hub id as it is, which each machine resolves."""
+    """A path in its absolute form; a Hub id unchanged, because each machine resolves it."""
     return str(Path(path_or_id).resolve()) if Path(path_or_id).exists() else path_or_id
 
 
 def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
-    """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
+    """The model and the method of a checkpoint for inference, on the command's device, with the adapter merged."""
     device: str = args.device or devices.best()
-    # By a tensor: torch raises different errors for a device that is unknown, not built in, or not there.
+    # Tested with a tensor: torch raises different errors for a device that is unknown, not built in, or absent.
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -197,12 +197,12 @@ def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Meth
         path, dtype_of(args), _backbone_of(path, args), device, args.weights
     )
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
-        progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
+        progress.say(f"warning: {lm.device} has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method
 
 
 def _backbone_of(path: str | Path, args: argparse.Namespace) -> str | None:
-    """The value of --backbone for an adapter, as every working directory has it; None where all weights are there."""
+    """The absolute value of --backbone for an adapter; None without one, or for a checkpoint with all weights."""
     if not args.backbone or checkpoint.read_info(checkpoint.resolve(path))["weights"] != "adapter":
         return None
     return absolute(args.backbone)
@@ -225,7 +225,7 @@ def engine_settings(path: str, args: argparse.Namespace) -> Any:
 
 
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
-    """Reject --backbone where no checkpoint is an adapter: it would have no effect."""
+    """Reject --backbone if no checkpoint is an adapter, because it would have no effect."""
     folders = list(folders)
     if args.backbone and not any(_backbone_of(folder, args) for folder in folders):
         names = ", ".join(map(str, folders))
@@ -233,17 +233,17 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
 
 
 def unchecked_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> dict[str, str]:
-    """--backbone as a setting of a run, where an adapter does not know its backbone or its tokenizer: {} otherwise."""
+    """--backbone as a setting of a run, if a checkpoint lacks its backbone's fingerprint or a tokenizer; else {}."""
     infos = map(checkpoint.read_info, folders)
     unchecked = any(not info["fingerprint"] or not info["tokenizer"] for info in infos)
     return {"backbone": absolute(args.backbone)} if args.backbone and unchecked else {}
 
 
 def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Of each method, by name: every combination of the given per-request values that it has, or its defaults.
+    """Every combination of the given per-request values for each method, by its key, or the method's defaults.
 
-    ValueError for a value that is out of range, or that none of the methods has. One that only some have is used for
-    these.
+    ValueError for a value that is out of range, and for a parameter that none of the methods has. One that only some
+    methods have applies to these alone.
     """
     values_of = {name: getattr(args, name) for name in registry.all_param_names() if getattr(args, name)}
     for name in values_of:
@@ -256,7 +256,7 @@ def param_combinations(methods: Mapping[str, Method], args: argparse.Namespace) 
     combinations = {}
     for key, method in methods.items():
         names = [name for name in values_of if name in registry.param_names(method)]
-        # Without names there is one empty combination: the method's defaults. A value that is given twice counts once.
+        # Without names there is one empty combination, the method's defaults. A value that is given twice counts once.
         given = (
             registry.make_params(method, dict(zip(names, values, strict=True)))
             for values in itertools.product(*(values_of[name] for name in names))

@@ -56,7 +56,7 @@ def data_show(args: argparse.Namespace) -> None:
 
 
 def _show_user_rows(args: argparse.Namespace) -> None:
-    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
+    """Print how a user's rows are parsed: the first ones, those left out, the lengths of chains, the split."""
     check_known("file option", options.source_options(args.options, args.source), ())
     first = sources.splits_of(args.source)[0] if Path(args.source).is_dir() else "train"
     split = args.split or first
@@ -70,7 +70,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    # It needs torch, which the other `data` commands do not.
+    # This import needs torch, which the other `data` commands do not.
     from colar.recipe import auto_recipe
 
     reader = auto_recipe.RowReader.of(args.model)

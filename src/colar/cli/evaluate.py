@@ -1,4 +1,4 @@
-"""The commands that measure checkpoints: `colar evaluate`, `report`, which aggregates its records again, `inspect`, and
+"""Commands that measure checkpoints: `colar evaluate`, `report` (which aggregates its records again), `inspect` and
 `lm-eval`."""
 
 import argparse
@@ -130,7 +130,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace, output: Path) -> None:
     paths = [name_and_path(text)[1] for text in args.checkpoints]
     checkpoints = name_checkpoints(args.checkpoints, args.label)
-    # Before any row is read or model loaded: the error of a wrong folder comes within a second.
+    # Before any row is read or model loaded, so that a wrong folder is reported within a second.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
     methods = methods_of(folders)
@@ -151,12 +151,12 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         **({"judge": args.judge} if args.judge else {}),
         **unchecked_backbone(folders.values(), args),
     }
-    # Before any process reads records: they must be of this evaluation.
+    # Before any process reads records, because they must belong to this evaluation.
     processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
     records = output / "records.jsonl"
     with _cluster(args, checkpoints.values()) as actors:
-        # Where a cluster answers, this process needs neither a GPU nor quantised layers.
+        # If a cluster answers, this process needs neither a GPU nor quantised layers.
         here = {} if actors is None else {"device": "cpu", "weights": None}
         loading = argparse.Namespace(**{**vars(args), **here})
         models = []
@@ -184,7 +184,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
 @contextlib.contextmanager
 def _cluster(args: argparse.Namespace, checkpoints: Iterable[str]) -> Iterator[Any]:
-    """Join the cluster of --ray. Gives its `Actors`, which answer; None without the option."""
+    """Join the cluster of --ray. Yields its `Actors`, which answer the questions; None without the option."""
     if args.ray is None:
         yield None
         return
@@ -215,11 +215,11 @@ def run_report(args: argparse.Namespace) -> None:
 
 
 def _write_report(records: list[Path], output: Path, **how: Any) -> None:
-    """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
+    """Aggregate records into a report in `output`, with their settings in the provenance, and print its tables."""
     provenance = collect_provenance() | settings_of(records)
     written = report.write(output, RecordFiles(records), provenance=provenance, **how)
     print_tables(tables.report_tables(written), Console())
-    # Where a picture could not be drawn, a warning has said so.
+    # A picture that could not be drawn is missing; a warning has been printed.
     pictures = filter(Path.exists, report.picture_paths(output, written).values())
     paths = [output / "report.md", output / "report.json", *pictures]
     progress.say(f"wrote {', '.join(map(str, paths))}")
@@ -278,9 +278,11 @@ def run_inspect(args: argparse.Namespace) -> None:
             systems.append(inspect_system(name, lm, method, examples, params, decoding))
             if systems[-1]["diagnosis"] is None and have_steps:
                 progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
+        # Freed before the next model is loaded, because a GPU may have room for one only.
+        del lm, method
     origin = {"data": args.data, "split": args.split, "limit": args.limit}
     inspection = Inspection(examples, systems, {"asked": origin})
-    # First the numbers, in the file and on the terminal: they are there if the page fails.
+    # The numbers come first, in the file and on the terminal, so that they are kept if the page fails.
     written = [output.with_suffix(".json")]
     files.write_json(written[0], inspection.to_json())
     print_tables(itertools.chain(*tables_of(systems)), Console())
@@ -299,7 +301,7 @@ def add_lm_eval(parser: Parser) -> None:
 
 
 def run_lm_eval(args: argparse.Namespace) -> None:
-    # An extra, which need not be installed.
+    # lm-eval is an extra, which need not be installed.
     from colar.integrations import lm_eval
 
     lm_eval.run(args.words[1:] if args.words[:1] == ["--"] else args.words)

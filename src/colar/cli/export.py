@@ -34,7 +34,7 @@ def run_export(args: argparse.Namespace) -> None:
     # The target is replaced as a whole: neither the source itself nor a folder of other things may be lost.
     if target.resolve() == source.resolve():
         raise ValueError(f"{target} is the checkpoint itself: give a folder that may be replaced")
-    # Without merging, the files are converted one by one: no backbone is needed.
+    # Without merging, the files are converted one by one, and no backbone is needed.
     if args.merge:
         pretrained.merge(source, target, args.dtype, args.backbone)
     else:

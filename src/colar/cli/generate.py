@@ -31,7 +31,7 @@ from colar.template.template import Template
 NEAREST = 5
 """Tokens that are shown as nearest to a latent."""
 LOW_CONFIDENCE = "?"
-"""Behind the tokens of a group that ended because the next one had low confidence."""
+"""Mark behind the tokens of a group that ended because the next token had low confidence."""
 
 
 def add_generate(generate: Parser) -> None:
@@ -70,7 +70,7 @@ def add_generate(generate: Parser) -> None:
 
 
 def run_generate(args: argparse.Namespace) -> None:
-    # Answers that are in the output already are not made again.
+    # Answers that the output already holds are not computed again.
     args.resumes = bool(args.output)
     _check_options(args)
     folder = checkpoint.resolve(args.checkpoint)
@@ -84,7 +84,7 @@ def run_generate(args: argparse.Namespace) -> None:
         args.decoding,
         **{each.name: getattr(args, each.name) for each in dataclasses.fields(Decoding)},
     )
-    # Without an output they are not needed: the digest reads all weights.
+    # Only an output needs the settings, whose digest reads all weights.
     settings = _settings(folder, decoding, args) if args.output else {}
     [combinations] = param_combinations(methods, args).values()
     make_requests = functools.partial(
@@ -103,21 +103,17 @@ def run_generate(args: argparse.Namespace) -> None:
         rows = answer_files.read_questions(args.input)
     else:
         rows = [{"id": "question", "question": args.question, "context": ()}]
+    expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
+    requests = make_requests(rows)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
-    expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
-    requests = make_requests(rows)
-    lm, method = load_checkpoint(str(folder), args)
-    # No more slots than there are requests: a cache of 32 rows costs a single question a quarter of its time.
-    batch_size = min(args.batch_size, len(requests))
-    engine = Engine(lm, method, batch_size, cuda_graphs=False if args.eager else None)
-    if args.output:
-        _write_answers(lm, engine, requests, expected, settings, args)
+        _write_answers(folder, requests, expected, settings, args)
     else:
+        lm, engine = _load_engine(folder, len(requests), args)
         for completion in engine.generate(requests):
             completion.require_answer()
-            # Several answers to one question: each below its per-request values.
+            # Several answers to one question: print the per-request values above each.
             if not args.input and len(requests) > 1:
                 print(_params_text(completion.request.params).strip())
             _print_completion(lm, completion, expected.get(completion.request.id), args)
@@ -142,9 +138,16 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
 
 
+def _load_engine(folder: Path, n_requests: int, args: argparse.Namespace) -> tuple[LatentLM, Engine]:
+    """The model, and an engine for this number of requests."""
+    lm, method = load_checkpoint(str(folder), args)
+    # No more slots than requests, because each step costs time for every slot of the cache.
+    batch_size = min(args.batch_size, n_requests)
+    return lm, Engine(lm, method, batch_size, cuda_graphs=False if args.eager else None)
+
+
 def _write_answers(
-    lm: LatentLM,
-    engine: Engine,
+    folder: Path,
     requests: list[Request],
     expected: Mapping[str, str],
     settings: Mapping[str, Any],
@@ -153,13 +156,16 @@ def _write_answers(
     """Append an answer for every request that has none in the output yet."""
     answered = answer_files.find_answers(args.output, settings)
     missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
-    with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
-        for completion in completions_of(lm, engine.stream(missing)):
-            completion.require_answer()
-            write(_row(args, settings, lm, completion, expected.get(completion.request.id)))
-            bar.update()
+    # The model is loaded only if a request needs it.
+    if missing:
+        lm, engine = _load_engine(folder, len(missing), args)
+        with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
+            for completion in completions_of(lm, engine.stream(missing)):
+                completion.require_answer()
+                write(_row(args, settings, lm, completion, expected.get(completion.request.id)))
+                bar.update()
     there = len(requests) - len(missing)
-    # Some may be of questions that were edited, or removed from the file, since they were answered.
+    # Some answers may be to questions that were edited, or removed from the file, since they were answered.
     others = f", beside {len(answered) - there} to other questions or values" if len(answered) > there else ""
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
 
@@ -199,9 +205,9 @@ def _generate_with_ray(
 
 
 def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that an answer depends on, its question and params aside; stored with it."""
+    """Everything that an answer depends on besides its question and params; stored with the answer."""
     return {
-        # By digest: the checkpoint may lie at another path.
+        # A digest, because the checkpoint may lie at another path when the command resumes.
         "weights_digest": checkpoint.digest(folder),
         **unchecked_backbone([folder], args),
         "seed": args.seed,
@@ -214,12 +220,12 @@ def _settings(folder: Path, decoding: Decoding, args: argparse.Namespace) -> dic
 
 @functools.lru_cache(maxsize=1)
 def _vocabulary(lm: LatentLM) -> EmbeddingIndex:
-    """`vocabulary_of`, once: a command's weights stand still."""
+    """`vocabulary_of`, computed once because a command does not change the weights."""
     return vocabulary_of(lm)
 
 
 def _texts(lm: LatentLM, completion: Completion) -> list[Any]:
-    """Each thought: its text where it is a token; of a latent the tokens that it was chosen as, or those nearest."""
+    """The text of each thought that is a token; for a latent, the tokens that it was chosen as, or the nearest ones."""
     texts_of_thoughts: list[Any] = []
     for thought in read_thoughts(lm, completion, NEAREST, _vocabulary(lm)):
         shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:NEAREST]
@@ -245,15 +251,15 @@ def _print_completion(
 
 
 def _params_text(params: Any) -> str:
-    """`  [compression_factor 2]`, or nothing where a method has no per-request values."""
+    """`  [compression_factor 2]`, or an empty text for a method without per-request values."""
     # A threshold that is off (0) is not shown.
     shown = [f"{name} {value:g}" for name, value in dataclasses.asdict(params).items() if value]
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
 def _thought_text(thought: Any) -> str:
-    """A token; or, of a latent, the tokens that it was chosen as with their probabilities, and below them those
-    nearest to it with their cosines. A latent that was not chosen as tokens has the nearest alone, and its spread."""
+    """The token, if the thought is one. For a latent, the tokens that it was chosen as with their probabilities, and
+    below them the nearest ones with their cosines; or, if it was not chosen as tokens, the nearest and its spread."""
     if thought["kind"] == "token":
         return repr(thought["tokens"][0]["text"])
     near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"][:NEAREST]]

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the reading of their values. Every command imports it: torch comes later."""
+"""Options of several commands, and parsers of their values. Every command imports this module: torch comes later."""
 
 import argparse
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0
 
 
 class Formatter(argparse.HelpFormatter):
-    """Adds the default value to an option's help, where there is one to show."""
+    """Adds the default value to an option's help, if there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # 0 equals False, and is a default to show.
+        # Compared by identity, because 0 equals False and is a default to show.
         has_default = action.default is not False and action.default not in (None, [], argparse.SUPPRESS)
         if action.option_strings and has_default:
             return f"{action.help} (default: %(default)s)"
@@ -22,16 +22,16 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that accepts full option names only, and names the nearest of one that is unknown."""
+    """argparse that accepts full option names only, and suggests the nearest name for an unknown one."""
 
-    # An abbreviation would become ambiguous with the next option of the same beginning.
+    # An abbreviation would become ambiguous once another option has the same beginning.
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reject words that no option takes, unless the command `takes_keys` of a recipe.
 
-        argparse calls a command's own parser first: the error shows the usage of that command.
+        argparse calls a command's own parser first, so that the error shows the usage of that command.
         """
         known, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(known, "takes_keys", False):
@@ -103,20 +103,20 @@ def model_options(parser: Parser) -> None:
 
 
 def dtype_of(args: argparse.Namespace) -> str:
-    """The value of --dtype, or what it is by default on the device."""
-    # It needs torch.
+    """The value of --dtype, or the default of the device."""
+    # This import needs torch.
     from colar.ops import devices
 
     return args.dtype or devices.inference_dtype(args.device or devices.best())
 
 
 def weights_of(args: argparse.Namespace) -> str:
-    """dtype and --weights as one text, for what is stored with answers."""
+    """dtype and --weights as one text, which is stored with answers."""
     return f"{dtype_of(args)}, {args.weights} weights" if args.weights else dtype_of(args)
 
 
 def limit_options(parser: Parser) -> None:
-    # The numbers are those of `Decoding`.
+    # The defaults in these texts are those of `Decoding`.
     parser.add_argument(
         "--max_latents",
         type=int,
@@ -154,7 +154,7 @@ def ray_options(parser: Parser, more: str = "") -> None:
 
 
 def check_ray(args: argparse.Namespace) -> None:
-    """Reject the other options of a cluster where none is named."""
+    """Reject the other options of a cluster without --ray."""
     if args.ray is None and (args.ray_actors is not None or args.ray_cpus is not None):
         raise ValueError("--ray_actors and --ray_cpus go with --ray, the cluster's address")
 
@@ -166,7 +166,7 @@ def cpus_of(args: argparse.Namespace) -> int:
 
 def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
-    # It needs torch.
+    # This import needs torch.
     from colar.methods import registry
 
     # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
@@ -180,7 +180,7 @@ def params_options(parser: Parser) -> None:
 
 
 def number(text: str) -> float:
-    """A number of the command line, as int where it is whole. argparse's errors show the function's name."""
+    """A number of the command line, as int if it is whole. argparse's errors show the function's name."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
@@ -190,8 +190,8 @@ def source_options(
 ) -> dict[str, Any]:
     """The options of one source, which may also be `called` by a name of its own, from the texts of --options.
 
-    KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
-    key the later one counts. ValueError for the option of a source that is none of the command's: `others` are those.
+    KEY=VALUE applies to every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE to one. Values are YAML. The later of two
+    values for a key takes precedence. ValueError for an option of a source that is neither this one nor in `others`.
     """
     chosen = {}
     for pair in pairs:
@@ -220,11 +220,11 @@ def columns_of(text: str | None) -> dict[str, str] | None:
 def examples_of(
     args: argparse.Namespace, source: str, split: str, options: dict[str, Any] | None = None
 ) -> list[Any]:
-    """The examples of a source as the data options say, with the judge of the command line.
+    """The examples of a source by the data options, with the judge of the command line.
 
     `options` are the source's own, by default those of a command that reads this source alone.
     """
-    # `colar --help` does not need it.
+    # Imported here because `colar --help` does not need it.
     from colar.data import sources
 
     return sources.load_examples(

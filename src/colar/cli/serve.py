@@ -73,7 +73,7 @@ def run_serve(args: argparse.Namespace) -> None:
             f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"
         ) from error
 
-    # Wrong options are found before a model is loaded.
+    # Wrong options are rejected before a model is loaded.
     checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
     checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
     checks.check_number("drain", args.drain, 1)
@@ -90,13 +90,14 @@ def run_serve(args: argparse.Namespace) -> None:
     keys = app.read_keys(args.api_key_file)
     models = {name: absolute(path) for name, path in paths_by_name(args.checkpoints).items()}
     args.backbone = args.backbone and absolute(args.backbone)
-    # A port that is taken is found before a model is loaded, too.
+    # A port in use is reported before a model is loaded, too.
     with app.bind(args.host, args.port) as bound:
         check_backbone([checkpoint.resolve(path) for path in models.values()], args)
         alone = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         if not keys and not alone:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
-        # Without a key, a site that a browser on this machine visits could have its name point here.
+        # Without a key only these Host names are answered: a site that a browser on this machine visits could have its
+        # own name resolve to this address (DNS rebinding).
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
         make_app = partial(_application, models, args, keys, hosts)
         running = (
@@ -106,7 +107,7 @@ def run_serve(args: argparse.Namespace) -> None:
         )
         with running as application:
             server = app.make_server(application, args.drain)
-            # With --port 0 this is how a caller learns the port.
+            # With --port 0 a caller learns the port from this line.
             print(app.url(bound), flush=True)
             app.run_server(server, bound)
 
@@ -117,7 +118,7 @@ def _application(
     """Load the models, and make the application that serves them."""
     from colar.serve import app
 
-    # In threads that end: otherwise this thread's OpenMP threads would compete with the engine's.
+    # Loaded in threads that end: otherwise this thread's OpenMP threads would compete with the engine's.
     served = [run_in_temporary_thread(partial(_serve, name, path, args)) for name, path in models.items()]
     return app.build(served, keys, hosts)
 

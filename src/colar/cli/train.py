@@ -12,9 +12,9 @@ from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
 AUTO = "auto"
 NEEDED = ("model", "data", "output")
-"""Options that `colar train auto` must have."""
+"""Options that `colar train auto` requires."""
 CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
-"""Those that it may have: the other fields of `auto_run.AutoCall`."""
+"""Options that `colar train auto` accepts: the other fields of `auto_run.AutoCall`."""
 
 
 def add_train(train: Parser) -> None:
@@ -77,11 +77,11 @@ def run_train(args: argparse.Namespace) -> None:
             "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "
             "`colar recipes list` shows"
         )
-    # The same command would begin anew.
+    # The same command would start from the beginning again.
     if args.no_resume or args.check:
         args.resumes = False
     auto = args.recipe == AUTO
-    # A misspelt name is found before seconds of imports.
+    # A misspelt name is reported before imports that take seconds.
     if not auto:
         recipes.find(args.recipe)
     _check_options(args, auto)
@@ -112,7 +112,7 @@ def run_train(args: argparse.Namespace) -> None:
             progress.say(outcome.sentence)
         best = call.output
     processes.leave()
-    # Nothing else goes to stdout, so that a script can write out=$(colar train ...).
+    # This is the only output on stdout, so that a script can write out=$(colar train ...).
     if progress.is_main():
         print(best)
 
@@ -159,7 +159,7 @@ def add_recipes(parser: Parser) -> None:
 
 
 def recipes_list(args: argparse.Namespace) -> None:
-    # One line each, cut at the width of a terminal. A program that reads the list gets whole lines.
+    # One line each, cut at the width of a terminal. If stdout is no terminal, lines are whole.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for name in recipes.names():
         print(f"{name:<28} {recipes.describe(name)}"[:width])
@@ -167,7 +167,7 @@ def recipes_list(args: argparse.Namespace) -> None:
 
 def recipes_copy(args: argparse.Namespace) -> None:
     written = recipes.copy(args.name, args.target)
-    # Its own file first, then its bases.
+    # The recipe's own file comes first, then its bases.
     for path in written:
         print(path)
     progress.say(f"train it: colar train {written[0]}")

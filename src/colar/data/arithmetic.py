@@ -1,20 +1,20 @@
-"""`arithmetic`: worded multi-step problems without end, made from a seed. No files, no network.
+"""`arithmetic`: unlimited multi-step word problems, generated from a seed. No files, no network.
 
     Mia has 3 bags of 4 pens, loses 5 and buys 2 boxes of 6. How many pens does Mia have?
     <<3*4=12>> <<12-5=7>> <<2*6=12>> <<7+12=19>>                                            19
 
 A problem is a start, a series of moves on a running total, and sometimes a second person at the end. A move
-on a product ("buys 2 boxes of 6") takes two steps: its partial result, then the total. The chain follows
-from the question: there is one right order of steps, so a model can be asked to predict it. All results are
-integers from 2 to `max_value`; divisions are exact. `overruns` makes a teacher who errs, in training rows alone: by a
-step too many at the end, which may go a little beyond.
+with a product ("buys 2 boxes of 6") takes two steps: the product, then the new total. The question determines
+the chain: there is one right order of steps, so a model can be asked to predict it. All results are integers
+from 2 to `max_value`; divisions are exact. `overruns` simulates a teacher who errs, in training rows only: the chain
+has one step too many, whose result may exceed `max_value` by 1.
 
-Splits are disjoint by construction. A problem's split is a hash of its equations (operands of + and * in
-order of size), so neither seed, names, wording nor limits can move a problem from one split to another.
-Questions are distinct within a call, equations are not: short problems come back under other names.
+Splits are disjoint by construction. A problem's split follows from a hash of its equations (operands of + and *
+sorted), so neither seed, names, wording nor limits can move a problem from one split to another.
+Questions are distinct within a call; equations are not, because short problems recur under other names.
 
-The same arguments give the same rows on every machine and Python version: of `random.Random` only an integer
-seed and `random()` are used, the two that Python promises to keep.
+The same arguments give the same rows on every machine and Python version, because `random.Random` is used
+only through an integer seed and `random()`, which Python promises to keep.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from colar.checks import check_choice, check_holds, is_int, is_number
 from colar.data.example import SPLITS, Example
 
 MAX_MISSES = 20_000
-"""Draws in a row without a new problem after which the space counts as exhausted."""
+"""Consecutive draws without a new problem after which the space counts as exhausted."""
 T = TypeVar("T")
 Equation = tuple[int, str, int, int]
 """a, operation, b, result"""
@@ -45,7 +45,7 @@ NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar",
 THINGS = ("pens", "cards", "coins", "shells", "stamps", "apples", "beads", "books", "eggs", "nuts", "keys",
           "toys")  # fmt: skip
 CONTAINERS = ("boxes", "bags", "packs")
-# What a move says in a story. {0} and {1} are its numbers; where there are several forms, one is drawn.
+# Wordings of each move. {0} and {1} are its numbers; if there are several, one is drawn.
 CLAUSES = {
     "count": ("has {0} {things}",),
     "groups": ("has {0} {container} of {1} {things}",),
@@ -60,12 +60,12 @@ CLAUSES = {
     "times": ("{peer} has {0} times as many",),
 }
 JOINERS = {"story": ", ", "run_on": " and "}
-"""Wording -> what stands between all clauses of its story but the last two."""
+"""Wording -> the text between the clauses of a story, except the last two, which "and" always joins."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One clause of the story: its kind, the numbers that it names, the equations that it takes."""
+    """One clause of the story: its kind, the numbers it names, its equations, and the total after it."""
 
     kind: str
     numbers: tuple[int, ...]
@@ -75,7 +75,7 @@ class Move:
 
 @dataclass(frozen=True)
 class ArithmeticConfig:
-    """The kind of problems. The defaults are the demo's; other values shift the test set away from them."""
+    """Settings of the problems. The defaults are the demo's; other values make a test set with a distribution shift."""
 
     steps: tuple[int, int] = (3, 4)
     """Fewest and most equations in a chain; lengths between them are equally frequent."""
@@ -104,9 +104,9 @@ class ArithmeticConfig:
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:
-    """Make the first `n` problems of that split and seed, with distinct questions; a smaller `n` gives a prefix.
+    """Generate the first `n` problems of a split and seed, with distinct questions; a smaller `n` gives a prefix.
 
-    Raises ValueError where `split` is unknown or the settings do not hold `n` different questions.
+    Raises ValueError if `split` is unknown or the settings allow fewer than `n` different questions.
     """
     check_choice("split", split, SPLITS)
     digest = hashlib.sha256(f"arithmetic/{split}/{seed}".encode()).digest()
@@ -115,7 +115,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     seen: set[str] = set()
     misses = 0
     while len(examples) < n:
-        # A draw is thrown away where it is a dead end, another split's, or a question that came before.
+        # A draw is discarded if it is a dead end, belongs to another split, or repeats a question.
         problem = _draw_problem(config, rng)
         fits = problem and _split_of(problem) == split
         question = _told(problem, rng, JOINERS[config.wording]) if fits else ""
@@ -130,7 +130,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
         misses = 0
         seen.add(question)
         chain = _chain(problem)
-        # Only where a teacher may err is a number drawn for it: other settings keep their rows.
+        # A number is drawn only if this row may overrun, so that settings without `overruns` keep their rows.
         may_err = split == "train" and len(chain) == config.steps[1] and config.overruns > 0
         if may_err and rng.random() < config.overruns:
             chain.append(_equation(chain[-1][3], "+", 1))
@@ -147,7 +147,7 @@ def _split_of(problem: list[Move]) -> str:
     """The split of a problem, by the hash of its equations alone: a tenth test, a tenth validation, the rest train."""
     parts = []
     for a, op, b, _ in _chain(problem):
-        # 3*4 and 4*3 are one problem, and must not stand in two splits.
+        # 3*4 and 4*3 are the same problem, and must not fall into two splits.
         low, high = sorted((a, b)) if op in "+*" else (a, b)
         parts.append(f"{low}{op}{high}")
     # Not `hash()`: Python salts it anew in every process.
@@ -159,7 +159,7 @@ def _split_of(problem: list[Move]) -> str:
 
 
 def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move]:
-    """Draw a problem; [] where the draw ran into a dead end (the caller draws again)."""
+    """Draw a problem; [] if the draw ran into a dead end (the caller draws again)."""
     steps_left = _between(rng, *config.steps)
     moves: list[Move] = []
     total = 0
@@ -169,7 +169,7 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move]:
         if moves:
             # Every ending takes two steps, and nothing may follow it.
             candidates = MOVES | ENDINGS if steps_left == 2 else MOVES
-        # A kind is spelled by its operations: the length of that text is the number of its steps.
+        # KINDS has one character per operation of a kind, so that its length is the number of steps.
         kinds = [kind for kind in candidates if len(KINDS[kind]) <= steps_left]
         # Kinds are tried in a random order until one has numbers that fit.
         numbers: tuple[int, ...] = ()
@@ -203,13 +203,13 @@ def _draw_numbers(kind: str, total: int, config: ArithmeticConfig, rng: random.R
 
 
 def _move(kind: str, numbers: tuple[int, ...], total: int) -> Move:
-    """That move on that total, with an equation for each of its operations."""
+    """Make a move on a total, with one equation for each of its operations."""
     if kind == "count":
         return Move(kind, numbers, (), numbers[0])
     operations = KINDS[kind]
     equations = [_equation(numbers[0] if kind in PRODUCTS else total, operations[0], numbers[-1])]
     if len(operations) == 2:
-        # The total takes the product; or the second person's number, for both people's together.
+        # The second equation combines the total with the product or, in an ending, the second person's number.
         equations.append(_equation(total, operations[1], equations[0][3]))
     return Move(kind, numbers, tuple(equations), equations[-1][3])
 
@@ -227,7 +227,7 @@ def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
         "fewer": total - 2,
         "times": (limit - total) // total,
     }[kind]
-    # Both together have 2 * total - number.
+    # Both people together have 2 * total - number, at most `limit`.
     smallest = max(2, 2 * total - limit) if kind == "fewer" else 2
     within = range(smallest, min(config.max_number, largest) + 1)
     if kind == "div":
@@ -250,9 +250,9 @@ def _between(rng: random.Random, low: int, high: int) -> int:
 
 def _told(problem: list[Move], rng: random.Random, joiner: str) -> str:
     """The story and its question."""
-    # The order of the draws is part of the format: the same seed tells the same story.
+    # The order of the draws must not change, so that the same seed gives the same story.
     words = {"name": _pick(NAMES, rng), "things": _pick(THINGS, rng)}
-    # Drawn again until it is somebody else.
+    # Drawn again until the second person differs from the first.
     words["peer"] = words["name"]
     while words["peer"] == words["name"]:
         words["peer"] = _pick(NAMES, rng)

@@ -1,6 +1,6 @@
-"""The published data sets: a table of where the rows of each lie, and a parser for each way of publishing them.
+"""The published data sets: a table of the locations of their rows, and a parser for each published format.
 
-One entry a source (arithmetic, which is generated, has its own file). Files are paths under `data_dir`, named as
+One entry per source (arithmetic, which is generated, has its own file). Files are paths under `data_dir`, named as
 upstream names them. Hub splits use the Hub's own syntax ("train+test"). `sources.py` finds and reads them.
 """
 
@@ -34,7 +34,7 @@ _LETTERS = "ABCD"
 
 
 class UpstreamFault(ValueError):
-    """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
+    """A row with a known fault in the published data: always left out, with a message on stderr."""
 
 
 def gsm8k_aug(raw: Any) -> Fields:
@@ -47,7 +47,7 @@ def gsm8k_aug(raw: Any) -> Fields:
     chain, mark, answer = rest.partition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
-    # Text between the equations would be lost without a word.
+    # Text between the equations would be lost silently.
     outside = EQUATION.sub("", chain).strip()
     if outside:
         raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
@@ -56,7 +56,7 @@ def gsm8k_aug(raw: Any) -> Fields:
 
 
 def gsm8k(raw: Any) -> Fields:
-    """Parse GSM8K's own rows: a step a line, then `#### answer`; without the calculator's <<...>> marks."""
+    """Parse GSM8K's own rows: one step per line, then `#### answer`; the calculator's <<...>> marks are removed."""
     row = named_fields(raw)
     # Steps and answer are one text, "step\nstep\n#### 72".
     chain, mark, answer = text_of(row, "answer").rpartition("####")
@@ -86,7 +86,7 @@ def hendrycks_math(raw: Any) -> Fields:
     """Parse MATH: the solution's paragraphs are the steps, its last box (braces matched) is the answer.
 
     Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
-    question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
+    question carries a prompt suffix, which is removed, and whose `target` has lost its spaces, so it is not used.
     """
     row = named_fields(raw)
     if "reward_model" in row:  # the verl layout
@@ -105,7 +105,7 @@ def hendrycks_math(raw: Any) -> Fields:
 def math_500(raw: Any) -> Fields:
     """Parse MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
     row = named_fields(raw)
-    # The caller puts source and split before the key: "test/" would stand there twice.
+    # The caller prefixes the key with source and split, so that "test/" would occur twice.
     key = text_of(row, "unique_id").removeprefix("test/").removesuffix(".json")
     return Fields(
         text_of(row, "problem"),
@@ -121,7 +121,7 @@ def gpqa(raw: Any) -> Fields:
     question = text_of(row, "Question")
     correct = text_of(row, "Correct Answer")
     wrong = [text_of(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
-    # Published with the right answer first: the hash puts it in a random place, the same on every machine.
+    # The right answer is published first; sorting by hash moves it to a random place, the same on every machine.
     choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
     lines = [question]
     for letter, choice in zip(_LETTERS, choices, strict=True):
@@ -137,14 +137,14 @@ class Split:
     """Location of one split."""
 
     file: str | None = None
-    """A "*" stands for any part of a name: all that match are read."""
+    """A glob pattern: all files that match are read."""
     hub: str | None = None
     parts: tuple[str, ...] = ()
-    """Files that serve together where `file` is not there."""
+    """Files that together replace a missing `file`."""
     portion: Literal["all", "kept", "held"] = "all"
     """All rows, or those kept or held out by the hash of the question."""
     leave_out: frozenset[str] = frozenset()
-    """Hashes of questions that the test set asks too."""
+    """Hashes of questions that also occur in the test set."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Source:
     answer_type: AnswerType
     splits: Mapping[str, Split]
     parser: Parser | None = None
-    """Of the published files, and of the Hub's rows; None for a generated source."""
+    """Parser of the published files and of the Hub's rows; None for a generated source."""
     hub: str | None = None
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
@@ -166,12 +166,12 @@ def _programs(
     about: str, licence: str, parser: Parser, file: str, hub: str | None = None, hub_split: str | None = None
 ) -> Source:
     """A source of training rows whose chains are programs."""
-    # Of files by several models, or of several kinds of problem: by the hash, the first N rows have some of each.
+    # Ordered by hash, so that the first N rows mix the files of several models or several kinds of problem.
     return Source(about, licence, "number", {"train": Split(file, hub_split)}, parser, hub, order="key")
 
 
 def _coconut_splits(name: str) -> dict[str, Split]:
-    """The three splits of a data set in Coconut's repository, which says "valid" for validation."""
+    """The three splits of a data set in Coconut's repository, which calls validation "valid"."""
     upstream = {"train": "train", "validation": "valid", "test": "test"}
     return {split: Split(f"{name}/{name}_{other}.json") for split, other in upstream.items()}
 
@@ -180,7 +180,7 @@ _MATH_TRAIN = Split(
     "math/train.parquet",
     hub="train",
     portion="kept",
-    # This question is asked by the test set too; the copies differ in white space.
+    # The test set has this question too; the copies differ in white space.
     leave_out=frozenset({"98fc77ec11ec6bfc"}),
 )
 _MATH_SUBJECTS = (
@@ -198,7 +198,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "train": Split(
                     "gsm8k_aug/train.txt",
                     hub="train",
-                    # Had without the Hub: the head of the published file, and GSM8K's own training problems.
+                    # Available without the Hub: the head of the published file, and GSM8K's own training problems.
                     parts=("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
                 ),
                 "validation": Split("gsm8k_aug/valid.txt", hub="validation"),
@@ -232,7 +232,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             about="one-step problems with distractors; all 1,000 are the test set, as in the paper",
             licence="MIT",
             answer_type="number",
-            # The Hub splits what was published, and is tested on in the paper, as one set. So with MultiArith.
+            # The Hub splits a set that was published, and is tested on in the paper, as a whole. MultiArith likewise.
             splits={"test": Split("svamp/SVAMP.json", hub="train+test")},
             parser=svamp,
             hub="ChilleD/SVAMP",
@@ -253,7 +253,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="latex",
             splits={
                 "train": _MATH_TRAIN,
-                # The same file with the same rows left out: the two parts must divide one ranking.
+                # The same file and `leave_out`, because train and validation must partition one ranking.
                 "validation": replace(_MATH_TRAIN, portion="held"),
                 "test": Split("math/test.parquet", hub="test"),
             },
@@ -296,7 +296,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             splits=_coconut_splits("prontoqa"),
             parser=parse_solution,
         ),
-        # Training rows only. No copies of the last three on the Hub are known to be the same: some hold test rows.
+        # Training rows only. Of the last three no identical copy on the Hub is known: some copies hold test rows.
         "tinygsm": _programs(
             "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
             "million rows the first 100,000",
@@ -333,7 +333,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             programs.mawps,
             "mawps/questions.json",
         ),
-        # No files and no Hub: it is made.
+        # Generated: neither files nor Hub.
         "arithmetic": Source(
             about="generated here: chains of sums and products, no download",
             licence="Apache-2.0",

@@ -1,9 +1,9 @@
-"""Tables of rows, read to examples: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed; the Hub.
+"""Readers of tables as examples: JSON, JSON Lines, CSV, TSV, Parquet, each optionally compressed; the Hub.
 
     read, from_hub -> (place, raw row) pairs -> parsed -> Fields -> examples_of -> examples
 
-A place is what an error message names: "file:line", or "file: row 7" where a format has no lines. Rows with an error
-are left out, or end the load (`LeftOut`).
+A place is the location that an error message names: "file:line", or "file: row 7" for a format without lines. Rows
+with an error are left out, or abort the load (`LeftOut`).
 """
 
 import csv
@@ -24,7 +24,7 @@ from colar.data.judge import understood
 RawRows = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 Parser = Callable[[Any], Fields]
-"""A function of one raw row. ValueError for a row that it cannot read."""
+"""Function that parses one raw row. ValueError for a row that it cannot read."""
 
 USER_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ENDINGS = (*USER_ENDINGS, ".txt")
@@ -34,16 +34,16 @@ NAMING_A_FOLDER = f"--data_dir (in a recipe data.data_dir) or {DATA_DIR_VARIABLE
 """The ways to name the folder of the sources' files, for errors."""
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 START = 200
-"""Bytes by which a web page is told from rows."""
+"""Bytes that are checked to tell a web page from rows."""
 ROWS_AT_ONCE = 1024
-"""Rows of a Parquet file in memory."""
+"""Rows of a Parquet file that are in memory at a time."""
 SHOWN = 3
-"""Places that a message names."""
+"""Most places that a message names."""
 _READABLE = {
     "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
     "choice": "write one letter A-J, True or False, or give the row answer_type text",
 }
-"""Of answers that not every text is."""
+"""Answer type -> remedy for an answer that cannot be read as that type; other types are not checked."""
 
 
 def ending(path: Path) -> str:
@@ -55,9 +55,9 @@ def ending(path: Path) -> str:
 
 
 def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
-    """The rows of a file with one of `endings`. ValueError names the file, and the line where it has some.
+    """Read the rows of a file with one of `endings`. ValueError names the file, and the line if the format has lines.
 
-    A table that is not compressed is read as its rows are used (JSON excepted): it may be larger than the memory.
+    An uncompressed table is streamed, except for JSON, so that it may be larger than the memory.
     """
     suffix = ending(path)
     if suffix not in endings:
@@ -67,7 +67,7 @@ def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
     stream = _opened(path)
     if suffix == ".parquet":
         return _numbered(path, _parquet(path, stream))
-    # Not `seek`: the file may be a pipe.
+    # `peek`, not `seek`, because the file may be a pipe.
     _check_no_page(path, stream.peek(START)[:START])
     if suffix in (".txt", ".jsonl"):
         return _lines(path, stream)
@@ -78,7 +78,7 @@ def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
 
 
 def is_user_file(name: str | Path) -> bool:
-    """True if a path is called as a user's data file is, in small letters or capitals."""
+    """True if a path has an ending of a user's data files, in lower or upper case."""
     return ending(Path(name)) in USER_ENDINGS
 
 
@@ -89,16 +89,16 @@ def name_of(path: Path) -> str:
 
 
 def splits_in(folder: Path) -> list[str]:
-    """The splits that a user's folder has, by name: of `<split>.jsonl` any, of other data files those of `SPLITS`."""
-    # Other JSON files beside the rows are common: settings, descriptions.
+    """List the splits in a user's folder: any `<split>.jsonl` counts, other data files only if named as in `SPLITS`."""
+    # Folders often hold other JSON files beside the rows: settings, descriptions.
     of_user = filter(is_user_file, folder.iterdir())
     return sorted({name_of(path) for path in of_user if ending(path) == ".jsonl" or name_of(path) in SPLITS})
 
 
 def file_of(path: Path, split: str) -> Path:
-    """A user's file, or the split's file in a user's folder, `<split>.jsonl` where there is none.
+    """A user's file, or the split's file in a user's folder: `<split>.jsonl` if there is none.
 
-    ValueError where there are several.
+    ValueError if there are several.
     """
     if not path.is_dir():
         return path
@@ -128,7 +128,7 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> RawRows:
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """The bytes of a file; of a compressed one, decompressed in memory."""
+    """Open a file as a stream of bytes; a compressed file is decompressed in memory."""
     stream = open(path, "rb")  # noqa: SIM115  # closed with the last row
     suffix = path.suffix.lower()
     if suffix not in COMPRESSED:
@@ -144,7 +144,7 @@ def _in_memory(data: bytes) -> io.BufferedReader:
 
 
 def _check_no_page(path: Path, start: bytes) -> None:
-    """Reject what a browser or a hub sends in place of a file."""
+    """Reject an HTML page or a Git LFS pointer, which a browser or a hub may send in place of a file."""
     start = start.lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html")):
         raise ValueError(
@@ -157,7 +157,7 @@ def _check_no_page(path: Path, start: bytes) -> None:
 def _lines(path: Path, stream: io.BufferedReader) -> RawRows:
     with stream:
         for number, line in enumerate(stream, start=1):
-            # Each line by itself: the error names the one in another encoding.
+            # Decoded line by line, so that the error names the line in another encoding.
             text = files.decoded(line, f"{path}:{number}")
             if text.strip():
                 yield f"{path}:{number}", text.rstrip("\r\n")
@@ -199,18 +199,18 @@ def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:
 
 
 def _separated(path: Path, stream: io.BufferedReader, comma: str) -> RawRows:
-    """The rows of a CSV or TSV file, by the names in its first line."""
-    # A chain of thoughts is longer than the 128 KiB that a field may have by default.
+    """The rows of a CSV or TSV file, keyed by the names in its first line."""
+    # A chain of thoughts may exceed the default limit of a field, 128 KiB.
     csv.field_size_limit(1 << 30)
     with stream:
         lines = (files.decoded(line, path) for line in stream)
         first = next(lines, "")
         if comma == "," and "," not in first and ";" in first:
-            # A spreadsheet writes this where the comma is the decimal point.
+            # Spreadsheets write semicolons in locales whose decimal point is the comma.
             comma = ";"
         reader = csv.reader(itertools.chain([first], lines), delimiter=comma, strict=True)
         try:
-            # The column of pandas' index has no name.
+            # An empty name is allowed: pandas writes one for the column of its index.
             head = [name.strip() for name in next(reader, [])]
             if not head or len(set(head)) < len(head):
                 raise ValueError(
@@ -237,18 +237,18 @@ class LeftOut:
     """The places of rows that cannot be read, by the reason."""
 
     expected: type[ValueError] | tuple[type[ValueError], ...] = ValueError
-    """Errors of a row that is left out; any other ends the load."""
+    """Errors for which a row is left out; any other aborts the load."""
     places: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, place: str, error: ValueError) -> None:
-        """Leave out the row at this place. Raises the error, with the place, where it is not `expected`."""
+        """Leave out the row at this place. Raises the error, with the place, if it is not `expected`."""
         if not isinstance(error, self.expected):
             raise ValueError(f"{place}: {error}") from error
         self.places[str(error)].append(place)
 
     def lines(self) -> list[str]:
         """A line for each kind of reason: how many rows, and the places of the first ones."""
-        # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
+        # Reasons that differ only in a detail ("an operation that is no arithmetic: sqrt") are one kind.
         kinds: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         for reason, places in self.places.items():
             kinds[reason.partition(": ")[0]][reason] = places
@@ -297,7 +297,7 @@ def examples_of(
 ) -> Iterator[Example]:
     """Make the examples of parsed rows one by one; those with an error go to `left_out`, and take no id.
 
-    `id_of` gets a row and the ids that are taken; `answer_type` is that of rows which name none.
+    `id_of` gets a row and the ids that are taken; `answer_type` applies to rows that name none.
     """
     taken: set[str] = set()
     for row in rows:
@@ -318,7 +318,7 @@ def example_of(name: str, fields: Fields, answer_type: AnswerType) -> Example:
     if not fields.question.strip():
         raise ValueError("empty question")
     kind = fields.answer_type or answer_type
-    # Every completion would count as wrong.
+    # With a gold that cannot be read, every completion would count as wrong.
     if kind in _READABLE and not understood(fields.answer, kind):
         raise ValueError(
             f"answer cannot be read as answer_type {kind!r}: {fields.answer[:40]!r}; {_READABLE[kind]}"

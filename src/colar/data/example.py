@@ -1,9 +1,9 @@
 """`Example`: one problem with its reasoning. Every source yields these, and every method learns from them.
 
-`Fields` are an example's as a parser reads them from the columns of a row. The parsers of published data sets
-(`catalogue.py`, `programs.py`) and of a user's rows (`layouts.py`) make them by the readers below. Text is stripped and
-otherwise left as it is, except that whole floats lose their ".0" (145.0 -> "145"). A malformed row is a ValueError with
-the reason; the caller adds the place.
+`Fields` are the parsed columns of one row. The parsers of published data sets (`catalogue.py`, `programs.py`) and of a
+user's rows (`layouts.py`) build them with the readers below. Text is stripped and otherwise unchanged, except that
+whole floats lose their ".0" (145.0 -> "145"). A malformed row raises ValueError with the reason; the caller adds the
+place.
 """
 
 import json
@@ -38,8 +38,8 @@ class Example:
     `id` is unique within source and split and the same on every machine (`gsm8k-aug/test/17`): records,
     seeds and paired comparisons are keyed by it. `steps` may be empty: some real rows have no reasoning.
 
-    `cluster` is the id of the first example that asks the same question, "" where this is the first. Answers to one
-    question are not independent, and standard errors count them as one cluster.
+    `cluster` is the id of the first example with the same question, "" if this is the first. Answers to one question
+    are not independent, so standard errors count them as one cluster.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Example:
     cluster: str = ""
     context: Context = ()
     judge: str = ""
-    """`module:function` of a judge of the user's (`data/judge`); "": by `answer_type`. No row names one."""
+    """`module:function` of a user's judge (`data/judge`); "": judged by `answer_type`. A row cannot set it."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
@@ -71,7 +71,7 @@ class Example:
 
     @property
     def conversation(self) -> str:
-        """The earlier turns and the question: equal for two rows that ask the same."""
+        """The earlier turns and the question: equal for two rows with the same question."""
         return conversation(self.question, self.context)
 
     def as_row(self) -> dict[str, Any]:
@@ -87,12 +87,12 @@ class Example:
 
 
 def collapsed(text: str) -> str:
-    """The text with every run of white space as one space: two copies of a question differ in no more than that."""
+    """The text with each run of white space as one space, because copies of a question may differ in white space."""
     return " ".join(text.split())
 
 
 def conversation(question: str, context: Iterable[Sequence[str]] = ()) -> str:
-    """A question with the turns before it, as one text: without them "And in total?" would be one question."""
+    """The turns and the question as one text: without the turns, every "And in total?" would be the same question."""
     return collapsed(" ".join([*(text for _, text in context), question]))
 
 
@@ -104,10 +104,10 @@ def question_hash(question: str) -> str:
 def without_too_long(
     examples: Sequence[Example], too_long: Mapping[int, str], kind: str, remedy: str
 ) -> list[Example]:
-    """The examples without those that are too long, given by index with the reason; logs how many these are.
+    """Drop the examples that are too long (`too_long`: index -> reason), and log how many there are.
 
-    `kind` names the examples ("training rows"), `remedy` the key that changes it. ValueError where more than half are
-    too long.
+    `kind` names the examples ("training rows"), `remedy` the key to change. ValueError if more than half are too
+    long.
     """
     if too_long:
         reason = next(iter(too_long.values()))
@@ -133,7 +133,7 @@ class Fields:
     answer_type: AnswerType | None = None
     context: Context = ()
     unmarked: bool = False
-    """True where lines of the chain are left out of its steps, as they have no `<<...>>` mark."""
+    """True if lines of the chain without a `<<...>>` mark are left out of its steps."""
 
     def __post_init__(self) -> None:
         if self.answer_type is not None:
@@ -161,12 +161,12 @@ def named_fields(raw: Any) -> Row:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):
         raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
-    # numpy's values, as pandas has them.
+    # pandas holds values of numpy.
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in raw.items()}
 
 
 def context_of(row: Row) -> Context:
-    """The turns before the question, a list of [role, text]; a text called "context" is another column."""
+    """The turns before the question, a list of [role, text]; a "context" that is text is an unrelated column."""
     context = row.get("context") or ()
     if isinstance(context, str):
         return ()
@@ -181,7 +181,7 @@ def context_of(row: Row) -> Context:
 def text_of(row: Row, name: str) -> str:
     value = row.get(name)
     if value is None:
-        # A null counts as not there: a user's own tools often write it for one.
+        # A null counts as missing, because users' tools often write one for a missing value.
         present = sorted(str(key) for key, other in row.items() if other is not None)
         near = did_you_mean(name, present)
         raise ValueError(f"no field {name!r}{near} (has {', '.join(present) or 'none'})")
@@ -200,7 +200,7 @@ def answer_of(row: Row, name: str) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, is {value}")
-        # repr has the digits that the file had: 3244047.0999999996.
+        # repr reproduces the digits of the file: 3244047.0999999996.
         return str(int(value)) if value.is_integer() else repr(value)
     text = text_of({**row, name: value}, name)
     return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
@@ -212,7 +212,7 @@ def stripped(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def filled(text: str, name: str) -> str:
-    """The text without white space around it. ValueError where nothing is left."""
+    """The text without white space around it. ValueError if nothing is left."""
     if not text.strip():
         raise ValueError(f"empty {name}")
     return text.strip()

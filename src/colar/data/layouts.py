@@ -1,17 +1,17 @@
-"""Layouts of a user's rows: each is known by its columns, and read into question, steps, answer and context.
+"""Layouts of a user's rows: each is recognised by its columns, and parsed into question, steps, answer and context.
 
 | layout | columns |
 |---|---|
-| chat | messages (role, content) or conversations (from, value); prompt and completion, one a list (TRL's) |
+| chat | messages (role, content) or conversations (from, value); prompt and completion, at least one a list (TRL's) |
 | MathQA | Problem, linear_formula, options, correct |
-| program | question, and a column with a straight-line Python program, but none with the reasoning alone |
+| program | question, and a column with a straight-line Python program, but none for reasoning alone |
 | solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
-The reasoning of an answer stands in a field of its own (steps, reasoning_content, ...), in `answer` beside
-`final_answer`, between `<think>` tags, or before the last line's `####`; what is behind it is the answer. Or all of a
-text is the chain, and the content of its last `\\boxed{}` the answer. An answer with none of these has no chain. A
-user's rows of GSM8K train on the equations in its `<<21/7=3>>` marks, where there are some, without the lines that have
-none; the published source `gsm8k` has the words as its steps (`catalogue.py`).
+The reasoning is read from a field of its own (steps, reasoning_content, ...), from `answer` beside `final_answer`, from
+between `<think>` tags, or from before the last line's `####`; the text behind the tags or the mark is the answer.
+Otherwise the whole text is the chain if it has a `\\boxed{}`, and the content of the last one is the answer. An answer
+with none of these has no chain. A user's copy of GSM8K trains on the equations in its `<<21/7=3>>` marks, if it has
+any, and drops the lines without one; the published source `gsm8k` has the words as its steps (`catalogue.py`).
 """
 
 import ast
@@ -54,19 +54,19 @@ REASONING = (
 PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
 TURNS = ("messages", "conversations")
 KEYS = ("question", "steps", "answer")
-"""Names that a user may give columns."""
+"""Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
-"""Cells without reasoning. "on" and "off" say whether it was asked for: Nemotron's."""
+"""Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
 THINK = re.compile(
     r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)?(.*?)(?:</think(?:ing)?>|<\|end_of_thought\|>)\s*"
     r"(?:<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
     re.DOTALL,
 )
-"""Thoughts and what is behind them, in the tags of R1's or of OpenThoughts' outputs."""
+"""Thoughts and the text behind them, in the tags of R1's or of OpenThoughts' outputs."""
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
-"""The mark of the answer, which MetaMathQA says once more. With other lines behind it, it is a heading of Markdown."""
+"""The mark of the answer, which MetaMathQA repeats on the next line. Before other lines it is a Markdown heading."""
 EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
@@ -75,25 +75,25 @@ LINE_END = re.compile(r"\s*\n\s*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])")
 ABBREVIATION = re.compile(r"(?:\b(?:[A-Z]|e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|Eq|Fig|approx|cf)|^\d+)\.$")
 LONG = 120
-"""Characters of a step that may be cut at its sentence ends."""
+"""Characters beyond which a line is cut at its sentence ends."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to lay out rows."""
+    """A layout of rows: the test that recognises it, and its parser."""
 
     name: str
     about: str
-    """The columns that are read, for a person."""
+    """The columns that are read, in words for messages."""
     fits: Callable[[Row], bool]
     """True if a row, without its nulls, is of this layout."""
     parse: Callable[[Row], Fields]
 
 
 def of(cells: Row) -> Layout:
-    """The layout of a first row: by the cells that it fills, or else by its columns, of which it may leave some empty.
+    """Find the layout of a first row: by its cells that are not null or, failing that, by all of its columns.
 
-    ValueError says which columns it has, and how to name them.
+    ValueError lists the row's columns and tells how to name them.
     """
     row = {name: value for name, value in cells.items() if value is not None}
     for columns in (row, {name: row.get(name, "") for name in cells}):
@@ -109,7 +109,7 @@ def of(cells: Row) -> Layout:
 
 
 def renamed(columns: Mapping[str, str]) -> Layout:
-    """The layout of columns that a user has named. ValueError for what can be no name."""
+    """Make the layout of columns that a user has named. ValueError for an unknown or missing key."""
     for key in columns:
         if key not in KEYS:
             raise ValueError(f"--columns {key}: must be {', '.join(KEYS)}, as in {NAMING}")
@@ -126,7 +126,7 @@ def renamed(columns: Mapping[str, str]) -> Layout:
 
 
 def require_column(column: str, key: str, there: Iterable[Any]) -> None:
-    """ValueError where the column that a user has named for `key` is not among those that are there."""
+    """Raise ValueError if the column that a user has named for `key` is not among those in `there`."""
     names = [str(name) for name in there]
     if column not in names:
         near = did_you_mean(column, names)
@@ -145,7 +145,7 @@ class Message(NamedTuple):
 
 
 def turns_of(row: Row) -> Any:
-    """The raw messages of a row: of its chat, or of TRL's prompt and perhaps completion; None of any other row."""
+    """The raw messages of a row: its chat, or TRL's prompt and optional completion; None for any other row."""
     for name in TURNS:
         if row.get(name) is not None:
             return row[name]
@@ -162,9 +162,9 @@ def turns_of(row: Row) -> Any:
 
 
 def parse_chat(row: Row) -> Fields:
-    """Parse a row with a chat: its last answer is learnt, the question is the turn before it."""
+    """Parse a row with a chat: the last assistant turn is the answer to learn, the turn before it the question."""
     messages = messages_of(turns_of(row))
-    # ShareGPT's: a column beside the conversation.
+    # ShareGPT has the system message in a column beside the conversation.
     system = row.get("system")
     if isinstance(system, str) and system.strip() and messages and messages[0].role != "system":
         messages.insert(0, Message("system", system.strip(), {}))
@@ -182,7 +182,7 @@ def parse_chat(row: Row) -> Fields:
 
 
 def messages_of(turns: Any) -> list[Message]:
-    """The messages of raw `turns`, roles by their common names. ValueError for what is no chat."""
+    """The messages of raw `turns`, with roles renamed to `ROLES`. ValueError if they are no chat."""
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError("a chat must be a list of messages, each with a role and a content")
     messages = []
@@ -201,7 +201,7 @@ def messages_of(turns: Any) -> list[Message]:
 
 
 def asked(messages: Sequence[Message]) -> tuple[str, Context]:
-    """The question that a chat ends in, and the turns before it. ValueError where it ends in another turn."""
+    """Split a chat into the question, its last turn, and the turns before. ValueError if the last is not the user's."""
     *before, last = messages
     if last.role != "user":
         raise ValueError(f"the turn before the answer is of {last.role!r}, must be of 'user'")
@@ -224,11 +224,11 @@ def _mathqa(row: Row) -> Fields:
 
 
 def parse_solution(raw: Any) -> Fields:
-    """Parse a row of question, perhaps reasoning, and answer under their common names: Coconut's, for one."""
+    """Parse a row with a question, optional reasoning and an answer under common names, such as Coconut's."""
     row = named_fields(raw)
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
-    # An empty column is none, a list in a CSV included: the reasoning may stand in the answer.
+    # An empty column counts as missing, as does an empty list in a CSV: the answer may hold the reasoning.
     reasoning = (*REASONING, "answer") if answer == "final_answer" else REASONING
     chains = (name for name in reasoning if row.get(name) not in EMPTY and name not in (question, answer))
     fields = _solution(row, question, answer, next(chains, None))
@@ -236,7 +236,7 @@ def parse_solution(raw: Any) -> Fields:
 
 
 def with_input(instruction: str, row: Row) -> str:
-    """An instruction, and behind it what it is about: Alpaca's column `input`."""
+    """The instruction followed by its input, which Alpaca has in the column `input`."""
     about = row.get("input")
     return f"{instruction}\n\n{about.strip()}" if isinstance(about, str) and about.strip() else instruction
 
@@ -263,12 +263,12 @@ def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields
 
 
 def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
-    """The chain in a column: its steps, or a text that is to be cut."""
+    """The chain in a column: its steps, or a text to be cut into steps."""
     chain = row.get(name)
     if isinstance(chain, str):
         text, chain = chain, _listed(chain)
         if chain is None:
-            # It may end in the answer once more.
+            # The text may repeat the answer at its end.
             thought = THINK.match(text)
             return thought[1] if thought else FINAL.split(text.strip())[0]
     if chain is None:
@@ -279,21 +279,21 @@ def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
 
 
 def _listed(text: str) -> list[Any] | None:
-    """The list in a cell of a table: of JSON, or as pandas writes it to CSV; None for any other text."""
+    """The list in a cell of a table, as JSON or as pandas writes it to CSV; None for any other text."""
     with contextlib.suppress(ValueError):
         value = files.parse_json(text)
         if isinstance(value, list):
             return value
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         value = ast.literal_eval(text)
-        # Python would join `['a' 'b']`, a cell of numpy's, to one text.
+        # Compared with its repr, because Python would join numpy's `['a' 'b']` to one text.
         if isinstance(value, list) and repr(value) == text:
             return value
     return None
 
 
 def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, ...], answer: str) -> Fields:
-    """The fields of a row, whose chain is steps, or a text that is cut into steps."""
+    """The fields of a row; a `chain` that is text is cut into steps."""
     marked = []
     if isinstance(chain, str):
         marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
@@ -303,7 +303,7 @@ def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, .
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """The reasoning in a text, "" where there is none, and the answer behind it or in its last box."""
+    """Split a text into its reasoning ("" if there is none) and the answer behind it or in its last box."""
     thought = THINK.match(text)
     if thought:
         chain, answer = _parted(thought[2])
@@ -340,12 +340,12 @@ def cut(chain: str) -> tuple[str, ...]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text; none ends behind an abbreviation, or behind the number of a list."""
+    """The sentences of a text; none ends behind an abbreviation, or behind the number of a list item."""
     return _parts(text, SENTENCE_END, unless=ABBREVIATION)
 
 
 def _parts(text: str, ends: re.Pattern[str], unless: re.Pattern[str] | None = None) -> list[str]:
-    """The text cut at each of `ends`, but not inside a formula, nor where the part before it has `unless`."""
+    """Cut a text at each match of `ends`, but not inside a formula, nor if `unless` matches in the part before it."""
     formulas = [match.span() for match in FORMULA.finditer(text)]
     parts, start = [], 0
     for match in ends.finditer(text):

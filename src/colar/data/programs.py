@@ -4,21 +4,21 @@
     total = apples * 6          <<7*6=42>>        <<7*6=42>> <<42+3=45>>
     return total + 3            <<42+3=45>>
 
-Each assignment of an expression is one equation, its variables replaced by their values. Equations have the signs of
-GSM8k-Aug's, + - * /: an exact `//` is written as a division, a small power as a product, and a program that drops a
-remainder or rounds is refused. Equations that the answer takes nothing from, and repeated ones, are left out.
+Each assignment of an expression is one equation, its variables replaced by their values. Equations have the
+operators of GSM8k-Aug, + - * /: an exact `//` is written as a division, a small power as a product, and a program that
+drops a remainder or rounds is rejected. Repeated equations, and those that the answer does not use, are left out.
 
-Parsers of rows that hold one, each named for its data set:
+Parsers of rows that hold a program, each named after its data set:
 
 | rows | chain | given answer |
 |---|---|---|
 | TinyGSM | a Python function in the answer of a language model | none |
-| MathQA | `linear_formula` | the right one of the options |
+| MathQA | `linear_formula` | the correct option |
 | MathCAMPS | `[[var y = (162 / 18)]] [[question g = ['y']]]` | `answer` |
-| DMath | Python, an operation a line | `answer_en` |
+| DMath | Python, one operation per line | `answer_en` |
 | MAWPS | `X=(88.0-6.0)` | `lSolutions` |
 
-A row is read if its program is straight and its result equals the given answer by the judge's rule. Otherwise its
+A row is read if its program is straight-line and its result equals the given answer by the judge's rule. Otherwise its
 parser raises `NotStraight` with the reason.
 """
 
@@ -55,18 +55,18 @@ CASTS: dict[str, Callable[[Fraction, int], Fraction]] = {
     "round": round,
     "abs": lambda value, _: abs(value),
 }
-"""Functions that may stand around a value which they leave as it is: equations cannot say that it changes."""
+"""Functions that are allowed only if they leave their argument unchanged: equations cannot express a change."""
 INVERSES = {
     ast.Add: ("{0} - {1}", "{0} - {1}"), ast.Sub: ("{0} + {1}", "{1} - {0}"),
     ast.Mult: ("{0} / {1}", "{0} / {1}"), ast.Div: ("{0} * {1}", "{1} / {0}"),
 }  # fmt: skip
-"""Operation -> its first operand by its result {0} and the other operand {1}, and its second operand."""
+"""Operation -> its first and its second operand, each computed from the result {0} and the other operand {1}."""
 ANSWERS = ("result", "answer", "ans")
 """Variables that hold the answer of a program without a return."""
 DECIMALS = 4
-"""The most decimals of a value: what has more cannot be written in an equation that is true."""
+"""Most decimals of a value: one with more cannot be written in an equation that is true."""
 MOST_BITS = 128
-"""Size of the largest numerator and denominator: a chain of powers would fill any memory."""
+"""Size of the largest numerator and denominator, because a chain of powers would fill any memory."""
 MOST_CHARACTERS = 10_000
 """Length of the longest program."""
 EQUATION_CHARACTERS = 50
@@ -104,7 +104,7 @@ def of_python(code: str) -> Solution:
         body = functions[0].body
     values: dict[str, Term] = {}
     behind: dict[str, set[str]] = {}
-    """The equations that a variable's value comes from."""
+    """Variable -> the equations that its value depends on."""
     equations: dict[str, Fraction] = {}
     answer, used_by_answer = Fraction(0), set[str]()
     for node in body:
@@ -123,7 +123,7 @@ def of_python(code: str) -> Solution:
             used.add(equation)
             text, rank = written(value), ATOM
         if name is not None:
-            # A third has no decimals to be written in: it stays an expression, in the equations that use it.
+            # A value that cannot be written (1/3) stays an expression in the equations that use it.
             values[name], behind[name] = (value, text, rank), used
         if name is None or not plain or name in ANSWERS:
             answer, used_by_answer = value, used
@@ -131,9 +131,9 @@ def of_python(code: str) -> Solution:
             break
     else:
         if functions:
-            # What a cut-off answer of a model has computed so far is not the result.
+            # A truncated answer of a model has computed an intermediate value, not the result.
             raise NotStraight("a function without a return")
-    # An answer that cannot be written is the reason, even where no equation leads to it.
+    # Raises for an answer that cannot be written: this reason takes precedence over those below.
     written(answer)
     steps = tuple(equation for equation in equations if equation in used_by_answer)
     if not steps:
@@ -144,7 +144,7 @@ def of_python(code: str) -> Solution:
 
 
 def _parsed(code: str) -> list[ast.stmt]:
-    """The statements of a program, which may stand between a chat's ``` marks, its function's body not indented."""
+    """The statements of a program, which may stand between ``` marks, its function's body not indented."""
     fenced = FENCE.search(code)
     text = textwrap.dedent(fenced[1] if fenced else code).strip()
     if len(text) > MOST_CHARACTERS:
@@ -159,7 +159,7 @@ def _parsed(code: str) -> list[ast.stmt]:
 
 
 def _assigned(node: ast.stmt) -> tuple[str | None, ast.expr | None]:
-    """The variable that a statement assigns, if any, and the expression that it computes; None for a docstring."""
+    """The variable that a statement assigns, if any, and the expression that it computes, if any."""
     match node:
         case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), value=ast.expr() as value):
             return name, value
@@ -205,7 +205,7 @@ def _walk(node: ast.expr, values: dict[str, Term]) -> Term:
 
 
 def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
-    """As `_walk`, of an operation with two operands."""
+    """`_walk` for an operation with two operands."""
     left, left_text, left_rank = _walk(node.left, values)
     right, right_text, right_rank = _walk(node.right, values)
     sign, compute = OPERATORS.get(type(node.op), ("", None))
@@ -220,7 +220,7 @@ def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
     else:
         value = compute(left, right)
         left_text = f"({left_text})" if left_rank < PRECEDENCE[sign] else left_text
-        # a - (b - c) and a / (b / c) need their brackets; a negative number behind a sign has some, too.
+        # a - (b - c) and a / (b / c) need their brackets; a negative number behind a sign is put in brackets, too.
         closed = right_rank <= PRECEDENCE[sign] or right_text.startswith("-")
         text = f"{left_text}{sign}({right_text})" if closed else f"{left_text}{sign}{right_text}"
     if isinstance(node.op, ast.FloorDiv) and value.denominator != 1:
@@ -232,7 +232,7 @@ def _operation(node: ast.BinOp, values: dict[str, Term]) -> Term:
 
 
 def written(value: Fraction) -> str:
-    """A number as equations have it: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
+    """Write a number as in equations: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
     if not _is_short(value):
         raise NotStraight("a value that has too many decimals to be written")
     return decimal_text(value)
@@ -244,7 +244,7 @@ def _is_short(value: Fraction) -> bool:
 
 
 def solved(known: str, side: str, unknown: str) -> str:
-    """The program that solves `known = side` for an unknown that stands once: `s = 24 / 12` of 24 and `s * 12`."""
+    """The program that solves `known = side` for an unknown that occurs once: `s = 24 / 12` for 24 and `s * 12`."""
     try:
         node = ast.parse(side.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -265,7 +265,8 @@ def solved(known: str, side: str, unknown: str) -> str:
 def of_formula(formula: str, problem: str) -> Solution:
     """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order.
 
-    Formulas that compute constants from constants, or use less than half of the numbers, hit the answer by chance.
+    NotStraight for formulas that compute constants from constants, or use less than half of the numbers, because they
+    hit the answer by chance.
     """
     numbers = [Fraction(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", problem)]
     used = set()
@@ -294,7 +295,7 @@ def of_formula(formula: str, problem: str) -> Solution:
 
 # Rows that hold a program
 
-# What some of the models wrote before the question that they were asked to make up.
+# Text that some of the models wrote before the question that they were to make up.
 _PREAMBLE = re.compile(
     r"^\W*(?:(?:student|result|(?:s?ome )?(?:possible )?(?:new |math |python |additional )*questions"
     r"(?: and (?:python )?programs)?(?: are)?)\s*:\s*)+",
@@ -309,7 +310,7 @@ _PRINT = re.compile(r"print\(.*?\b(var_\w+)\b.*\)\s*$")
 
 
 def checked(question: str, solution: Solution, gold: Any, key: str | None = None) -> Fields:
-    """The fields of a program, if its value is the row's own answer `gold`; None where the row has none."""
+    """The fields of a program. NotStraight if its value differs from the row's answer `gold`; None skips this check."""
     if gold is not None:
         answer = read_number(str(gold))
         if answer is None:
@@ -328,7 +329,7 @@ def tinygsm(raw: Any) -> Fields:
 
 
 def mathqa(raw: Any) -> Fields:
-    """Parse MathQA: the right option is the answer; spaces before punctuation go."""
+    """Parse MathQA: the correct option is the given answer; spaces before punctuation are removed."""
     row = named_fields(raw)
     problem = text_of(row, "Problem")
     solution = of_formula(text_of(row, "linear_formula"), problem)
@@ -339,7 +340,7 @@ def mathqa(raw: Any) -> Fields:
 
 
 def mathcamps(raw: Any) -> Fields:
-    """Parse the first problem of a MathCAMPS dialogue; its follow-ups cannot be read without it."""
+    """Parse the first problem of a MathCAMPS dialogue; its follow-ups cannot be understood without it."""
     row = named_fields(raw[0] if isinstance(raw, list) and raw else raw)
     program = text_of(row, "symbolic-struct")
     unknown = _UNKNOWN.search(program)
@@ -347,7 +348,7 @@ def mathcamps(raw: Any) -> Fields:
         raise NotStraight("several unknowns, or one that stands more than once")
     lines = []
     for name, expression in _DEFINED.findall(program):
-        # A number in place of a name: the equation is to be solved for what is asked.
+        # A number in place of a name: the equation is solved for the unknown of the question.
         lines.append(solved(name, expression, unknown[1]) if name.isdigit() else f"{name} = {expression}")
     solution = of_python("\n".join([*lines, f"result = {unknown[1]}"]))
     return checked(text_of(row, "statement"), solution, answer_of(row, "answer"))
@@ -361,7 +362,7 @@ def dmath(raw: Any) -> Fields:
 
 
 def mawps(raw: Any) -> Fields:
-    """Parse MAWPS: rows of one equation, in which the unknown stands once."""
+    """Parse MAWPS: rows of one equation, in which the unknown occurs once."""
     row = named_fields(raw)
     equations: list[str] = row.get("lEquations") or []
     solutions: list[Any] = row.get("lSolutions") or []

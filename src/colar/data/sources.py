@@ -2,14 +2,14 @@
 
     load_examples("gsm8k-aug", "test")
 
-Where a source is looked for: under `data_dir`, else under the folder that the environment variable COLAR_DATA_DIR
-names, else on the Hugging Face Hub. `catalogue.py` has the table: an entry a source, and in it a location a split. With
-a data folder given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
+A source is looked up under `data_dir`, else under the folder that the environment variable COLAR_DATA_DIR names, else
+on the Hugging Face Hub. The table in `catalogue.py` has an entry for each source, with a location for each split. If a
+data folder is given, a missing file is an error, not a silent download; a source that has no files (gpqa) always comes
 from the Hub. A user's file or folder is read by `user_rows.py`.
 
 Rows of a source with `order="key"` are sorted by their ids. Most of these are a hash of the question, so that `limit`
-takes a random but fixed sample. Such a hash also holds out MATH's validation rows, as the paper does not say how it
-does. docs/data.md has the order, ids and clusters of each source.
+takes a random but fixed sample. Such a hash also selects MATH's validation rows, because the paper does not say how its
+own were selected. docs/data.md has the order, ids and clusters of each source.
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ def load_examples(
 
     `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, a folder of `<split>.jsonl` or
     other files, such as `prepare` writes, or a data set of the Hub, `owner/name`. `limit` takes the first n rows.
-    `seed` and `options`, the fields of its config, are for `arithmetic`. `columns`: those of a user's file,
-    `{"question": "problem"}`, where they have other names. `judge`: `module:function` of a judge of the user's, which
-    takes answers of any kind.
+    `seed` and `options` (fields of `ArithmeticConfig`) apply to `arithmetic`. `columns` maps the columns of a user's
+    file, `{"question": "problem"}`, if they have other names. `judge` is the `module:function` of a user's judge, which
+    accepts answers of any type.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
-    `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
+    `skip_malformed`, which logs the skipped rows on stderr), an empty data set, or a Hub that cannot be reached.
     """
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
@@ -61,17 +61,17 @@ def load_examples(
         expected = ValueError if skip_malformed else ()
         rows = user_rows.read(source, columns, split, judge, expected=expected)
         rows.left_out.say(f"{rows.name}/{split}", len(rows.examples))
-        # How answers are judged was guessed.
+        # Log the inferred answer type, and how many chains lost unmarked lines.
         if rows.untyped or rows.unmarked:
             progress.say(rows.summary()[0])
-        # Last: where a source is mistyped, its options are not what is wrong.
+        # Checked last, so that the error for a mistyped source names the source, not its options.
         check_known("file option", options, ())
         return _with_clusters(rows.examples[:limit])
     if columns is not None:
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     check_known(f"{source} split", [split], SOURCES[source].splits)
-    if source == "arithmetic":  # made, not read
-        # Checked here, for a dataclass answers an unknown name with a TypeError.
+    if source == "arithmetic":  # generated, not read
+        # Checked here, because a dataclass raises TypeError for an unknown name.
         names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
         check_known("arithmetic option", options, names)
         config = arithmetic.ArithmeticConfig(**options)
@@ -79,17 +79,17 @@ def load_examples(
         examples = arithmetic.generate(config, split, n, seed)
     else:
         check_known(f"{source} option", options, ())
-        # Behind the limit: the first one of a cluster is always among the rows that are returned.
+        # After the limit, so that the first row of a cluster is always among the rows that are returned.
         examples = _with_clusters(_published(source, split, data_dir, limit, skip_malformed))
     return judged_by(examples, judge)
 
 
 def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
-    """Write `<output>/<split>.jsonl` in Coconut's format, each file in one step. Returns the paths.
+    """Write `<output>/<split>.jsonl` in Coconut's format, each file atomically. Returns the paths.
 
-    `load_examples(output, split)` reads them back to equal rows. Other arguments and errors are `load_examples`'s.
+    `load_examples(output, split)` reads equal rows back. Other arguments and errors are those of `load_examples`.
     """
-    # Now rather than after a long read.
+    # Checked now rather than after a long read.
     files.require_writable(output)
     paths = []
     for split in splits:
@@ -99,8 +99,8 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
 
 
 def splits_of(source: str) -> list[str]:
-    """List the splits of a source; a folder's are its files, and a file or Hub id is one, called train."""
-    # A source's name wins over a folder that happens to be called so.
+    """List the splits of a source; those of a folder are its files, and a file or Hub id has one, called train."""
+    # A source takes precedence over a folder of the same name.
     if source in SOURCES:
         return list(SOURCES[source].splits)
     path = Path(source)
@@ -133,7 +133,7 @@ def _published(
     location = entry.splits[split]
     parser = entry.parser
     assert parser is not None
-    # Programs without a chain are expected, and the publisher's own faults are known: they stop no load.
+    # Programs without a chain are expected and the publishers' faults are known, so neither aborts the load.
     left_out = data_files.LeftOut(ValueError if skip else (NotStraight, UpstreamFault))
 
     def parse(raw: Any) -> Fields:
@@ -155,7 +155,7 @@ def _published(
 
     rows = data_files.parsed(_raw_rows(source, split, data_dir), parse, left_out)
     examples = data_files.examples_of(rows, id_of, entry.answer_type, left_out)
-    # No further than `limit`: a malformed row behind it is never met.
+    # Read no further than `limit`, so that a malformed row behind it is no error.
     read = list(itertools.islice(examples, limit if entry.order == "upstream" else None))
     left_out.say(f"{source}/{split}", len(read))
     chosen = read if entry.order == "upstream" else _portion(read, location)[:limit]
@@ -165,7 +165,7 @@ def _published(
 
 
 def _portion(examples: list[Example], location: Split) -> list[Example]:
-    """The portion of a hash-ordered source that the split is, sorted."""
+    """The rows of a hash-ordered source that belong to the split, sorted by id."""
     # These ids end in a hash of the question, so that sorted rows are in random order; SVAMP's do not.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
@@ -173,7 +173,7 @@ def _portion(examples: list[Example], location: Split) -> list[Example]:
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
-    """Give each example whose question, with its turns, came before the first one's id as its cluster."""
+    """Set `cluster` to the id of the first example with the same turns and question, if an earlier one has them."""
     first_id: dict[str, str] = {}
     marked = []
     for example in examples:
@@ -185,7 +185,7 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     return marked
 
 
-# --- where the raw rows of a split lie: under a data folder, or on the Hub ---------------------------------
+# --- the raw rows of a split: from a data folder, or from the Hub ------------------------------------------
 
 
 def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
@@ -195,7 +195,7 @@ def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
     folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
-    # A folder that was named stands in for the Hub, for every source that has files at all.
+    # A named folder replaces the Hub for every source that has files at all.
     if location.file and folder is not None:
         return _from_files(source, location, Path(folder))
     if entry.hub is None or location.hub is None:
@@ -212,12 +212,12 @@ def _from_files(source: str, location: Split, folder: Path) -> RawRows:
     if paths:
         return itertools.chain.from_iterable(map(data_files.read, paths))
     parts = [folder / name for name in location.parts]
-    # One part of a training set is not a training set.
+    # All parts are required, so that a part of a training set does not pass for all of it.
     if parts and all(part.exists() for part in parts):
         names = " and ".join(part.name for part in parts)
         progress.say(f"{source}: no {location.file} under {folder}, reading {names}")
         return _distinct(source, parts)
-    # The user named a folder: a download in place of a file that is not there would go unnoticed.
+    # An error, because the user named a folder: a download in place of a missing file would go unnoticed.
     hub = SOURCES[source].hub
     otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
     wanted = " or ".join(filter(None, [location.file, " + ".join(location.parts)]))
@@ -225,7 +225,7 @@ def _from_files(source: str, location: Split, folder: Path) -> RawRows:
 
 
 def _distinct(source: str, parts: list[Path]) -> RawRows:
-    """The lines of several iCoT files, each question once: the question is what stands before "||"."""
+    """The lines of several iCoT files, each question once; the question is the text before "||"."""
     seen: set[str] = set()
     dropped = 0
     for part in parts:

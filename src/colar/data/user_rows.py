@@ -1,9 +1,9 @@
-"""A user's rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
+"""A user's rows: read from a file, a folder, the Hub or memory, and divided for training, validation and test.
 
     read(data) -> UserRows;  divide(examples) -> Divided(train, validation, test)
 
-One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
-counted by its reason.
+All rows have one layout, recognised by the columns of the first row (`layouts.py`). A row that cannot be read is left
+out, and counted by its reason.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ from colar.data.example import AnswerType, Example, Fields, named_fields, questi
 from colar.data.judge import judged_by, understood
 
 FEWEST = 20
-"""Rows below which nothing is left to train on once some are held out."""
+"""Fewest rows that can be divided: of fewer, nothing is left to train on once some are held out."""
 HELD_OUT = 0.05
-"""Share of the rows for validation, and as many for the test."""
+"""Share of the rows held out for validation, and again for the test."""
 FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 500
-"""Bounds of that number."""
+"""Bounds on the number of rows held out for each."""
 ENOUGH = 0.95
-"""Share of the answers that must be numbers, or letters, for all to be judged so."""
+"""Share of the answers that must be numbers, or letters, for all to be judged as such."""
 LATEX = 0.1
-"""Share of the answers with LaTeX from which all are judged as formulas."""
+"""Share of answers with LaTeX at which all are judged as formulas."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class UserRows:
     layout: layouts.Layout
     examples: list[Example]
     columns: list[str]
-    """That some row has."""
+    """Columns that at least one row has."""
     answer_type: AnswerType
-    """Of the rows that name none."""
+    """Answer type of the rows that name none."""
     untyped: int
-    """Rows that name none."""
+    """Number of rows that name no answer type."""
     unmarked: int
-    """Rows of which lines without a `<<...>>` mark are left out (`layouts.cut`)."""
+    """Number of rows whose chains lose lines without a `<<...>>` mark (`layouts.cut`)."""
     judge: str | None
-    """`module:function` of a judge of the user's."""
+    """`module:function` of the user's judge."""
     left_out: LeftOut
 
     def summary(self) -> list[str]:
-        """A few lines for a person."""
+        """A human-readable summary, in a few lines."""
         rows_by_type = Counter(row.answer_type for row in self.examples)
         types = [f"{n:,} as {name}" for name, n in rows_by_type.most_common()]
         judged = ", ".join(types) if len(types) > 1 else f"as {self.examples[0].answer_type}"
@@ -68,7 +68,7 @@ class UserRows:
         return lines
 
     def require_chains(self) -> None:
-        """ValueError where no row has reasoning: there is nothing to learn to think from."""
+        """Raise ValueError if no row has reasoning, because there is none to learn from."""
         if not any(example.steps for example in self.examples):
             raise ValueError(
                 f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
@@ -78,13 +78,13 @@ class UserRows:
 
 @dataclass(frozen=True)
 class Divided:
-    """Rows to train on, to validate with, and for the table at the end."""
+    """Rows for training, for validation, and for the test at the end."""
 
     train: list[Example]
     validation: list[Example]
     test: list[Example]
     also_held_out: int = 0
-    """Rows that were left out because given validation or test rows ask their question."""
+    """Number of rows left out because a given validation or test row has their question."""
 
 
 def read(
@@ -100,15 +100,14 @@ def read(
     Args:
         data: A file (`data_files.USER_ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list
             of dicts, or a `datasets.Dataset`.
-        columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
-        split: Of a folder.
-        judge: `module:function` that judges answers of any kind.
-        answer_type: Of rows that name none; by default it is found from the answers.
-        expected: Errors of a row that is left out; any other ends the load.
+        columns: `{"question": "problem", "answer": "solution"}` if the columns have other names.
+        split: Split of a folder, or of a Hub id without `:split`.
+        judge: `module:function` that judges answers of any type.
+        answer_type: Answer type of rows that name none; by default inferred from the answers.
+        expected: Errors for which a row is left out; any other aborts the load.
 
     Raises:
-        ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
-            can be read.
+        ValueError: If the data is missing or no table, the columns cannot be recognised, or no row can be read.
     """
     name, raw_rows = _raw_rows(data, split)
     left_out = LeftOut(expected)
@@ -116,11 +115,11 @@ def read(
     rows = list(parsed(raw_rows, parser, left_out))
     if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
-    # A row may lack a chain: one that all lack is another column.
+    # A single row may lack its steps; if all rows lack them, the wrong column was named.
     if columns and "steps" in columns:
         layouts.require_column(columns["steps"], "steps", parser.found)
     if judge:
-        # Then answers may be anything.
+        # A user's judge accepts answers of any type.
         rows = [row._replace(fields=replace(row.fields, answer_type="text")) for row in rows]
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or _answer_type(untyped)
@@ -143,21 +142,23 @@ def read(
 def read_held_out(
     data: Any, rows: UserRows, columns: Mapping[str, str] | None = None, test: Any = None
 ) -> dict[str, UserRows]:
-    """The validation and test rows beside the training `rows` of `data`: those of a folder's own files, such as
-    `colar data prepare` writes, and of `test` where it is given. Without either there is no such key."""
+    """Read the validation and test rows that go with the training `rows`: those in files of the folder `data`, such as
+    `colar data prepare` writes, and those of `test`, which takes precedence. A split without any has no key."""
     splits = data_files.splits_in(Path(data)) if isinstance(data, str | Path) and Path(data).is_dir() else []
     given = {name: data for name in ("validation", "test") if name in splits}
     given |= {} if test is None else {"test": test}
-    return {name: read(each, columns, name, rows.judge, rows.answer_type) for name, each in given.items()}
+    # If every training row names its type, that of the others is inferred from their own answers.
+    answer_type = rows.answer_type if rows.untyped else None
+    return {name: read(each, columns, name, rows.judge, answer_type) for name, each in given.items()}
 
 
 class _Parser:
-    """Parses rows by the columns that the user has named, or else in the layout of the first row."""
+    """Parses rows by the columns that the user has named, or else by the layout of the first row."""
 
     def __init__(self, named: Mapping[str, str] | None) -> None:
         self.layout = layouts.renamed(named) if named else None
         self.hint = ""
-        """A way out where the layout of the rows was taken for another than it is."""
+        """Advice for the error message, in case the wrong layout was recognised."""
         self.found: dict[str, None] = {}
         """Columns that some row has, in their order."""
 
@@ -209,7 +210,7 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
 
 
 def _answer_type(golds: Sequence[str]) -> AnswerType:
-    """The type of answers that name none: numbers or letters where nearly all are, else LaTeX or text."""
+    """Infer the type of answers that name none: number or choice if nearly all are such, else latex or text."""
     strict: tuple[AnswerType, ...] = ("number", "choice")
     for answer_type in strict:
         if sum(understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
@@ -228,10 +229,10 @@ def divide(
 ) -> Divided:
     """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
 
-    Of fewer than 200 rows a quarter is taken for each. The same rows give the same split in any order and on any
-    machine, and rows of one question are on one side. Where `validation` or `test` are given, none are taken from
-    `rows`, and rows that ask their questions are left out, as are those of `validation` that ask one of `test`.
-    ValueError for fewer than 20 rows.
+    Of fewer than 200 rows a quarter is held out for each. The same rows give the same split in any order and on any
+    machine, and rows with the same question stay together. If `validation` or `test` is given, none are taken from
+    `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a question of
+    `test`. ValueError for fewer than 20 rows, or too few different questions.
     """
     if len(rows) < FEWEST:
         raise ValueError(

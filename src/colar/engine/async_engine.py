@@ -9,12 +9,12 @@
     stream  --submit, cancel, close-->  _orders  -->   between two steps: carry out the orders
             <--events--------- a queue for each  <--   step
 
-Callers come and go at any time; leaving a stream early (or a cancelled task) cancels its request and leaves the others
-untouched. Only the worker touches the engine and its model; `run` has it do other things with the model.
+Callers come and go at any time. Closing a stream early, or cancelling its task, cancels its request and no other. Only
+the worker uses the engine and its model; `run` executes other work on the model in the worker.
 
-On a CPU the worker should be the only thread that computes. Each thread that has done so keeps OpenMP threads of its
-own, and if all of these are more than the cores, they sleep instead of waiting actively: steps of SmolLM2-135M then
-take half as long again on two cores. So load a model that is served in a thread that ends (`run_in_temporary_thread`).
+On a CPU the worker should be the only thread that computes. Each thread that has computed keeps OpenMP threads of its
+own, and if all of these outnumber the cores, they sleep instead of waiting actively: steps of SmolLM2-135M then take
+1.5 times as long on two cores. Therefore load a served model in a temporary thread (`run_in_temporary_thread`).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from colar.engine.request import Request
 
 T = TypeVar("T")
 Subscriber = asyncio.Queue[Event | Exception]
-"""The queue in which a caller waits for events, or for the error that ends the stream."""
+"""The queue from which a caller receives events, or the error that ends its stream."""
 
 
 class AsyncEngine:
@@ -41,32 +41,32 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Work of the worker between two steps, which raises nothing; None ends it."""
+        """Calls that the worker executes between two steps, and that raise nothing; None ends the worker."""
         self._subscribers: dict[int, Subscriber] = {}
-        """Those of unfinished requests, by the engine's number. Only the worker changes them."""
+        """The queues of unfinished requests, by the engine's number. Only the worker changes this dict."""
         self._loop: asyncio.AbstractEventLoop
-        """That of all callers, known from the first one on."""
+        """The event loop of all callers; unset until the first `stream`."""
         self._lock = threading.Lock()
-        """Held to give an order: none is given to a worker that has ended."""
+        """Held while an order is given, so that none is given to a worker that has ended."""
         self.closed = False
-        """True once it takes no more requests."""
+        """True once no more requests are accepted."""
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         """Events of one request as they happen.
 
-        Raises ValueError if it cannot be run, QueueFull if too many wait, what a step of this request raised, and
-        RuntimeError once closed.
+        Raises ValueError if the request cannot be run, QueueFull if too many wait, the error of a step of this request,
+        and RuntimeError once the engine is closed.
         """
-        # An object of its own: to cancel it must not cancel another caller's.
+        # A copy, because requests are cancelled by identity: another caller may have passed the same object.
         request = dataclasses.replace(request)
         loop = asyncio.get_running_loop()
         if self._subscribers and loop is not self._loop:
             raise RuntimeError("an AsyncEngine answers callers of one event loop at a time")
         self._loop = loop
         subscriber: Subscriber = asyncio.Queue()
-        # Set by the worker: this task may be cancelled before it would learn its number.
+        # Set by the worker, because this task may be cancelled before `run` returns.
         number = -1
 
         def submit() -> None:
@@ -75,9 +75,9 @@ class AsyncEngine:
             self._subscribers[number] = subscriber
 
         def cancel() -> None:
-            # Nothing is left to cancel of a request that was refused, or has finished.
+            # A request that was refused or has finished has no subscriber, and nothing to cancel.
             if self._subscribers.pop(number, None) is not None:
-                # There is no caller to tell of an error: the request runs on, and nothing receives its events.
+                # No caller is left to receive an error. After one, the request runs on and its events are dropped.
                 with contextlib.suppress(Exception):
                     self.engine.cancel(request)
 
@@ -104,16 +104,16 @@ class AsyncEngine:
         return dataclasses.replace(completion, request=request)
 
     async def close(self) -> None:
-        """Stop after the present step; streams that are still open end with RuntimeError."""
+        """Stop after the current step; streams that are still open end with RuntimeError."""
         with self._lock:
             self.closed = True
             self._orders.put(None)
         await asyncio.to_thread(self._worker.join)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which the worker does between two steps. Raises what it raises."""
+        """Run `work` in the worker between two steps, and return its result. Raises what `work` raises."""
         done: Future[T] = Future()
-        # Its caller may be cancelled while it waits: the worker still sets a result.
+        # The caller may be cancelled while it waits, and a cancelled future would reject the worker's result.
         done.set_running_or_notify_cancel()
 
         def order() -> None:
@@ -135,25 +135,25 @@ class AsyncEngine:
     # The worker's side
 
     def _work(self) -> None:
-        """Step until there is the order to stop. However the worker ends, no caller waits for it after that."""
+        """Step until the order to stop, or a failure of the worker. Streams still open then end with an error."""
         try:
             while self._obey():
                 try:
                     self._deliver(self.engine.step())
                 except Exception as error:
-                    # Not a request has failed, but the engine. It is as new after it, and serves the next requests.
+                    # The engine itself has failed, not a request. It is cleared, and serves the next requests.
                     self._fail(error)
         finally:
             with self._lock:
                 self.closed = True
-            # Those that submit succeed, and their streams end with the others.
+            # Orders to submit succeed, and their streams end with the others.
             while not self._orders.empty():
                 if (order := self._orders.get()) is not None:
                     order()
             self._fail(RuntimeError("the engine is closed"))
 
     def _obey(self) -> bool:
-        """Carry out all orders that are there; wait for one if there is nothing to step. False to stop."""
+        """Carry out all pending orders, after waiting for one if the engine is idle. False if one is to stop."""
         wait = not self.engine.busy
         while True:
             try:
@@ -163,15 +163,15 @@ class AsyncEngine:
             if order is None:
                 return False
             order()
-            # There may be something to step now.
+            # The order may have submitted a request.
             wait = False
 
     def _deliver(self, events: list[Event]) -> None:
-        """Put events into the queues of those who wait for them."""
+        """Put events into the queues of their subscribers."""
         items: list[tuple[Subscriber, Event | Exception]] = []
         for event in events:
             subscriber = self._subscribers.get(event.number)
-            # None: the caller left, and its order to cancel is on the way.
+            # None: the caller has left, and cancelling its request failed (see `stream`).
             if subscriber is not None:
                 items.append((subscriber, event))
             if event.kind == "finished":
@@ -188,7 +188,7 @@ class AsyncEngine:
             self._put(items)
 
     def _put(self, items: Sequence[tuple[Subscriber, Event | Exception]]) -> None:
-        """Put items into their queues, by one call: each call wakes the event loop's thread."""
+        """Put items into their queues in one call, because each call wakes the event loop's thread."""
 
         def put() -> None:
             for subscriber, item in items:
@@ -201,6 +201,6 @@ class AsyncEngine:
 
 
 def run_in_temporary_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done in a thread that then ends, its OpenMP threads with it. Raises what it raises."""
+    """Run `work` in a thread that then ends together with its OpenMP threads. Returns or raises what `work` does."""
     with ThreadPoolExecutor(max_workers=1) as one:
         return one.submit(work).result()

@@ -7,13 +7,13 @@
     slot 2   . . . . . . . . .        free
 
 The running rows are slots 0..n-1, so that a decode step reads a slice and copies nothing: when a row ends, the last
-one moves into its slot. What lies right of a row's length is left over from earlier rows, and masked.
+one moves into its slot. Columns beyond a row's length hold leftovers of earlier rows, and are masked.
 
-There are about as many slots as rows, as wide as the widest row may become: the scheduler chooses the size, `reserve`
-allocates it. An idle engine gives all of it back (`release`), or leaves it to the next engine, with CUDA graphs.
+There are about as many slots as rows, each as wide as the widest row may become. The scheduler chooses the size, and
+`reserve` allocates it. An idle engine frees all of it (`release`); with CUDA graphs the next engine reuses the cache.
 
-A backbone's layers call `SlotLayer.update` with the keys and values of what is fed. Where these are written is set
-before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also return the attention mask.
+A backbone's layers call `SlotLayer.update` with the keys and values of the fed positions. Before the forward pass,
+`SlotCache.at_prefill` or `at_decode` sets the slots and columns to write them to, and returns the attention mask.
 
 Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 """
@@ -28,12 +28,12 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.model import backbones, masks, probes
-from colar.ops import ragged
+from colar.ops import devices, ragged
 
 ROUND_TO = backbones.CONTEXT_MULTIPLE
 """Attention reads columns up to a multiple of this, so that there are few shapes."""
 FED = 3
-"""Positions that a backbone's check feeds after its prefill."""
+"""Positions that the check of a backbone decodes after its prefill."""
 
 
 def round_columns(columns: int) -> int:
@@ -43,7 +43,7 @@ def round_columns(columns: int) -> int:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The allocated size of a layer: slots times columns are positions, of a key and a value for each head."""
+    """The allocated size of a layer. Each of its slots x columns positions holds a key and a value for each head."""
 
     slots: int
     columns: int
@@ -70,12 +70,12 @@ class SlotMapping:
     """Columns read, from 0 on."""
 
     def read(self, cached: Tensor) -> Tensor:
-        """A layer's keys or values as far as these rows may see them, (N, H, C, d)."""
+        """The keys or values of a layer that these rows read, (N, H, C, d)."""
         return cached[self.first : self.first + len(self.rows), :, : self.span]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's keys and values, (S, H, C, d) each, on the backbone's own dtype and device."""
+    """One layer's keys and values, (S, H, C, d) each, in the dtype and on the device of the backbone."""
 
     def __init__(self, owner: "SlotCache") -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of what is fed, (N, H, T, d) each. Returns all that its rows may see."""
+        """Write the keys and values of the fed positions, (N, H, T, d) each. Returns all that their rows read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         mapping = self.owner.mapping
@@ -126,7 +126,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Rows of one backbone that `check_attention` has let pass; the first forward pass allocates `size`."""
+    """The cache of a backbone that passes `check_attention`. The first forward pass allocates `size`."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         self.config = causal_lm.config.get_text_config()
@@ -138,8 +138,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def reserve(self, size: CacheSize, rows: int = 0) -> None:
         """Change the size; the first `rows` slots are preserved.
 
-        While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
-        memory runs out, leaves an empty cache.
+        While a layer is resized, its old keys or values stay allocated beside the new ones. After an error, for example
+        if memory runs out, the cache is empty.
         """
         if not rows and size != self.size:
             self.release()
@@ -152,10 +152,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.size = size
 
     def release(self) -> None:
-        """Give all memory back; what is cached is lost."""
+        """Free all memory; cached keys and values are lost."""
         self.size = EMPTY
         for layer in self._allocated_layers():
-            # Copies: a view would keep the memory.
+            # Copies, because a view would keep the memory.
             layer.keys = layer.keys[:0, :, :0].clone()
             layer.values = layer.values[:0, :, :0].clone()
 
@@ -171,17 +171,22 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` columns of slots `sources` into slots `targets`."""
-        for layer in self._allocated_layers():
-            for cached in (layer.keys, layer.values):
-                cached[targets, :, :columns] = cached[sources, :, :columns]
+        tensors = self.tensors()
+        if not tensors:
+            return
+        # A list as an index would synchronise for each tensor.
+        sources_X, targets_X = (devices.numbers(slots, tensors[0].device) for slots in (sources, targets))
+        for cached in tensors:
+            cached[targets_X, :, :columns] = cached[sources_X, :, :columns]
 
     def wipe(self, slots: list[int]) -> None:
-        """Clear what failed requests have left: a NaN passes through any mask."""
-        if not slots:
+        """Zero these slots, because a NaN that a failed request has left there passes through any mask."""
+        tensors = self.tensors()
+        if not slots or not tensors:
             return
-        for layer in self._allocated_layers():
-            layer.keys[slots] = 0
-            layer.values[slots] = 0
+        slots_X = devices.numbers(slots, tensors[0].device)
+        for cached in tensors:
+            cached[slots_X] = 0
 
     def _allocated_layers(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
@@ -229,8 +234,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 def check_attention(causal_lm: PreTrainedModel) -> None:
     """ValueError for a backbone that the engine cannot run.
 
-    It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
-    computes something else where it is given masks and positions.
+    Such a backbone keeps a state other than a key-value cache (Mamba, linear attention), has an attention that takes no
+    mask, or computes other hidden states if masks and positions are given.
     """
     reason = probes.probe(causal_lm, _through_slots)
     if reason is not None:
@@ -240,8 +245,8 @@ def check_attention(causal_lm: PreTrainedModel) -> None:
 def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Hidden states of a short row that runs beside a long one, (T, D), and of the same row in isolation.
 
-    The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
-    largest position of a batch would change the short one.
+    The positions of the long row, not its length, reach the end of the context. Rotary embeddings that depend on the
+    largest position of a batch would then change the short row.
     """
     embeds_NTD = probes.embeds_of_rows(causal_lm, 2)
     n, length, _ = embeds_NTD.shape
@@ -254,7 +259,7 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     cache.reserve(CacheSize(slots=n, columns=round_columns(length)))
     forward = functools.partial(causal_lm.base_model, past_key_values=cache, use_cache=True)
 
-    # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
+    # Both are prefilled at once, as in the engine; the short row's positions after its question are padding.
     long = length - FED
     mask = cache.at_prefill(0, n, long, embeds_NTD)
     position_NT = torch.arange(long, device=causal_lm.device) + ahead_N[:, None]

@@ -1,4 +1,4 @@
-"""Events come out of an engine; `completions_of` makes completions of them, `AnswerText` the text of an answer."""
+"""Events of an engine, the completions made of them (`completions_of`), and the text of an answer (`AnswerText`)."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ EventKind = Literal["thought", "stop", "token", "finished"]
 
 @dataclass(frozen=True)
 class Event:
-    """A thing that happened to a request.
+    """An event in the life of a request.
 
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking, its limit did not: `info`
     token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
-    `embed` and `info` come only where the request keeps latents.
+    `embed` and `info` are set only if the request keeps latents.
     """
 
     request: Request
@@ -37,30 +37,30 @@ class Event:
     truncated: bool = False
     seconds: float = 0.0
     error: Exception | None = None
-    """The error that a step of this request raised: it finished with reason "error"."""
+    """The error that a step of this request raised; the `reason` is then "error"."""
     number: int = 0
-    """The engine's number of the request, from 0: equal requests differ in it."""
+    """The engine's number of the request, from 0, which distinguishes equal requests."""
     at: float = field(default_factory=time.perf_counter, compare=False)
     """The time of the event (`time.perf_counter`), which may be received later."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request. The fields from `latents` on are filled where it keeps them."""
+    """A finished request. `latents`, `info` and `token_logps` are filled only if the request keeps latents."""
 
     request: Request
     number: int
-    """The request's, as in its events."""
+    """The engine's number of the request, as in its events."""
     text: str
     token_ids: list[int]
-    """The answer's, without EOS."""
+    """Tokens of the answer, without EOS."""
     thought_ids: list[int]
     """The tokens of the thoughts, -1 for a latent."""
     truncated: bool
-    """True if a limit ended the thinking or the answer, or an error the request."""
+    """True if a limit ended the thinking or the answer, or an error ended the request."""
     reason: str
-    """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite, or a
-    step raised."""
+    """"stop": the answer ended by itself; "length": its limit ended it; "error": the model's numbers were not finite,
+    or a step raised."""
     forward_passes: int
     """One for the question, one for each embedding fed after it."""
     seconds: float
@@ -82,12 +82,14 @@ class Completion:
         return len(self.thought_ids)
 
     def thought_info(self) -> list[Mapping[str, Tensor]]:
-        """`info` thought by thought; [] where there are no latents."""
+        """`info` thought by thought, on the CPU; [] if latents were not kept."""
         n = 0 if self.latents is None else len(self.latents)
-        return [{name: column[k] for name, column in self.info.items()} for k in range(n)]
+        # One copy for each name: readers look at single values.
+        info = {name: column.cpu() for name, column in self.info.items()}
+        return [{name: column[k] for name, column in info.items()} for k in range(n)]
 
     def require_answer(self, where: str = "") -> None:
-        """Raise the error that ended the request, if one did: that of its step, or NonFiniteError."""
+        """Raise the error that ended the request, if any: that of its step, or NonFiniteError."""
         if self.error is not None:
             raise self.error
         if self.reason == "error":
@@ -101,7 +103,7 @@ def not_finite(request: Request, where: str = "") -> NonFiniteError:
 
 
 def completions_of(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
-    """Completions out of a stream of events, each as soon as its request has finished."""
+    """Make completions from a stream of events, each as soon as its request has finished."""
     unfinished: dict[int, list[Event]] = {}
     for event in events:
         mine = unfinished.setdefault(event.number, [])
@@ -123,8 +125,8 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
     if token_ids and token_ids[-1] == lm.template.eos_id:
         token_ids.pop()
 
-    # The question is one forward pass, each thought fed is another. So is each answer token: the separator is fed for
-    # the first of them, and the last is not fed.
+    # One forward pass for the question, one for each thought, and one for each answer token: the first follows the
+    # separator, each other one the token before it. The last token is not fed.
     forward_passes = 1 + len(thoughts) + len(tokens)
     embeds = [event.embed for event in thoughts if event.embed is not None]
     logps = [event.info["logp"] for event in tokens if event.info]
@@ -180,7 +182,7 @@ class TokenText:
         return new
 
     def end(self) -> str:
-        """The rest: bytes that have become no character."""
+        """The remaining text: bytes that never completed a character."""
         new = self._new()
         self._start = self._sent = len(self.ids)
         return new
@@ -196,7 +198,7 @@ class AnswerText:
     tokens    ' 3'   '6'   '\\xe2\\x82'   '\\xac'   ' '   '.'
     pieces    '3'    '6'   ''           '€'      ''    ' .'      what is held back comes with a later piece, or never
 
-    Without a stop string its pieces are, end to end, `Template.decode` of all tokens.
+    Without a stop string, the concatenated pieces equal `Template.decode` of all tokens.
     """
 
     def __init__(self, template: Template, stop: Sequence[str] = ()) -> None:
@@ -204,7 +206,7 @@ class AnswerText:
         self.stopped = False
         self._tokens = TokenText(template)
         self._held_back = ""
-        """Text that is not sent yet: white space, or what may be the beginning of a stop string."""
+        """Text that is not sent yet: white space, or a possible beginning of a stop string."""
         self._begun = False
 
     def add(self, token_id: int) -> str:
@@ -213,13 +215,13 @@ class AnswerText:
         return self._send(new, max(map(len, self.stop), default=1) - 1)
 
     def end(self) -> str:
-        """The rest; nothing where a stop string has ended the answer."""
+        """The remaining text; empty if a stop string has ended the answer."""
         return "" if self.stopped else self._send(self._tokens.end(), 0)
 
     def _send(self, new: str, keep: int) -> str:
-        """The text but for its last `keep` characters and the white space in front of these."""
+        """The text up to a stop string, else without its last `keep` characters; white space at the end waits."""
         text = self._held_back + new
-        # `Template.decode` strips the whole answer: its front is stripped until something is sent.
+        # `Template.decode` strips the whole answer, so white space in front is dropped until something is sent.
         if not self._begun:
             text = text.lstrip()
         places = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]

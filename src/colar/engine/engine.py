@@ -1,18 +1,18 @@
 """The latent engine: continuous batching for models that feed embeddings back.
 
 Requests join and leave at any step. All running rows, thinking or answering, share one forward pass of one position
-each: what a row feeds (a latent, a token of a chain, the separator that ends its thinking, a token of the answer) is
-an embedding like any other, and is written into the row's own next column of the cache.
+each. The input of a row (a latent, a token of a chain, the separator that ends its thinking, a token of the answer) is
+always an embedding, and its keys and values are written to the row's own next column of the cache.
 
     step       1    2    3    4    5    6
     row 0      l1   l2   ###  a    EOS           thinks twice, then answers
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
-    step = decode what was chosen -> schedule -> prefill -> choose what is fed next
+    step = decode the chosen inputs -> schedule -> prefill -> choose the next inputs
 
-`step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
-`async_engine.py` serves.
+`step` runs one such step and returns its events; `stream` yields events until no request is left; `generate` collects
+them into completions. `async_engine.py` runs an engine for many callers.
 """
 
 import time
@@ -35,18 +35,18 @@ from colar.ops import devices
 __all__ = ["Engine", "QueueFull"]
 
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
-"""Messages of errors that have no class of their own: allocators of CPUs, and cuBLAS."""
+"""Parts of the messages of out-of-memory errors that have no class of their own: of CPU allocators, and cuBLAS."""
 
 
 class Engine:
     """Answers requests with one model and its method.
 
-    `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
+    At most `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as needed);
     `max_waiting` bounds the requests that wait for a slot (None: no bound). With `cuda_graphs` decode steps are
-    recorded as CUDA graphs, which avoids launch overhead (None: on a GPU, with whole weights); an idle engine leaves
-    them, and their cache, to the next engine of the model.
-    Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
-    the engine does not know.
+    recorded as CUDA graphs, which avoids launch overhead (None: only on a GPU, with unsharded weights); an idle engine
+    leaves its graphs, and their cache, to the next engine of the model.
+    Weights may be trained in place between two calls, but not while requests run. ValueError for a backbone whose
+    attention the engine does not support.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Engine:
         return bool(self.scheduler.waiting or self.scheduler.batches or self.running.entries)
 
     def submit(self, request: Request) -> int:
-        """Put a request into the queue. Returns its number, which its events have too.
+        """Put a request into the queue. Returns its number, which is also that of its events.
 
-        ValueError if it cannot be run, QueueFull if `max_waiting` others wait for a slot.
+        ValueError if the request cannot be run, QueueFull if `max_waiting` others wait for a slot.
         """
         entry = self._enter(request)
         self.scheduler.add(entry, self.running.entries)
@@ -102,7 +102,7 @@ class Engine:
         return entry
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request, this very object, waiting or running. No event follows. False if it is not here."""
+        """Remove a request, found by identity, waiting or running. No event follows. False if the engine lacks it."""
         was_queued = self.scheduler.cancel(request)
         rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
         self.cache.wipe(rows)
@@ -117,13 +117,13 @@ class Engine:
         self._release_if_idle()
 
     def _drop_started(self) -> None:
-        """Remove all requests that have started, and what they have left in the cache: it may be NaN."""
+        """Remove all requests that have started, and zero the cache, because they may have left NaN there."""
         self.cache.wipe(list(range(self.cache.size.slots)))
         self.scheduler.batches.clear()
         self.running = self._no_rows()
 
     def _release_if_idle(self) -> None:
-        """Give memory back if there is nothing left to do."""
+        """Free memory if no request is left."""
         if not self.busy:
             self.runner.release()
             self.scheduler.rows_that_fit = self.scheduler.max_batch
@@ -136,9 +136,9 @@ class Engine:
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of all requests as they happen. All are checked before the first forward pass.
 
-        Closing the stream cancels what is left of them. `max_waiting` does not bound them. Requests whose step raised
-        do not finish; when all others have, their error is raised (the first, if there are several). RuntimeError if
-        other requests run or wait: their events would come out here.
+        Closing the stream cancels the unfinished requests. `max_waiting` does not bound them. A request whose step
+        raised yields no "finished"; when all others have finished, the first such error is raised. RuntimeError if
+        other requests run or wait, because their events would be mixed into this stream.
         """
         if self.busy:
             raise RuntimeError("the engine is busy with other requests: use step, or an AsyncEngine")
@@ -161,10 +161,10 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Event]:
-        """Feed what was chosen, admit and prefill requests, choose each row's next input; rows that end leave.
+        """Feed the chosen inputs, admit and prefill requests, choose each row's next input, and remove rows that end.
 
-        Returns what has happened. If the step raises, all requests that have started finish with the error, and those
-        that wait are next. If memory runs out, those that have started wait again, and fewer run at a time.
+        Returns the events. If a part of it raises, all requests that have started finish with the error, and waiting
+        requests are next. If memory runs out, started requests return to the queue, and fewer run at a time.
         """
         self._events = []
         with self.lm.evaluating():
@@ -176,14 +176,14 @@ class Engine:
             except Exception as error:
                 self._recover(error)
             except BaseException:
-                # An interrupt may have left the rows between two states.
+                # An interrupt may have left the rows in an inconsistent state.
                 self._drop_started()
                 raise
         self._release_if_idle()
         return self._events
 
     def _decode(self) -> None:
-        """Feed every row what the last step has chosen for it."""
+        """Feed every row the input that the last step chose for it."""
         rows = self.running
         if not len(rows) or rows.next_ND is None:
             return
@@ -193,11 +193,11 @@ class Engine:
         rows.charge(time.perf_counter() - started)
 
     def _prefill(self, batch: Sequence[Entry]) -> None:
-        """Bring the questions of a batch into the cache; its requests join the running rows."""
+        """Prefill the questions of a batch into the cache; its requests join the running rows."""
         self._make_room()
         rows = self.running
         started = time.perf_counter()
-        # Other samples of a question that runs, or comes before them in the batch, copy it from the cache.
+        # Further samples of a question that runs, or comes earlier in the batch, copy it from the cache.
         #
         #     slot        0   1     2   3   4   5        r and s run; the batch is t, u, t and r
         #     question    r   s     t   u   t   r        t and u are prefilled; slot 4 copies slot 2, slot 5 slot 0
@@ -226,11 +226,11 @@ class Engine:
         joining = RunningRows.start(entries, first_ND[slots], self._begin(entries))
         joining.charge(time.perf_counter() - started)
         rows.append(joining)
-        # Only now: if the prefill raises, these requests are found in their batch.
+        # Popped only now, so that `_recover` still finds these requests if the prefill raises.
         self.scheduler.batches.popleft()
 
     def _make_room(self) -> None:
-        """Have a cache for all requests that have started."""
+        """Reserve a cache for all requests that have started."""
         rows = self.running
         if not len(rows):
             # The weights may have been trained since the last requests.
@@ -240,7 +240,7 @@ class Engine:
         self.cache.reserve(self.scheduler.next_size(self.cache.size, len(started), widest), len(rows))
 
     def _begin(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
-        """The method's own columns of requests that join the running rows: like theirs, or they share no batch."""
+        """The method's own columns of joining requests. ValueError if these cannot share the running rows' batch."""
         begun = self.method.begin(self.lm, [entry.request for entry in entries])
         alike = self.running.begun if len(self.running) else begun
         wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
@@ -253,7 +253,7 @@ class Engine:
         return begun
 
     def _choose(self) -> None:
-        """Choose what each row feeds next; rows that end leave."""
+        """Choose each row's next input, and remove rows that end."""
         rows = self.running
         if not len(rows):
             return
@@ -261,29 +261,29 @@ class Engine:
         self._events += choose_inputs(self.runner, rows)
         rows.charge(time.perf_counter() - started)
         ended = {i: entry for i, entry in enumerate(rows.entries) if entry.reason}
-        # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
+        # The leftovers of a row in its slot are masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, entry in ended.items() if entry.reason == "error"])
         rows.remove(ended, self.cache)
-        # Now that nothing can raise: a row that is still here would start anew.
+        # Reported last, when nothing can raise: requests that `_recover` restarts must not have finished.
         self._events += [entry.finished() for entry in ended.values()]
 
-    # A step that raises, because memory has run out or by a defect
+    # A step that raises, because memory has run out or because of a defect
     #
     #     rows       a b c d e f g h          no memory for all of them: all wait again
     #                a b c d                  four at a time, until the engine is idle
     #                a                        none for a alone: it ends with the error
     #
-    # They start anew from their question. Draws are a function of a request's seed and its step, so they come to the
-    # same answers but for rounding, and what they have reported already they do not report again. One that comes to
-    # another answer ends with an error.
+    # Requests start anew from their question. Draws are a function of a request's seed and its step, so the answers are
+    # the same except for rounding, and events that were reported before are not reported again. A request that departs
+    # from its reported events ends with an error.
 
     def _recover(self, error: Exception) -> None:
-        """Have all start anew, fewer at a time, where memory has run out for several; otherwise end them."""
+        """Restart the started requests, fewer at a time, if memory ran out for several; otherwise end them."""
         no_memory = out_of_memory(error)
         if no_memory:
-            # The error's frames hold tensors: the very memory that is needed now.
+            # The frames of the traceback hold tensors, whose memory is needed now.
             error.__traceback__ = None
-            self.cache.release()
+            self.runner.free_memory()
             devices.empty_cache(self.lm.device)
         started = [*self.running.entries, *self.scheduler.in_prefill]
         self._drop_started()

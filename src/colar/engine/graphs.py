@@ -1,10 +1,10 @@
-"""Steps as CUDA graphs: one call starts the thousand small kernels of a step. The default on a GPU.
+"""Steps as CUDA graphs: one call launches the thousand small kernels of a step. The default on a GPU.
 
     Graphs.hidden    the backbone, one position a row
     Graphs.think     a method's thought: heads, draws, the tokens of a group, the stop; and an answer's token
 
 A graph reads and writes at fixed addresses, for one shape. So the rows of a step are filled up to one of a few
-numbers, the columns that are read to one of a few widths, and what is fed is copied to where the graph reads it.
+numbers, the columns that are read to one of a few widths, and inputs are copied to the addresses that the graph reads.
 
     rows that run     rows of the graph      columns that are read
     1                 1                      64
@@ -12,21 +12,21 @@ numbers, the columns that are read to one of a few widths, and what is fed is co
     3, 4              4                      256
     5 .. 8            8                      ...
 
-These are functions of the rows that run: what an engine has answered before changes no bit of an answer. Rows that fill
-up are copies of the first one: they write into the last slot, which nothing reads. What a method branches by in Python
-(`StepConditions`) is decided for good in a recording, so thoughts of other conditions are another graph.
+Both numbers depend only on the running rows, so requests that an engine has answered before change no bit of an answer.
+Rows that fill up are copies of the first one; they write into the last slot, which nothing reads. A recording fixes the
+branches that a method takes in Python (by `StepConditions`), so thoughts under other conditions are another graph.
 
-A graph belongs to the tensors that it was recorded with: if the cache or the weights have moved, all graphs are
-recorded anew. So the cache only grows, and it goes with its graphs from one engine of a model to the next:
+A graph is bound to the tensors that it was recorded with: if the weights have moved, all graphs are recorded anew, and
+if the cache has, those of decode steps. So the cache only grows, and an engine hands it on with its graphs:
 
     engine 1     busy |====|           |====|
     engine 2               |====|         |=======|      both busy: engine 2 records its own, and drops them at its end
     the model    ====|     .    |======|          |==    `idle_graphs`: those that no busy engine has
 
-What cannot be recorded runs as it is, from then on, and the reason is logged once.
+Work that cannot be recorded runs without graphs from then on, and the reason is logged once.
 
-On a CPU the same copies are made, and the work is called where a graph would be replayed: tests compare that with the
-plain step.
+On a CPU the same copies are made, and the work is called where a graph would be replayed, so that tests can compare
+this with the plain step.
 
 Shape suffixes: N rows, D width.
 """
@@ -55,22 +55,22 @@ Think = Callable[[LatentLM, ThinkState], Thought]
 NARROWEST = 64
 """Columns of the narrowest graph."""
 REPLAYED_ON = "cuda"
-"""Type of the devices that have graphs."""
+"""Type of the devices that support graphs."""
 WARM_UP = 2
-"""Runs before one is recorded: libraries make their workspaces in the first."""
+"""Runs of the work before it is recorded, because libraries make their workspaces in the first one."""
 MOST_GRAPHS = 256
-"""Graphs of one cache; where there are more shapes, all are recorded anew."""
+"""Most graphs of one cache. Before one more is recorded, all are dropped."""
 CAPTURING = threading.Lock()
-"""Of the thread that records: each engine may have its own, and a process takes one recording at a time."""
+"""Held while a graph is recorded: each engine may have its own thread, but a process records one graph at a time."""
 
 
 def can_record(lm: LatentLM) -> bool:
-    """True for whole weights on a GPU: the layers of sharded ones are gathered by other processes' calls."""
+    """True for unsharded weights on a GPU: gathering sharded layers requires calls of other processes."""
     return lm.device.type == REPLAYED_ON and not is_sharded(lm)
 
 
 def rows_of(rows: int, most: int) -> int:
-    """The rows of the graph for this many: the next power of 2, at most `most`."""
+    """The rows of the graph for `rows` rows: the next power of 2, at most `most`."""
     return min(most, 1 << (rows - 1).bit_length())
 
 
@@ -80,7 +80,7 @@ def columns_of(span: int) -> int:
 
 
 def leave_room(lm: LatentLM) -> None:
-    """Drop the model's idle graphs where the GPU has no room for their cache beside the peak so far: training's."""
+    """Drop the model's idle graphs if the GPU has no room for their cache beside the peak so far, that of training."""
     idle: Graphs | None = lm.idle_graphs
     if idle is not None and lm.device.type == REPLAYED_ON:
         taken = sum(tensor.nbytes for tensor in idle.cache.tensors())
@@ -113,7 +113,7 @@ class Graphs:
 
     @classmethod
     def of(cls, lm: LatentLM) -> "Graphs":
-        """The model's idle ones, which are the caller's until `give_back`; new ones if there are none."""
+        """The model's idle graphs, which the caller owns until `give_back`; new ones if there are none."""
         idle: Graphs | None = lm.idle_graphs
         lm.idle_graphs = None
         return idle or cls(SlotCache(lm.causal_lm))
@@ -123,29 +123,29 @@ class Graphs:
         lm.idle_graphs = lm.idle_graphs or self
 
     def refresh(self, lm: LatentLM, method: Method) -> None:
-        """Drop all graphs if the weights have moved, or another method thinks."""
+        """Drop all graphs if the weights have moved, or the method or its config is another one."""
         weights = ([weight.data_ptr() for weight in lm.parameters()], method, method.config)
         if weights != self._weights:
-            self._drop()
+            self.drop()
             self._weights = weights
-        # Neither moves a weight, and both change the operations: an adapter that is folded in for a while, autocast.
+        # An adapter that is merged for a while, and autocast, change the operations without moving a weight.
         adapted = [module for module in lm.lm.modules() if isinstance(module, BaseTunerLayer)]
         self._state = (tuple(module.merged for module in adapted), torch.is_autocast_enabled(lm.device.type))
 
-    def _drop(self, name: str = "") -> None:
-        """Forget the graphs of one work, or all."""
+    def drop(self, name: str = "") -> None:
+        """Drop the graphs of the work of that name, or all."""
         self.recorded = {key: graph for key, graph in self.recorded.items() if name not in ("", key[0])}
         if not self.recorded:
-            # Nothing can be recorded into the pool of memory of graphs that are gone.
+            # No graph can be recorded into the memory pool of graphs that have been freed.
             self._pool = None
 
     def hidden(
         self, forward: Callable[..., Tensor], embeds_N1D: Tensor, mask: Any, position_N1: Tensor
     ) -> Tensor:
-        """`forward` of one position a row: last hidden states, (N, 1, D)."""
+        """Run `forward` on one position a row. Returns last hidden states, (N, 1, D)."""
         cached = [(tensor.data_ptr(), tensor.shape) for tensor in self.cache.tensors()]
         if cached != self._cached:
-            self._drop("decode steps")
+            self.drop("decode steps")
             self._cached = cached
         now = self.cache.mapping
 
@@ -154,17 +154,17 @@ class Graphs:
             return forward(embeds, mask, position, self.cache)
 
         inputs = (embeds_N1D, mask, position_N1, now.rows, now.columns)
-        # If it cannot be recorded, it writes the same keys and values as the attempt before it.
+        # If recording fails, the plain run writes the same keys and values again.
         hidden_N1D: Tensor = self._run("decode steps", now.span, len(embeds_N1D), inputs, work)
         return hidden_N1D
 
     def think(self, name: str, think: Think, lm: LatentLM, state: ThinkState, most_rows: int) -> Thought:
-        """`think(lm, state)`, in an engine of `most_rows`."""
+        """Run `think(lm, state)`, in an engine of at most `most_rows` rows."""
         columns = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         columns = {name: value for name, value in columns.items() if isinstance(value, Tensor | dict)}
 
         def work(columns: dict[str, Any]) -> Any:
-            # A part of the head that is cached between steps would be read by the graph after it is gone.
+            # No partial head that is cached between steps: the graph would read it after it has been freed.
             own = dataclasses.replace(state, **columns, make_logits=lm.logits, make_partial_head=None)
             thought = think(lm, own)
             return thought.embeds, thought.done, thought.token_ids, thought.info
@@ -174,7 +174,7 @@ class Graphs:
         return Thought(*self._run(name, kind, rows, (columns,), work))
 
     def _run(self, name: str, kind: Any, rows: int, inputs: Any, work: Callable[..., Any]) -> Any:
-        """The result of `work(*inputs)`; inputs and result are trees of tensors with a row each, at most `rows`."""
+        """The result of `work(*inputs)`. Both are trees of tensors with a row each, at most `rows`."""
         tensors, layout = tree_flatten(inputs)
         n = len(tensors[0])
         key = (name, kind, self._state, rows)
@@ -193,13 +193,13 @@ class Graphs:
     # Recording
 
     def _record(self, key: Any, own: list[Tensor], work: Callable[[], Any]) -> None:
-        """Record work on tensors of its own. A failure is noted, and logged once for each name."""
+        """Record `work`, which reads the tensors `own`. A failure is noted, and logged once for each name."""
         if len(self.recorded) >= MOST_GRAPHS:
-            self._drop()
+            self.drop()
         device = own[0].device
 
         def uncached() -> Any:
-            # Weights that autocast had cast before would be read by the graph after they are gone.
+            # Otherwise the graph would read weights that autocast has cast and cached, after they have been freed.
             with uncached_autocast(device.type):
                 return work()
 
@@ -210,7 +210,7 @@ class Graphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._drop()
+            self.drop()
             name, kind, *_ = key
             if not any(name == other for other, _ in self._failed):
                 reason = str(error).strip().partition("\n")[0]
@@ -218,9 +218,9 @@ class Graphs:
             self._failed.add((name, kind))
 
     def _capture(self, work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-        """The work as a CUDA graph: a call that does it again, on the tensors that it has read."""
+        """Record the work as a CUDA graph. Returns a call that replays it, on the same tensors."""
         graph = torch.cuda.CUDAGraph()
-        # The current device may be another one than the model's.
+        # The current device may differ from the model's.
         with torch.cuda.device(device):
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
@@ -228,10 +228,10 @@ class Graphs:
                 for _ in range(WARM_UP):
                     work()
             torch.cuda.current_stream().wait_stream(stream)
-            # thread_local: another thread, which reads thoughts, may use the GPU meanwhile.
+            # thread_local, because another thread that reads thoughts may use the GPU meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 result = work()
-        # Graphs run one after another: they share what is between their first and last tensors.
+        # Graphs run one after another, so they can share the memory of their intermediate tensors.
         self._pool = self._pool or graph.pool()
 
         def replay() -> Any:

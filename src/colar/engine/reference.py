@@ -1,4 +1,4 @@
-"""The reference: one request, no cache, no batch. Every step is a full forward over all that was fed so far.
+"""The reference: one request, no cache, no batch. Every step is a full forward over all embeddings fed so far.
 
 Read this first: it defines what thinking means here. The engine (`engine.py`) must give the same tokens for any
 batch; tests/test_engine.py compares the two.
@@ -40,7 +40,7 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     begun = method.begin(lm, [request])
     fed_1TD = embed(lm, question_ids)
 
-    # Thinking: each thought is fed back, until the method stops. The limit cuts it where it would go on.
+    # Thinking: each thought is fed back until the method stops. Thinking that would continue at the limit is cut.
     cut = False
     for step in itertools.count():
         state = think_state(lm, request, begun, fed_1TD, step)
@@ -83,6 +83,6 @@ def embed(lm: LatentLM, ids: list[int]) -> Tensor:
 def think_state(
     lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int
 ) -> ThinkState:
-    """Run the model over all that was fed. The state of a batch of one row, `step` embeddings after the question."""
+    """Run the model over all embeddings fed. Returns the state of the row, `step` embeddings after the question."""
     step_1 = torch.tensor([step], device=fed_1TD.device)
     return ThinkState.of([request], lm.hidden(fed_1TD)[:, -1], step_1, lm.logits, begun)

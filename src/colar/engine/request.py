@@ -1,6 +1,6 @@
-"""Requests: a question with its settings, the checks before it may wait, and the token ids of its prompt.
+"""Requests: a question with its settings, the checks before it is queued, and the token ids of its prompt.
 
-`temperature` draws the answer's tokens of all methods. A step of thinking draws, by method, with
+For all methods, `temperature` applies to the answer's tokens. In a step of thinking, each temperature applies to
 
     method            temperature                               latent_temperature
     colar             the stop                                  the latent: it multiplies the head's sigma
@@ -10,7 +10,7 @@
     the others        nothing                                   nothing
 
 A temperature of 0 takes the most probable token, or the head's mean. `top_p` applies wherever tokens are drawn. If both
-temperatures are equal, `sequential` draws the stop and a group's first token at once, as `cot` does.
+temperatures are equal, `sequential` draws the stop and a group's first token in one draw, as `cot` does.
 """
 
 import dataclasses
@@ -69,9 +69,9 @@ DECODINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
 def decoding_of(method: Method, name: str = "greedy", **values: float | None) -> Decoding:
-    """The decoding of that name, with those of `values` that are not None in place of its own.
+    """The decoding of that name, overridden by those of `values` that are not None.
 
-    Limits that are not given are the method's own, those of its checkpoint.
+    Limits that are not given are the method's own, from its checkpoint.
     """
     checks.check_choice("decoding", name, list(DECODINGS))
     given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
@@ -89,7 +89,7 @@ class Request:
     seed: int = 0
     sample: int = 0
     keep_latents: bool = False
-    """Return the embeddings that were fed, the method's info on each, and the log-probs of what was chosen."""
+    """Return the embeddings that were fed, the method's info on each, and the log-probs of the chosen tokens."""
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, as in `Example`."""
 
@@ -102,11 +102,11 @@ class Request:
 
 
 def check_runnable(method: Method, request: Request) -> None:
-    """Reject what would fail in a step, or hold up those of others. ValueError names the request and the value."""
+    """Reject a request that would fail in a step, or hold up others. ValueError names the request and the value."""
     try:
         if not isinstance(request.question, str):
             raise ValueError(f"question must be a text, got {request.question!r}")
-        # Tokenizers raise a TypeError for what is no character.
+        # Tokenizers raise a TypeError for code points that are no characters.
         checks.check_text("question", request.question)
         for role, text in request.context:
             checks.check_choice("context", role, ROLES)
@@ -122,16 +122,16 @@ def check_runnable(method: Method, request: Request) -> None:
             raise ValueError(
                 f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"
             )
-        # Its warnings are for those who choose the params: a command line, a server.
+        # The warning that it returns is for the caller that chose the params: a command line, a server.
         method.check_params(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
 
 
 def check_context(context: Sequence[tuple[str, str]], is_chat: bool, where: str = "") -> None:
-    """ValueError for turns before a question that is put to a model in the plain format: it would read one text.
+    """ValueError for turns before a question to a model in the plain format, which would see all as one text.
 
-    `where` begins the message. Rows of training and evaluation may have turns: a model is asked as it was trained.
+    `where` begins the message. Rows of training and evaluation may have turns: a model is evaluated as it was trained.
     """
     if context and not is_chat:
         turns = "a system message" if "system" in dict(context) else "turns before the question"
@@ -143,8 +143,8 @@ class TooLong(ValueError):
 
 
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
-    """The question segment. ValueError where the model has no row for one of its tokens; `TooLong` where it and the
-    limits do not fit the model's context."""
+    """The token ids of the question segment. ValueError if the model has no embedding for one of them; `TooLong` if the
+    question and the limits do not fit the model's context."""
     try:
         ids = lm.template.question(
             request.question, method.speed_text(request.params), cached=False, context=request.context
@@ -152,7 +152,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
     decoding = request.decoding
-    # Checked with the limits, not with what is used in the end: a request that starts can always finish.
+    # Checked with the limits, not with the positions used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions_after_question
     if needed > lm.context:
         raise TooLong(
@@ -174,11 +174,11 @@ def fitting_questions(
 ) -> list[Example]:
     """The examples whose questions fit the model's context within the limits of `decoding`, under each of `params`.
 
-    Logs how many do not, under `what` they are. ValueError, which names the `remedy`, where more than half do not.
+    Logs the number of those that do not, as `what`. ValueError, which names the `remedy`, if more than half do not.
     """
     too_long = {}
     for index, example in enumerate(progress.track(examples, f"check {what}")):
-        # The speed slot of the prompt may be longer for one value than for another: each is tried.
+        # The speed slot of the prompt may be longer for one value than for another, so each is tried.
         for values in params:
             try:
                 prompt_ids(lm, method, Request.of(example, values, decoding))

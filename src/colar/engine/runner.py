@@ -10,6 +10,7 @@
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ ATTENTION = "colar_grouped"
 
 
 class Runner:
-    """A model, its cache and its forward pass: as it is, or recorded as CUDA graphs."""
+    """A model, its cache and its forward pass, which runs directly or is recorded as CUDA graphs."""
 
     def __init__(self, lm: LatentLM, method: Method, max_batch: int, cuda_graphs: bool) -> None:
         self.lm = lm
@@ -43,19 +44,25 @@ class Runner:
         self.partial_head = functools.lru_cache(maxsize=1)(lm.partial_head)
         self.cuda_graphs = cuda_graphs
         self.graphs: Graphs | None = None
-        """While requests are here: an idle engine leaves them, and their cache, to the model's next one."""
+        """Set while requests run; an idle engine hands its graphs, and their cache, to the model's next engine."""
         self.max_batch = max_batch
 
     def refresh_weights(self) -> None:
-        """Follow weights that were trained since the last requests."""
+        """Adapt to weights that may have been trained since the last requests."""
         self.partial_head.cache_clear()
         if self.cuda_graphs:
             self.graphs = self.graphs or Graphs.of(self.lm)
             self.graphs.refresh(self.lm, self.method)
             self.cache = self.graphs.cache
 
+    def free_memory(self) -> None:
+        """Free the cache, and the graphs that were recorded with it: they would read memory that is gone."""
+        self.cache.release()
+        if self.graphs is not None:
+            self.graphs.drop()
+
     def release(self) -> None:
-        """Give memory back: no requests are here."""
+        """Free memory. Called when no requests are left."""
         if self.graphs is None:
             self.cache.release()
         else:
@@ -64,12 +71,14 @@ class Runner:
             self.cache = SlotCache(self.lm.causal_lm)
 
     def think(self, state: ThinkState) -> Thought:
-        """A step of thinking of the state's rows."""
+        """Run one step of thinking for the state's rows."""
         return self._chosen("thoughts", self.method.think, state)
 
     def answer(self, state: ThinkState) -> Thought:
-        """The next token of each row's answer."""
-        return self._chosen("answers", answer_token, state)
+        """Choose the next token of each row's answer."""
+        # One graph for all speeds: a token of an answer does not depend on them.
+        own = dataclasses.replace(state, conditions=state.conditions.of_tokens())
+        return self._chosen("answers", answer_token, own)
 
     def _chosen(self, name: str, think: Think, state: ThinkState) -> Thought:
         if self.graphs is None:
@@ -77,14 +86,14 @@ class Runner:
         return self.graphs.think(name, think, self.lm, state, self.max_batch)
 
     def _attention(self) -> str:
-        """The model's attention implementation, or that of its load if it takes no additive mask."""
+        """The model's attention implementation, or that of its load if the current one takes no additive mask."""
         name: str = self.lm.config._attn_implementation
         return name if name in masks.MASKED else self.lm.loaded_attention
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
         """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
         device = self.lm.device
-        # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
+        # Padded on the right, in columns that a row's own next positions overwrite; no row sees beyond its position.
         #
         #     slot 3     q q q q .
         #     slot 4     q q q q q
@@ -113,7 +122,7 @@ class Runner:
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         fed = (embeds_ND[:, None], mask, position_N[:, None])
         attention = self._attention()
-        # On a CPU every version of transformers does without copies of keys and values.
+        # On a CPU, no version of transformers copies keys and values for each query head.
         if attention == "sdpa" and devices.is_asynchronous(embeds_ND.device):
             attention = ATTENTION
         with masks.attention(self.lm.config, attention):
@@ -126,7 +135,7 @@ class Runner:
 
 
 def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
-    """Choose a token of the answer, as a thought that is a token: EOS is done."""
+    """Choose a token of the answer, in the form of a thought that is a token; the row is done at EOS."""
     return token_thought(lm, state, lm.template.eos_id)
 
 

@@ -7,7 +7,7 @@
 
 Index i of every column belongs to slot i of the cache: if a row moves to another slot, its columns move with it.
 
-Tensors are what the device computes with. Values that Python branches on are in the entries: reading a tensor
+The device computes with the tensors. Values that Python branches on are in the entries, because reading a tensor
 synchronises.
 
     row            does        feeds next                    ends
@@ -16,7 +16,7 @@ synchronises.
     2   answers    a1          the token's embedding
     3   answers    EOS         nothing                       stop
 
-All of a choice is requested of the device first, and then read in one synchronisation: a GPU would wait at each. The
+A choice is queued on the device as a whole, and then read in one synchronisation, because a GPU idles at each. The
 rows are changed after that, when nothing can fail any more, so a step that raises has reported nothing.
 
 Shape suffixes: N rows, B some of them or those of one kind (thinking or answering), D width.
@@ -46,9 +46,9 @@ class RunningRows:
     hidden_ND: Tensor
     """Last hidden state: the next thought or token comes from it."""
     first_ND: Tensor
-    """The hidden state after the question: another sample of it starts there."""
+    """The hidden state after the question, from which another sample of the same question starts."""
     position_N: Tensor
-    """The column of the cache that is fed next, which is the position too."""
+    """The column of the cache that is fed next; it is also the position."""
     step_N: Tensor
     """Embeddings fed since the question. While a row thinks, these are its thoughts."""
     max_latents_N: Tensor
@@ -85,17 +85,17 @@ class RunningRows:
         return len(self.entries)
 
     def position(self, i: int) -> int:
-        """`position_N` of a row, in Python."""
+        """`position_N` of a row, without reading the tensor."""
         return len(self.entries[i].ids) + self.entries[i].n_fed
 
     # Rows join and leave
 
     def append(self, other: "RunningRows") -> None:
-        """Add these rows behind the others."""
+        """Add these rows after the others."""
         if not len(self):
             vars(self).update(vars(other))
             return
-        # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
+        # A loop over all fields, so that a new field cannot be forgotten here, which would mix up requests.
         joined: dict[str, Any] = {}
         for name, column in vars(self).items():
             more = getattr(other, name)
@@ -103,7 +103,7 @@ class RunningRows:
                 joined[name] = torch.cat([column, more])
             elif isinstance(column, dict):
                 joined[name] = {key: torch.cat([value, more[key]]) for key, value in column.items()}
-        # All at once: where memory runs out in between, the rows are as before.
+        # All at once, so that the rows are unchanged if memory runs out before.
         vars(self).update(joined, entries=[*self.entries, *other.entries], _conditions=None)
 
     def keep(self, rows: list[int]) -> None:
@@ -140,13 +140,13 @@ class RunningRows:
 
     @property
     def conditions(self) -> StepConditions:
-        """The conditions of a step of these rows; made anew when a row has joined or left."""
+        """The conditions of a step of these rows; computed anew when a row has joined or left."""
         if self._conditions is None:
             self._conditions = StepConditions.of_requests([entry.request for entry in self.entries])
         return self._conditions
 
     def fed(self, hidden_ND: Tensor) -> None:
-        """Note that each row was fed its next embedding, and the hidden state that came out."""
+        """Record that each row was fed its next embedding, and the hidden states that resulted."""
         self.next_ND = None
         self.hidden_ND = hidden_ND
         self.position_N = self.position_N + 1
@@ -166,16 +166,16 @@ def _taken(columns: dict[str, Any], rows: Tensor) -> dict[str, Any]:
 
 
 def choose_inputs(runner: Runner, rows: RunningRows) -> list[Event]:
-    """Choose the next embedding of every row. Returns what happened to them; an entry that ends has its reason."""
+    """Choose the next embedding of every row. Returns the events; an entry that ends has its `reason` set."""
     lm, device = runner.lm, rows.hidden_ND.device
     next_ND = torch.zeros_like(rows.hidden_ND)
 
-    # Nothing can be thought or sampled from a NaN. Such a row ends; until Python knows of it, zeros take its place.
+    # Nothing can be thought or sampled from a NaN. Such a row ends below; until then, zeros replace its hidden state.
     finite_N = torch.isfinite(rows.hidden_ND).all(-1)
     hidden_ND = torch.where(finite_N[:, None], rows.hidden_ND, 0)
     thinking = [i for i, entry in enumerate(rows.entries) if entry.thinks]
     answering = [i for i, entry in enumerate(rows.entries) if not entry.thinks]
-    # If rows of both kinds run, the head runs once for all of them: it reads all its weights each time.
+    # If rows of both kinds run, the head runs once for all, because each run reads all its weights.
     head = functools.cache(lm.logits)
     both = bool(thinking and answering)
 
@@ -195,14 +195,14 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> list[Event]:
             make_partial_head=runner.partial_head,
         )
 
-    # What Python needs to know of each row: is it finite, is it done, which token.
+    # The values of each row that Python branches on: is it finite, is it done, which token.
     readback_3N = torch.zeros(3, len(rows), dtype=torch.int64, device=device)
     readback_3N[0] = finite_N
     if thinking:
         rows_B = devices.numbers(thinking, device)
         thoughts = runner.think(state_of(rows_B))
-        # While a row thinks, each of its steps has fed one thought. Rows at their limit think too: that tells whether
-        # they are cut. A row that answers next feeds the separator, which is filled on the device: nothing is sent.
+        # While a row thinks, each of its steps has fed one thought. Rows at their limit think too, because only that
+        # shows if they stop or are cut. Rows that answer next feed the separator, filled in on the device: no copy.
         ends_B = thoughts.done | (rows.step_N[rows_B] >= rows.max_latents_N[rows_B])
         separator_1D = lm.embed(rows_B.new_full((1,), lm.template.separator_id)).to(hidden_ND.dtype)
         fed_BD = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
@@ -233,7 +233,7 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> list[Event]:
 
 
 def _details(entry: Entry, thoughts: Thought, j: int) -> dict[str, Any]:
-    """Embedding and info of an entry, row j of these, for its event; {} unless its request keeps them."""
+    """The embedding and info of row j, for the event of its entry; {} unless the request keeps them."""
     if not entry.request.keep_latents:
         return {}
     return {"embed": thoughts.embeds[j], "info": {name: column[j] for name, column in thoughts.info.items()}}

@@ -1,18 +1,18 @@
 """Requests that wait and requests in prefill: first come, first served, within slots and a budget of positions.
 
-A request is admitted when there is a slot for it and the positions of the cache with it are within the budget. Slots
-are as wide as the widest row may become, rounded up, so n rows cost n times that:
+A request is admitted if a slot is free and the positions of the cache, with its own, are within the budget. Slots are
+as wide as the widest row may become, rounded up, so n rows require n times that:
 
     budget 150    running    15 and 30 positions     2 x 32 = 64
                   first      40                      3 x 48 = 144    admitted
                   second     12                      4 x 48 = 192    waits
 
-If memory runs out, all requests that have started wait again, in front, and half as many rows run (`rows_that_fit`).
+If memory runs out, started requests return to the front of the queue, and half as many rows run (`rows_that_fit`).
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
 no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
 
-Requests that are admitted together are prefilled in batches, one a step: running rows wait for no more than that.
+Requests that are admitted together are prefilled in batches, one a step, so that running rows wait for one at most.
 
     step       1           2           3
     prefills   a b c       d           f
@@ -35,12 +35,12 @@ from colar.engine.graphs import columns_of, rows_of
 from colar.engine.request import Request
 
 MAX_WAIT_STEPS = 8
-"""Steps that the first in the queue waits at a free slot for others to share its prefill."""
+"""Most steps that the first in the queue waits for others to share its prefill, although a slot is free."""
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
 BATCH_POSITIONS = 2048
-"""Positions of prefill between two decode steps, padding included, unless one question has more."""
+"""Most positions of prefill between two decode steps, padding included, unless one question has more."""
 
 
 class QueueFull(RuntimeError):
@@ -49,7 +49,7 @@ class QueueFull(RuntimeError):
 
 @dataclass(eq=False)
 class Entry:
-    """A request in the engine: its question as token ids, and how far it is. The engine numbers its requests from 0."""
+    """A request in the engine: its question as token ids, and its progress. The engine numbers its requests from 0."""
 
     number: int
     request: Request
@@ -69,10 +69,10 @@ class Entry:
     n_events: int = 0
     """Events since it started."""
     reported: list[tuple[EventKind, int]] = field(default_factory=list)
-    """Kind and token (-1 for a latent) of all reported events: after it had to start anew, it does not report them
-    again."""
+    """Kind and token (-1 for a latent) of all reported events, which are not reported again after the request had to
+    start anew."""
     error: Exception | None = None
-    """The error that has ended it, if one has."""
+    """The error that has ended it, if any."""
 
     @property
     def most_positions(self) -> int:
@@ -80,11 +80,11 @@ class Entry:
         return len(self.ids) + self.request.decoding.positions_after_question
 
     def restarted(self) -> "Entry":
-        """The same request before its start."""
+        """The same request before its start, with the events that it has reported."""
         return Entry(self.number, self.request, self.ids, reported=self.reported)
 
     def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
-        """Report what it has thought, and note whether it stops thinking, or has met its limit."""
+        """Report a thought or the stop, and end the thinking if it stops or has reached its limit."""
         if done:
             self.thinks = False
             return self._report("stop", info=details.get("info", {}))
@@ -104,14 +104,14 @@ class Entry:
         return self._report("token", token_id=token_id, info=details.get("info", {}))
 
     def _report(self, kind: EventKind, **what: Any) -> list[Event]:
-        """The event, unless it was reported before. If another one was, the request ends with an error."""
+        """The event, unless it was reported before. If a different event was, the request ends with an error."""
         now = (kind, what.get("token_id", -1))
         self.n_events += 1
         if self.n_events > len(self.reported):
             self.reported.append(now)
             return [Event(self.request, kind, number=self.number, **what)]
         if now != self.reported[self.n_events - 1]:
-            # Fewer rows round otherwise. What was reported cannot be taken back, and two halves are no answer.
+            # Fewer rows round differently. Reported events cannot be retracted, and two halves make no answer.
             self.reason = "error"
             self.error = RuntimeError(
                 f"request {self.request.id} started anew because memory ran out, and came to another answer by "
@@ -156,10 +156,10 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.for_graphs = for_graphs
         self.rows_that_fit = max_batch
-        """The rows that may run: fewer than `max_batch` where memory has run out."""
+        """Most rows that may run; fewer than `max_batch` after memory has run out."""
         self.waiting: deque[Entry] = deque()
         self.waited = 0
-        """Steps that the first in the queue has waited for company, at a free slot."""
+        """Steps that the first in the queue has waited for others to share its prefill, although a slot was free."""
         self.batches: deque[list[Entry]] = deque()
         """Requests in prefill: admitted, and not running yet. The first batch is next."""
 
@@ -174,16 +174,16 @@ class Scheduler:
             )
 
     def add(self, entry: Entry, running: Sequence[Entry]) -> None:
-        """Append to the queue, beside these running requests. QueueFull if `max_waiting` others wait for a slot."""
+        """Append to the queue, given the running requests. QueueFull if `max_waiting` others wait for a slot."""
         started = len(running) + len(self.in_prefill)
-        # The first in the queue start with the next step: it is not slots that they wait for. With a budget it may be.
+        # Free slots are for the first in the queue, which do not wait for one. With a budget they may have to.
         free = max(0, self.rows_that_fit - started) if self.token_budget is None or not started else 0
         if self.max_waiting is not None and len(self.waiting) - free >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests wait for a slot, which is max_waiting")
         self.waiting.append(entry)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request, this very object, from the queue or from prefill; False if it is in neither."""
+        """Remove a request, found by identity, from the queue or from prefill; False if it is in neither."""
         n_before = len(self.waiting) + len(self.in_prefill)
         self.waiting = deque(entry for entry in self.waiting if entry.request is not request)
         for batch in self.batches:
@@ -192,7 +192,7 @@ class Scheduler:
         return len(self.waiting) + len(self.in_prefill) < n_before
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Let requests that had started wait again, in the order in which all came, also beyond `max_waiting`."""
+        """Return started requests to the queue, in the order in which all were submitted, even beyond `max_waiting`."""
         anew = [entry.restarted() for entry in entries]
         self.waiting = deque(sorted([*anew, *self.waiting], key=lambda entry: entry.number))
 
@@ -210,13 +210,13 @@ class Scheduler:
         return self.batches[0] if self.batches else []
 
     def _admit(self, running: Sequence[Entry]) -> list[Entry]:
-        """Remove from the queue what starts now, beside these running requests."""
+        """Remove from the queue the requests that start now, given the running ones."""
         free = self.rows_that_fit - len(running)
-        # Without a free slot no request waits for company: such a step does not count.
+        # A step without a free slot does not count as waiting for others.
         if not self.waiting or not free:
             return []
 
-        # Wait for company: slots that others will free soon are filled by one prefill.
+        # Wait for others: slots that are freed soon are then filled by the same prefill.
         enough = min(len(self.waiting), max(1, self.rows_that_fit // SHARED_PREFILL_SLOTS))
         if running and free < enough and self.waited < MAX_WAIT_STEPS:
             self.waited += 1
@@ -227,8 +227,8 @@ class Scheduler:
         while self.waiting and len(admitted) < free:
             rows = len(running) + len(admitted) + 1
             widest = max(widest, self.waiting[0].most_positions)
-            # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
-            # it, or it might starve.
+            # A single row always runs, because it has passed `check`. If the first in the queue does not fit, none
+            # overtakes it, because it might starve.
             if (
                 rows > 1
                 and self.token_budget is not None
@@ -251,8 +251,8 @@ class Scheduler:
     def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
         """The size to change to from `now`, within the budget if the smallest one is.
 
-        Where the budget allows it, slots are a power of 2 and the cache only grows: rows that come and go do not have
-        all others copied each time, and a cache that moves has all graphs recorded anew.
+        If the budget allows it, the slots are a power of 2 and the cache only grows, because a new size copies all
+        other rows, and has the graphs of decode steps recorded anew.
         """
         least = self.smallest_size(rows, widest)
         columns = max(now.columns, least.columns)
@@ -274,7 +274,7 @@ def _batches(entries: Sequence[Entry], cached: set[tuple[int, ...]]) -> Iterator
         own = batch if entry.ids in cached else samples_of.setdefault(entry.ids, [])
         own.append(entry)
     n_questions = 0
-    # Neighbours of similar length waste the least padding. The newest of a batch is its longest: all are padded to it.
+    # Sorted, because questions of similar length waste the least padding. All of a batch are padded to its last one.
     for ids in sorted(samples_of, key=len):
         if n_questions and (n_questions + 1) * len(ids) > BATCH_POSITIONS:
             yield batch

@@ -1,8 +1,8 @@
 """A file of questions and the file of its answers (`colar generate`), which the same command resumes.
 
-A row of the output has `id`, `key` and `asked`: the question, a digest of all that its answer depends on, and the
-settings of the run. An output belongs to one checkpoint, seed and decoding; questions and params may be added. It is a
-file, or a folder of parts, each of which is written whole or not at all.
+A row of the output has, among others, `id` (of the question), `key` (a digest of everything that the answer depends on)
+and `asked` (the settings of the run). An output belongs to one checkpoint, seed and decoding; questions and params may
+be added. It is a file, or a folder of parts, each of which is written whole or not at all.
 """
 
 import dataclasses
@@ -23,9 +23,10 @@ from colar.ops.noise import seed_from
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
+    """The rows of a file, each with `id`, `question` and `context`; a row without an id gets its number.
 
-    The question may have another of the names in `layouts.QUESTION`, or be that of a chat: messages, or TRL's prompt.
+    The question's column may have any name in `layouts.QUESTION`. Of a chat (messages, or TRL's prompt), the last
+    question is read.
     """
     entries = enumerate(data_files.read(Path(path)), start=1)
     rows = [question_row(place, raw, str(number)) for number, (place, raw) in entries]
@@ -37,7 +38,7 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
 
 
 def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
-    """A row as `read_questions` gives it, from one of a file."""
+    """A raw row of a file in the form that `read_questions` returns; errors begin with `place`."""
     try:
         row = named_fields(raw)
         row = {**row, **_of_chat(row)}
@@ -80,14 +81,14 @@ def make_requests(
     is_chat: bool,
     system: str | None = None,
 ) -> list[Request]:
-    """A request for every question under each combination of values, `system` before it. ValueError for turns that a
-    template without `is_chat` has no place for."""
+    """One request for each question and combination of params, preceded by the message `system`, if there is one.
+    ValueError for turns before the question unless the template is a chat (`is_chat`)."""
     before = () if system is None else (("system", system),)
     requests = []
     for row, params in itertools.product(rows, combinations):
         context = (*before, *row["context"])
         check_context(context, is_chat, f"question {row['id']}: ")
-        # By the row's id, not its place: an answer does not depend on the other rows of the file.
+        # Seeded by the row's id, not its place, so that an answer does not depend on the other rows.
         own = seed_from(seed, row["id"])
         asks = Request(
             row["id"], row["question"], params, decoding, own, keep_latents=keep_latents, context=context
@@ -97,7 +98,7 @@ def make_requests(
 
 
 def check_output(output: str, questions: str) -> None:
-    """Reject an output that holds something else than answers: what looks like a torn last line would be cut off."""
+    """Reject an output that is not a file of answers, because resuming would cut off a last line without newline."""
     path = Path(output)
     if path.exists() and path.samefile(questions):
         raise ValueError(f"--output must be another file than --input, got {output} for both")
@@ -116,7 +117,7 @@ def check_output(output: str, questions: str) -> None:
 
 
 def find_answers(output: str, settings: Mapping[str, Any]) -> set[str]:
-    """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
+    """Keys of the answers in the output. ValueError if another checkpoint, seed or decoding produced them."""
     keys = set()
     for number, record in enumerate(files.resume_jsonl(output), start=1):
         where = f"{output}:{number}"
@@ -127,9 +128,9 @@ def find_answers(output: str, settings: Mapping[str, Any]) -> set[str]:
 
 
 def answer_key(request: Request, settings: Mapping[str, Any]) -> str:
-    """16 hex digits of everything that an answer depends on: an output that holds the key holds the answer.
+    """Digest (16 hex digits) of everything that an answer depends on; an output with this key has the answer already.
 
-    `settings` are what the request does not name: the checkpoint's digest, and how it is loaded (JSON values).
+    `settings` (JSON values) hold what the request does not: the checkpoint's digest, and the options it is loaded with.
     """
     fields = {
         "id": request.id,

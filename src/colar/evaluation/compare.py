@@ -1,7 +1,7 @@
 """Paired differences: how much more often one system is right than another, on the questions that both answered.
 
-`compare` chooses the other system: the baseline, the same system unchanged. `compare_pairs` takes pairs that a user
-asked for by name. Both give a row for each dataset, and one for their average.
+`compare` chooses the other system itself: the baseline, and the same system unchanged. `compare_pairs` takes pairs that
+the user named. Both return a row for each dataset, and one for their average.
 """
 
 from collections import defaultdict
@@ -17,14 +17,14 @@ from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, S
 def compare(cells: Cells, baseline: str) -> list[Difference]:
     """Differences in accuracy, dataset by dataset, then averaged over the datasets of each pair of systems.
 
-    A system is compared with others of the same decoding and training seed, each once:
-      - the first system of method `baseline`: the same model's where it has one, else the first by name;
-      - where something was changed in it (an ablation, a control, a value that is not the default), itself unchanged. A
-        control of an ablation is compared with that ablation.
-    Of a method's systems, the unchanged ones are taken where there are any. A positive difference means that the
+    A system is compared, once each, with these systems of the same decoding and training seed:
+      - the first system of method `baseline`, of the same model if it has one, otherwise the first by name;
+      - if it is an ablation, a control, or has a value other than the default: the same system unchanged. A control of
+        an ablation is compared with that ablation.
+    Among the systems of the baseline's method, unchanged ones take precedence. A positive difference means that the
     system is better than its `baseline`.
     """
-    # Another decoding or training seed would add a difference that is not the method's.
+    # Across decodings or training seeds, a difference would not be due to the method alone.
     settings = {cell: (cell.dataset, cell.system.decoding, cell.system.train_seed) for cell in cells}
     alike = defaultdict(list)
     for cell, setting in settings.items():
@@ -44,15 +44,15 @@ def compare(cells: Cells, baseline: str) -> list[Difference]:
 def compare_pairs(
     cells: Cells, pooled: Cells, rows: Sequence[ReportRow], pairs: Sequence[tuple[str, str]]
 ) -> list[Difference]:
-    """For each (system, baseline) and decoding: a row for each dataset that both were asked, and their average.
+    """For each (system, baseline) and decoding, return a row for each dataset with common questions, and their average.
 
-    Systems are named as in the tables, which show `rows`. `cells` hold the single training runs, `pooled` all runs
-    together ({} where every system was trained once). The row of the average also has the difference in each run.
-    Raises ValueError for a name that no table has, and for two systems that have no question in common.
+    Systems have their names in the tables of `rows`. `cells` hold the single training runs, `pooled` all runs together
+    ({} if every system was trained once). The row of the average also has the difference in each run. Raises
+    ValueError for a name that no table has, and for two systems that have no question in common.
     """
     systems = systems_of(rows)
     decodings = sorted({system.decoding for system in systems})
-    # A name stands for a system at every decoding; which one is kept here makes no difference.
+    # A name stands for a system at every decoding. Any of them may be stored: the decoding is replaced below.
     named = {system_name(system, systems): system for system in systems}
     differences = []
     for pair in pairs:
@@ -72,7 +72,7 @@ def compare_pairs(
 
 
 def _difference(cells: Cells, cell: Cell, baseline: System) -> Difference | None:
-    """The row of a cell and the baseline's on its dataset; None where the two share no question."""
+    """The difference between a cell and its baseline on the same dataset; None if the two share no question."""
     members = cells[cell]
     others = cells[Cell(baseline, cell.dataset)]
     # Systems may have been asked different parts of a dataset.
@@ -111,20 +111,20 @@ def _average_difference(rows: Sequence[Difference]) -> Difference:
 
 
 def _opponents(me: System, alike: Sequence[System], baseline: str) -> list[System]:
-    """Those of `alike` to compare a system with, each once: the baseline, itself unchanged."""
+    """Systems in `alike` to compare a system with, each once: the baseline, and the system itself unchanged."""
     of_method = [system for system in alike if system.method == baseline and not system.is_control]
-    # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
+    # A model that was not trained with the baseline's method is compared with one that was.
     of_method = [system for system in of_method if system.model == me.model] or of_method
     of_method = [system for system in of_method if system == system.plain()] or of_method
-    # A control of an ablation has changed two things, and is compared with the system that differs from it by the
-    # control alone.
+    # A control of an ablation differs from the plain system in two things, so it is compared with the ablation, which
+    # differs from it by the control alone.
     unchanged = me.without_control() if me.is_control else me.plain()
     chosen = [*of_method[:1], unchanged]
     return [other for other in dict.fromkeys(chosen) if other in alike and other != me]
 
 
 def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[Difference]:
-    """One pair at one decoding: its datasets, then their average; [] where they share no question."""
+    """Rows of one pair at one decoding: each dataset, then the average; [] if the two share no question."""
     rows = _by_dataset(shown, one, other)
     if not rows:
         return []
@@ -140,9 +140,9 @@ def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: Syst
 def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
     """Training seed -> difference averaged over datasets, for each run that both systems have.
 
-    {} where the runs were asked different data sets: their averages would differ by that.
+    {} if the runs answered different data sets, because their averages would differ for that reason.
     """
-    # A system that is a single run has no others to be compared with.
+    # A system with a training seed is a single run, without others to compare.
     if one.train_seed is not None:
         return {}
     seeds = {cell.system.train_seed for cell in cells if cell.system.train_seed is not None}

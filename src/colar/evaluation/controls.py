@@ -1,17 +1,18 @@
 """Controls, which show whether latents matter: the same model and questions, with thoughts replaced or halved.
 
-    zeroed      zeros, as many as it had
-    shuffled    the thoughts that it had of another question, as many as those were
-    halved      the first half of its own thoughts, rounded up; then it has to answer
+    zeroed      zeros, as many as the model's own thoughts
+    shuffled    all of the model's thoughts on another question
+    halved      the first half of its own thoughts, rounded up; then the model has to answer
 
-A model that answers as well with `zeroed` or `shuffled` does not read its thoughts. The accuracy that is left with
-`zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right kind, and wrong. With `halved`
-they are right, and what the second half works out is missing. `Decoding.max_latents` cuts all questions at the same
-length instead. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference chain.
+A model that answers equally well under `zeroed` or `shuffled` does not use its thoughts. Accuracy under `zeroed` comes
+from the forward passes alone. Under `shuffled` the thoughts are of the right kind, but belong to another question.
+Under `halved` they are right, but the results of the second half are missing; `Decoding.max_latents`, in contrast, cuts
+all questions at the same length. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference
+chain.
 
-A control is made from all questions of a point of the grid, also from those that are answered already: a resumed
-evaluation feeds the thoughts that an uninterrupted one of the same questions would. Of several processes each makes all
-controls, and they divide the answers.
+A control is built from all questions of a grid point, answered or not, so that a resumed evaluation feeds the same
+thoughts as an uninterrupted one of the same questions. With several processes, each builds all controls, and the
+answers are divided between them.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
@@ -55,10 +56,10 @@ class ThoughtTable:
 
 
 class GivenThoughts(Method):
-    """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
+    """Wrapper of a method: prompts are those of the inner method, request r is fed its given thoughts, then it stops.
 
-    Name, params, their checks and text, rows and losses are the inner method's. `begin` raises ValueError for a request
-    that is none of these.
+    Name, params, their checks and text, rows and losses are those of the inner method. `begin` raises ValueError for a
+    request that is not among `requests`.
     """
 
     def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: ThoughtTable) -> None:
@@ -93,11 +94,11 @@ class GivenThoughts(Method):
         done_B = state.step >= self.fed.counts_R[row_B]
         return Thought(embeds_BD, done_B, token_ids=torch.full_like(state.step, -1))
 
-    # The inner method's: what an engine and a report ask of it
+    # Attributes of the inner method that an engine and a report use
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """A report's rows bear the inner method's name, with a label of their own."""
+        """The inner method's name; a control's rows in a report differ by their label."""
         return self.method.name
 
     @property
@@ -118,10 +119,10 @@ class GivenThoughts(Method):
 
 
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable:
-    """The thoughts of completions that kept them, in one table."""
+    """Thoughts of completions whose requests keep latents, in one table."""
     counts = [completion.length for completion in completions]
     # Padded with zeros to the most thoughts of any request.
-    # In float32, which holds bfloat16 exactly too: fed again, they give the same answers token for token.
+    # In float32, which represents bfloat16 exactly: fed again, they give the same answers token for token.
     embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
     for r, completion in enumerate(completions):
         if completion.latents is not None:
@@ -129,7 +130,7 @@ def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable
     return ThoughtTable(embeds_RKD, torch.tensor(counts, device=lm.device))
 
 
-# The kinds of control: each makes other thoughts of a model's own
+# Kinds of control: each derives other thoughts from the model's own
 
 
 def zeroed(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
@@ -137,18 +138,18 @@ def zeroed(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
 
 
 def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
-    """Give each question the thoughts of the next one in a random round, always the same: none keeps its own."""
-    # By question, not by request: samples of one question think alike.
+    """Give each question the thoughts of the next one in a fixed random cycle, so that none keeps its own."""
+    # Shuffled by question, not by request, because samples of one question have similar thoughts.
     by_question: dict[tuple[Any, ...], list[int]] = {}
     for r, request in enumerate(requests):
         by_question.setdefault((request.question, request.context), []).append(r)
-    # Sorted before it is shuffled: the order of the requests must not decide who gets whose thoughts.
+    # Sorted before the shuffle, so that the order of the requests does not matter.
     questions = sorted(by_question)
     if len(questions) < 2:
         raise ValueError("thoughts can be shuffled between two questions or more, there is only one")
     Random(0).shuffle(questions)
 
-    # Samples of one question take turns at the samples of the next: there may be fewer of them.
+    # Samples of one question get those of the next in turn, which repeat if they are fewer.
     source = [0] * len(requests)
     for question, following in itertools.pairwise([*questions, questions[0]]):
         for r, other in zip(by_question[question], itertools.cycle(by_question[following]), strict=False):
@@ -158,7 +159,7 @@ def shuffled(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
 
 
 def halved(own: ThoughtTable, requests: Sequence[Request]) -> ThoughtTable:
-    # Rounded up: who had one thought keeps it.
+    # Rounded up, so that a single thought is kept.
     return ThoughtTable(own.embeds_RKD, (own.counts_R + 1) // 2)
 
 
@@ -173,7 +174,7 @@ KINDS: dict[str, Callable[[ThoughtTable, Sequence[Request]], ThoughtTable]] = {
 
 
 def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """The models that think in latents; logs which do not. ValueError where there is none."""
+    """The models that think in latents; logs which do not. ValueError if there is none."""
     latent = [model for model in models if model.method.thinks_in_latents]
     if not latent:
         names = ", ".join(dict.fromkeys(model.method.name for model in models))
@@ -195,7 +196,7 @@ def evaluate_controls(
 ) -> int:
     """Answer the grid under each kind of control, in rows labelled control-zeroed, control-shuffled, ...
 
-    Only what `records` has no answer to yet. Returns the number of new answers.
+    Skips questions that have an answer in `records`. Returns the number of new answers.
     """
     done = keys_in(records)
     n_new = 0
@@ -213,19 +214,19 @@ def evaluate_controls(
             model.lm,
             answer_all(model.lm, model.method, with_latents, settings.batch_size, eager=settings.eager),
         )
-        # All of them before the first answer: one question's thoughts cannot be shuffled.
+        # All are built before the first answer, because `shuffled` raises an error for a single question.
         thoughts = {kind: KINDS[kind](own, requests) for kind in missing}
         for kind in missing:
             control = GivenThoughts(model.method, requests, thoughts[kind])
             controlled = labelled(point, kind)
-            # The control answers as a method of the same name: its rows differ from the method's by their label.
+            # The control has the method's name, so only the label distinguishes their rows.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, settings)
     return n_new
 
 
 def labelled(point: GridPoint, kind: str) -> GridPoint:
-    """The point under the label that the rows of its control have."""
+    """The grid point with the label of its control's rows."""
     labels = [point.model.label, f"{CONTROL}{kind}"]
     label = ", ".join(part for part in labels if part)
     return replace(point, model=replace(point.model, label=label))

@@ -1,9 +1,9 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
-Records are appended as requests finish, so a killed evaluation resumes where it was. The report is a fold over them
-(`report.py`) in any order. The judge is that of validation and rewards. A request's seed is a function of (seed,
-question id): two systems see the same noise on the same question, and several processes that share the questions give
-the records that one gives.
+Records are appended as requests finish, so a killed evaluation resumes where it stopped. The report is a fold over
+records in any order (`report.py`). The judge is that of validation and rewards. A request's seed is a function of
+(seed, question id), so that two systems see the same noise on the same question, and several processes produce the
+same records as one.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from colar.ops.noise import seed_from
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """Settings by which an evaluation answers its questions: where an answer is cut, and how the engine runs."""
+    """Settings for answering the questions of an evaluation: limits of generation, and how the engine runs."""
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""
@@ -46,7 +46,7 @@ class AnswerSettings:
     """Run decode steps on a GPU without CUDA graphs, which avoid launch overhead."""
 
     def __post_init__(self) -> None:
-        # A decoding checks its limits: here, and not with the first question.
+        # Built here, because a decoding checks its limits; the error would otherwise come with the first question.
         self.decoding("greedy")
         check_number("batch_size", self.batch_size, 1, whole=True)
 
@@ -59,7 +59,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A loaded model with its method, under the names that its rows have."""
+    """A loaded model and its method, with the names that its rows have."""
 
     name: str
     lm: LatentLM
@@ -70,7 +70,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A model asked every question of one data set in one way, under one seed."""
+    """A model on all questions of one data set, with one value of its params, one decoding and one seed."""
 
     model: EvaluatedModel
     dataset: str
@@ -81,7 +81,7 @@ class GridPoint:
 
     @property
     def cell(self) -> Cell:
-        """The row of the report that its records fall into, together with those of other seeds."""
+        """The row of the report that aggregates the records of this point and of other seeds."""
         system = System(
             model=self.model.name,
             method=self.model.method.name,
@@ -93,13 +93,13 @@ class GridPoint:
         return Cell(system, self.dataset)
 
     def record_key(self, example: Example) -> RecordKey:
-        """The identity of the record of one question."""
+        """The key of one question's record."""
         return RecordKey(self.cell, self.seed, example.id)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question of a grid point, as the engine gets it."""
+    """A question of a grid point, with its request to the engine."""
 
     point: GridPoint
     example: Example
@@ -125,7 +125,7 @@ def make_grid(
 
 
 RecordMaker = Callable[[EvaluatedModel, Sequence[Question], AnswerSettings], Iterator[dict[str, Any]]]
-"""Gives one record per question of a model, in any order: `make_records`, or engines on other machines."""
+"""Yields one record per question of a model, in any order: `make_records`, or engines on other machines."""
 
 
 def evaluate(
@@ -135,7 +135,7 @@ def evaluate(
     settings: AnswerSettings,
     make: RecordMaker | None = None,
 ) -> int:
-    """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
+    """Answer the questions of the grid that have no record in `records` yet, and append to it. Returns their number.
 
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
@@ -156,24 +156,24 @@ def evaluate(
 def _write_answers(
     questions: Sequence[Question], records: Path, settings: AnswerSettings, make: RecordMaker
 ) -> None:
-    """Append the answers to `records`: of several processes the main one writes those of all."""
+    """Answer the questions and append to `records`; with several processes, the main one writes the records of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in questions:
         by_model[question.point.model].append(question)
     system, *others = {question.point.cell.system for question in questions}
-    # Of several systems the bar names the model that it has come to.
+    # With several systems, the bar shows the model that is running.
     note = "evaluate" if others else f"evaluate {system_name(system, [system])}"
     state = PartialState()
     n = state.num_processes
-    # A kill loses the answers of a round.
+    # Records are gathered and written once per round: a kill loses the answers of the current one.
     per_round = settings.batch_size if n > 1 else 1
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress.bar(note, len(questions)))
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, of_model in by_model.items():
             bar.set_postfix_str(model.name)
-            # Every n-th one: neighbours in the grid take about as long as each other.
+            # Every n-th question, because neighbours in the grid take about equally long.
             mine = make(model, of_model[state.process_index :: n], settings)
             for _ in range(math.ceil(len(of_model) / (n * per_round))):
                 for record in gather_object(list(itertools.islice(mine, per_round))):
@@ -195,12 +195,12 @@ def make_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per question, in the order in which they finish.
 
-    NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
-    Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
+    Raises NonFiniteError if the model's numbers are NaN or infinite, because a wrong answer would be recorded for good.
+    Questions of several grid points share batches, so that a point's last questions do not run in a half-empty batch.
     """
     cuda_graphs = False if settings.eager else None
     engine = Engine(model.lm, model.method, settings.batch_size, cuda_graphs=cuda_graphs)
-    # Most often a dtype of too small a range is what makes them so.
+    # Named in the error, because the usual cause is a dtype with too small a range.
     dtype = str(model.lm.causal_lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
     for completion in completions_of(model.lm, events):
@@ -217,13 +217,13 @@ def answer_all(
     note: str = "think",
     eager: bool = False,
 ) -> list[Completion]:
-    """The completions, in the order of the requests; a bar counts them. NonFiniteError as of `make_records`."""
+    """Completions in the order of the requests, with a progress bar. Raises NonFiniteError as `make_records` does."""
     completions = []
     events = Engine(lm, method, batch_size, cuda_graphs=False if eager else None).stream(requests)
     for completion in progress.track(completions_of(lm, events), note, len(requests)):
         completion.require_answer()
         completions.append(completion)
-    # They finish in any order.
+    # Requests finish in any order.
     return sorted(completions, key=lambda completion: completion.number)
 
 
@@ -257,7 +257,7 @@ def grade(completion: Completion, example: Example) -> dict[str, Any]:
 
 
 def gold_length(lm: LatentLM, example: Example) -> int | None:
-    """L_r, the tokens of the reference chain, to compare #L with; None where the source has no chain."""
+    """L_r, the number of tokens of the reference chain, to compare #L with; None if the example has no chain."""
     try:
         steps = lm.template.steps(example.steps)
     except ValueError:
@@ -275,7 +275,7 @@ def make_request(point: GridPoint, example: Example, settings: AnswerSettings) -
 
 def seed_of(example: Example, seed: int = 0) -> int:
     """The seed of a question's request under the evaluation's `seed`."""
-    # Of the question's id, not of its position: another --limit, or another order, changes no draw.
+    # A function of the question's id, not its position, so that another --limit or order changes no draw.
     return seed_from(seed, example.id)
 
 
@@ -287,7 +287,7 @@ def validate(
     decoding: str,
     settings: AnswerSettings,
 ) -> dict[str, float]:
-    """Validate: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`).
+    """Validate a model: mean accuracy and #L over all `params`, and at each of them (`accuracy/compression_factor=2`).
 
     Processes that have joined call it together and divide the questions; all get the same numbers.
     """
@@ -297,12 +297,12 @@ def validate(
     for suffix, param in by_suffix.items():
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
-        # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
+        # The same code as in an evaluation, so that the best checkpoint is chosen by the numbers reported later.
         records = processes.split_and_gather(questions, lambda share: make_records(model, share, settings))
-        # Sums of whole numbers: the same however they were divided.
+        # Sums of whole numbers do not depend on how the questions were divided.
         metrics[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
         metrics[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
-    # The plain names are means over params. They choose the best checkpoint, at which every speed counts the same.
+    # The plain names are means over params, every speed weighted equally. They choose the best checkpoint.
     for name in ("accuracy", "length"):
         metrics[name] = sum(metrics[f"{name}{suffix}"] for suffix in by_suffix) / len(by_suffix)
     return metrics
@@ -311,8 +311,8 @@ def validate(
 def _metric_suffix(param: Any, is_alone: bool) -> str:
     """The end of a metric's name: `/compression_factor=2/confidence_threshold=0.8`.
 
-    A method without a speed at its defaults has none. Among others it is `/default`, as the plain name is that of
-    their mean.
+    Params at their defaults, of a method without a speed, have no suffix if they are the only ones. Among others
+    their suffix is `/default`, because the plain name is the mean's.
     """
     suffix = "".join(f"/{text}" for text in texts(param_values(param)))
     return suffix if suffix or is_alone else "/default"

@@ -1,7 +1,7 @@
 """The style of all pictures, their files, and the picture of a report: accuracy against reasoning length.
 
-Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a server or a
-training process changes nothing for its host. The same data give the same bytes on one installation.
+Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that drawing from a server or a
+training process leaves the host's plots unchanged. The same data give the same bytes on one installation.
 """
 
 import io
@@ -47,20 +47,20 @@ _WITHOUT_DATE: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Creator": None, "Date": None},
 }
-# Parts of an SVG file are named by the salt, or else at random. Letters are paths: a reader's fonts have other widths.
+# Without a salt, ids in an SVG file are random. Letters are paths, because a reader's fonts have other widths.
 _SVG = {"svg.hashsalt": "colar", "svg.fonttype": "path"}
 
 
 without_mathematics = matplotlib.rc_context({"text.parse_math": False})
-"""Decorates what draws a picture: its texts are drawn as they are, also what stands between two `$`.
+"""Decorator of functions that draw a picture: texts are drawn literally, also between two `$`.
 
-The names of ticks, which matplotlib makes when it saves the picture, may be mathematics: 10 with an exponent.
+Tick labels may still be mathematics (10 with an exponent), because matplotlib makes them when it saves the picture.
 """
 
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of `width` x `height` inches with its own Agg canvas."""
-    # Text is measured with the canvas; pyplot would attach one that it keeps itself.
+    # Text is measured with the canvas; pyplot would attach one and keep a reference to it.
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -82,8 +82,8 @@ def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> N
 
 def style(index: int) -> tuple[str, str]:
     """(colour, marker) of curve `index`: 80 different pairs."""
-    # Both change from one curve to the next. After a round of colours the markers are shifted by one, else the same
-    # pairs would come back.
+    # Both change from one curve to the next. After a round of colours the markers are shifted by one, so that pairs
+    # do not repeat.
     rounds = index // len(COLOURS)
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
@@ -95,7 +95,7 @@ def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     # Drawn into memory first: where drawing fails, no file has been touched.
     buffer = io.BytesIO()
-    # These two settings are global: they are the host's again as soon as the image is made.
+    # These two settings are global, so the host's values are restored once the image is made.
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
     return files.write_bytes(path, buffer.getvalue())
@@ -110,9 +110,9 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
     Bars are 95% intervals, 1.96 standard errors clustered by question, as in the tables.
 
-    `rows` are those of a report under one decoding. Each training run of a curve is drawn as a line. Where systems were
-    asked at several values of another parameter (`confidence_threshold`), a curve is over these, with a line for each
-    speed. Of several datasets the picture shows the macro-average, of systems that were asked on all.
+    `rows` are those of a report under one decoding. Each training run of a curve is drawn as a line. If systems were
+    evaluated at several values of another parameter (`confidence_threshold`), a curve runs over these values, with a
+    line for each speed. With several datasets, the picture shows the macro-average of systems evaluated on all.
     """
     rows = sorted(rows, key=lambda row: row.system.order())
     datasets = datasets_of(rows)
@@ -143,7 +143,7 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
     axes.margins(x=0.1, y=0.12)
     systems = systems_of(shown)
     names = [_name(members, systems) for members in curves.values()]
-    # As many names in a row as the figure is wide.
+    # As many names per row as fit the figure's width.
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
     where = "outside lower center"
     figure.legend(marks, names, loc=where, ncols=columns, fontsize=8.5, frameon=False, labelcolor=INK)
@@ -151,14 +151,14 @@ def accuracy_vs_length(rows: Iterable[ReportRow]) -> Any:
 
 
 def _curve(system: System) -> tuple[Any, ...]:
-    """The fields that the points of a curve share: all but its values, and the training run."""
+    """Key of a system's curve: model, method, label and the names of its params other than the speed."""
     names = tuple(name for name, _ in without_speed(system.params))
     return system.model, system.method, system.label, names
 
 
 def _name(members: Sequence[ReportRow], systems: Sequence[System]) -> str:
-    """The name of a curve among those of `systems`: with the values that all its points share, by which no point is
-    tagged, and the names of the others."""
+    """Name of a curve among those of `systems`, with the values that all its points share, and the names of params
+    other than the speed that differ: the tags of the points have these values."""
     system = members[0].system
     shared = _shared(row.system.params for row in members)
     parts = [system.label]
@@ -188,7 +188,7 @@ def _draw_curve(axes: Any, members: Sequence[ReportRow], colour: str, marker: st
     x = [row.length for row in members]
     y = [100 * row.accuracy for row in members]
     half_bars = [100 * (half_interval(row.accuracy_se) or 0) for row in members]
-    # From below: bars and lines, the names of points, their markers.
+    # Drawing order, from the bottom: bars and lines, tags, markers.
     axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45, zorder=1)
     for line in _lines(members):
         points = [(row.length, 100 * row.accuracy) for row in line]
@@ -197,12 +197,12 @@ def _draw_curve(axes: Any, members: Sequence[ReportRow], colour: str, marker: st
 
 
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
-    """The points of a curve that are joined: of one training run, and along one of its values."""
+    """Points of a curve that are joined by a line: those of one training run, along one of the params."""
     values = {
         name: {dict(row.system.params)[name] for row in members} for name, _ in members[0].system.params
     }
     differing = [name for name in values if len(values[name]) > 1]
-    # Along another value than the speed, where one differs.
+    # Along a param other than the speed, if one differs.
     varied = min(differing, key=lambda name: name == SPEED, default=None)
     lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
     for row in sorted(members, key=lambda row: row.system.params):
@@ -212,7 +212,7 @@ def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
 
 
 def _draw_tags(axes: Any, members: Sequence[ReportRow], colour: str) -> None:
-    """Write below each point the values that differ along its curve, `c=2`: of training runs, at the first one's."""
+    """Write below each point the values that differ along its curve, `c=2`; of several runs, at the first one's."""
     points: dict[ParamValues, ReportRow] = {}
     for row in members:
         points.setdefault(row.system.params, row)
@@ -233,5 +233,5 @@ def _draw_tags(axes: Any, members: Sequence[ReportRow], colour: str) -> None:
             color=colour,
             zorder=2,
         )
-        # The error bar runs through it.
+        # An outline, because the error bar runs through the text.
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])

@@ -1,6 +1,6 @@
-"""Records, read, checked and sorted into cells, and where they come from: settings, versions, machine.
+"""Reading, checking and grouping of records, and their provenance: settings, versions, machine.
 
-    records.jsonl       one question answered once by one system a line, in the order in which they were answered
+    records.jsonl       one question answered once by one system per line, in the order in which they were answered
     evaluation.json     settings, and digests of questions and checkpoints
 
 An output folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add
@@ -42,8 +42,8 @@ from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
 from colar.model import checkpoint
 
 Record = Mapping[str, Any]
-"""The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
-`cluster`, where the question repeats an earlier one of the data set (`Example.cluster`)."""
+"""The keys of `_REQUIRED`, and two optional ones: `gold_length` (L_r, if the source has a reference chain), and
+`cluster`, if the question repeats an earlier one of the data set (`Example.cluster`)."""
 
 FIELDS = np.dtype(
     [
@@ -51,7 +51,7 @@ FIELDS = np.dtype(
         ("run", np.int64),
         ("seed", np.int64),
         ("question", np.int64),
-        ("cluster", np.int64),  # number of a question: of its own, or of the one that it repeats
+        ("cluster", np.int64),  # number of the question, or of the one that it repeats
         ("parsed", np.int64),  # -1 where the answer could not be parsed
         ("correct", np.bool_),
         ("truncated", np.bool_),
@@ -61,7 +61,7 @@ FIELDS = np.dtype(
         ("gold_length", np.float64),  # NaN where the question has no reference chain
     ]
 )
-"""Fields of a record that a report needs: its cell is known, its texts are compared but not read."""
+"""Fields of a record that a report needs, without its cell, and with numbers for texts, which are only compared."""
 
 Columns = npt.NDArray[np.void]
 """Records as an array of `FIELDS`: each field is a column, `columns["correct"]`."""
@@ -96,7 +96,7 @@ def keys_in(records: Path) -> set[RecordKey]:
 
 
 class RecordFiles:
-    """The records in JSONL files, read anew in each loop, one at a time. They are not checked yet (`checked`)."""
+    """Unchecked records of JSONL files (see `checked`), read anew and one at a time in each iteration."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = [Path(path) for path in paths]
@@ -107,13 +107,13 @@ class RecordFiles:
                 yield record
 
     def place(self, number: int) -> str:
-        """File and line of the record of this number, from 1. Reads the files again: it is meant for errors."""
+        """File and line of record `number`, from 1. Reads the files again, so it is meant for errors."""
         places = (f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path))
         return next(itertools.islice(places, number - 1, None))
 
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
-    """The records files that a user named, each by itself or by its folder. ValueError where there is none."""
+    """The records files that a user named, each by itself or by its folder. ValueError if there is none."""
     paths = []
     for path in map(Path, texts):
         if not path.exists():
@@ -123,9 +123,9 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
 
 
 def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
-    """The records of each cell, in the order of the report: by system first, then by dataset.
+    """The records of each cell, in the order of the report (`System.order`).
 
-    Raises ValueError where there is no record, and those of `checked`.
+    Raises ValueError if there is no record, and for records that `checked` rejects.
     """
     questions = _numbering()
     answers = _numbering()
@@ -156,23 +156,23 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Columns]:
 
 
 def cluster_of(record: Record) -> Any:
-    """The cluster of a record's question: its own id, or where it repeats a question of its data set, that one's."""
+    """The cluster of a record's question: its own id, or that of the earlier question that it repeats."""
     return record.get("cluster", record["id"])
 
 
 def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """(cell, record) for one record after the other.
+    """Yield (cell, record) for each record.
 
-    ValueError for what is not a record, and for a second one of the same system, dataset, seed and question. It names
-    file and line of a record in `RecordFiles`, the number of another.
+    Raises ValueError for a value that is not a record, and for a second record of the same system, dataset, seed and
+    question. The message names file and line if `records` are `RecordFiles`, otherwise the record's number.
     """
-    # The place of a record is worked out only for an error: most reports have none, and many records.
+    # The place of a record is computed only for an error, because that reads the files again.
     place = records.place if isinstance(records, RecordFiles) else "record {}".format
     numbers: defaultdict[Cell, dict[tuple[int, str], int]] = defaultdict(dict)
     for number, record in enumerate(records, start=1):
         if missing := [key for key in _REQUIRED if not isinstance(record, dict) or key not in record]:
             raise ValueError(f"{place(number)}: the record lacks {', '.join(missing)}")
-        # The text "false" would count as true, and null as a number that is not one.
+        # The text "false" would count as true, and null as NaN.
         for key in ("correct", "truncated"):
             if not isinstance(record[key], bool):
                 raise ValueError(f"{place(number)}: {key} must be true or false, got {record[key]!r}")
@@ -196,13 +196,13 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
 
 
 def _numbering() -> defaultdict[Any, int]:
-    """Gives each new key the next whole number, from 0."""
+    """A dict that gives each new key the next whole number, from 0."""
     return defaultdict(itertools.count().__next__)
 
 
 def _records_in(folder: Path) -> list[Path]:
-    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older. The last ones
-    # are those of `colar train auto`, a file for each model.
+    # The plain file takes precedence: an evaluation may still be appending to it, so it is never older than the .gz.
+    # The last pattern is that of `colar train auto`, which writes several files.
     for pattern in ("records.jsonl", "records.jsonl.gz", "records-*.jsonl"):
         if found := sorted(folder.glob(pattern)):
             return found
@@ -213,7 +213,7 @@ def _records_in(folder: Path) -> list[Path]:
 
 REMEDY = "give this evaluation its own --output"
 BY_KIND = "by kind"
-"""The judge of records that were judged by their answers' types, where others have a judge of the user's own."""
+"""Name of the judge by answer types, if other records were judged by a function of the user's."""
 
 
 def claim_evaluation(
@@ -224,9 +224,9 @@ def claim_evaluation(
 ) -> None:
     """Write evaluation.json into the output folder, or reject a folder that holds records of another evaluation.
 
-    `settings` are what every record depends on: limits, split, options. `checkpoints` are folders by the name that
-    their rows have. A folder without records is free, even if an evaluation was tried in it. Records without their
-    evaluation.json are rejected: what made them is not known.
+    `settings` are the values that every record depends on: limits, split, options. `checkpoints` maps the names in rows
+    to folders. A folder without records is free, even if an earlier evaluation failed in it. Records without an
+    evaluation.json are rejected, because their settings are unknown.
     """
     questions = {name: [len(examples), question_digest(examples)] for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
@@ -241,7 +241,7 @@ def claim_evaluation(
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
-        # The options of the sources are the same in any order.
+        # The order of the sources' options does not matter.
         before, after = ({**each, "options": sorted(each.get("options", []))} for each in (earlier, settings))
         checks.check_same_run(output, before, after, REMEDY)
         # A name that only one of the two has is no conflict: checkpoints and questions may be added.
@@ -269,15 +269,15 @@ def claim_evaluation(
 
 
 def settings_of(records: Iterable[Path]) -> dict[str, Any]:
-    """The settings that records files were made with, from the `evaluation.json` beside each that has one.
+    """Settings of the evaluations that wrote some records files, from the `evaluation.json` beside each that has one.
 
-    They are part of a report's provenance: the value that all share, or a list with each different value once; of
-    `models` and the numbers of `questions` all together. The digests of the questions are left out: only a resumed
-    evaluation needs them.
+    They are part of a report's provenance. A key has the value that all evaluations share, or a list of the distinct
+    values; `models` and the numbers of `questions` are merged. The digests of the questions are left out, because only
+    a resumed evaluation needs them.
 
-    ValueError where two evaluations have different checkpoints under one name, which would pass for one system, or
-    different questions of one data set: as many, or of another split or seed. Where only their numbers differ,
-    report.md warns.
+    Raises ValueError if two evaluations have different checkpoints under one name, which would pass for one system, or
+    different questions of one data set: equally many that are not the same, or others by their split or seed. If only
+    the numbers of questions differ, report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
@@ -298,7 +298,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                 )
         origin = [settings.get("split"), settings.get("data_seed")]
         for name, (n, digest) in settings.pop("questions", {}).items():
-            # As many questions are compared by their digest; more or fewer by where they come from.
+            # Equally many questions are compared by digest, otherwise by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))
             first_n, first_origin, first = drawn.setdefault(name, (n, origin, path))
             if known != digest or (first_n != n and first_origin != origin):
@@ -320,7 +320,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
 
 
 def question_digest(examples: Sequence[Example]) -> str:
-    """Digest of whole rows: a verdict depends on the type of the answer, and the length of the chain on the steps."""
+    """Digest of whole rows, because a verdict depends on the answer's type, and `gold_length` on the steps."""
     return files.digest(json.dumps(example.as_row()) for example in examples)
 
 
@@ -328,11 +328,11 @@ def question_digest(examples: Sequence[Example]) -> str:
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
-"""Instructions for bfloat16, by their names in /proc/cpuinfo: two processors differ by a factor of ten."""
+"""Instructions for bfloat16, by their names in /proc/cpuinfo: they make a difference of a factor of ten in speed."""
 
 
 def collect_provenance() -> dict[str, Any]:
-    """The provenance of what this process makes, as JSON values; the time is UTC."""
+    """Provenance of the results of this process, as JSON values; the time is UTC."""
     versions = {"colar": __version__}
     for name in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -348,7 +348,7 @@ def collect_provenance() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    # Linux names the processor's model and instructions there alone; other systems tell Python the model.
+    # On Linux only this file has the processor's model and instructions; elsewhere `platform` has the model.
     known: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -367,11 +367,11 @@ def _machine() -> dict[str, Any]:
 def _command() -> str:
     """The command line of `colar`, or of a script below the working directory.
 
-    Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
+    For any other program only its name, because its arguments are paths of the machine (a notebook's kernel).
     """
     program = Path(sys.argv[0])
     script = program.resolve()
-    # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
+    # Under torchrun and `python -m colar.cli`, the program's name is the path of that module.
     if program.stem == "colar" or script == Path(__file__).parents[1] / "cli" / "__main__.py":
         return shlex.join(["colar", *sys.argv[1:]])
     if program.suffix == ".py" and script.is_relative_to(Path.cwd()):
@@ -379,12 +379,12 @@ def _command() -> str:
     return program.name
 
 
-@functools.cache  # the code that runs was imported once: later edits and commits are not in it
+@functools.cache  # the running code was imported once: later edits and commits do not count
 def _commit() -> str | None:
     """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
-    # Installed into an environment inside somebody's repository, we lie in a checkout that is not ours.
+    # Installed into an environment inside another repository, the package lies in a checkout that is not its own.
     tracked = [*git, "ls-files", "--error-unmatch", here.name]
     describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
     try:

@@ -2,20 +2,20 @@
 
     RecordFiles -> by_cell -> fold -> Report -> write
 
-A row is one system on one dataset, or its macro-average: the plain mean over the datasets that THIS system was asked
-(`datasets` names them). The average's se is the root of the summed variances / number of datasets. Three intervals,
-never mixed (`evaluation/stats.py`):
+A row is one system on one dataset, or the system's macro-average: the plain mean over the datasets on which this system
+was evaluated (listed in `datasets`). The average's se is the root of the summed variances / number of datasets. Three
+intervals, never mixed (`evaluation/stats.py`):
   accuracy_se                      over questions: clustered by question
   seeds_interval                   over decoding seeds, half width of the t interval; null for one seed
   runs_interval                    over training runs, half width of the t interval, in pooled rows
-pass_at_k and maj_at_k take k = the number of decoding seeds. Numbers that need every question under every seed are
-null where `samples` < n * seeds.
+In pass_at_k and maj_at_k, k is the number of decoding seeds. Numbers that need every question under every seed are
+null if `samples` < n * seeds.
 
-`comparisons` holds paired differences on the questions that both systems answered (`evaluation/compare.py`). Where a
-system was trained more than once, `pooled` has a row for all of its runs together (train_seed null, `train_seeds` their
-list): a question's answers of all runs are one cluster, and accuracy_se stays over questions. `pooled_comparisons` are
-the paired differences of these systems. Tables and pictures then show them. `pairs` are the differences that were asked
-for by name, of all runs together and of each.
+`comparisons` holds paired differences on the questions that both systems answered (`evaluation/compare.py`). If a
+system was trained more than once, `pooled` has a row for all runs of each system together (train_seed is null,
+`train_seeds` lists them): the answers of all runs to a question are one cluster, so accuracy_se is still over
+questions. `pooled_comparisons` are the paired differences between these systems. Tables and pictures then show the
+pooled sections. `pairs` are the differences requested by name, over all runs together and in each.
 """
 
 from collections import defaultdict
@@ -48,8 +48,8 @@ def fold(
     """Make the report of records. `baseline` is the method that the others are compared with; `pairs` are
     (system, baseline) by their names in the tables.
 
-    Raises ValueError for a record that lacks a key, contradicts itself or comes twice, where there is none, and for a
-    pair of systems that are not there.
+    Raises ValueError if there is no record, for a record that lacks a key, has a wrong value or occurs twice, and for a
+    pair that `compare_pairs` rejects.
     """
     cells = by_cell(records)
     # All averages stand after all single datasets; readers of report.json may rely on the order.
@@ -93,10 +93,10 @@ def write(
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         # Where every system is a control there is nothing else to show.
         rows = [row for row in rows if not row.system.is_control] or rows
-        # One of an earlier report would be taken for one of this report.
+        # An earlier picture must not remain if drawing fails.
         path.unlink(missing_ok=True)
         with progress.warn_on_error(f"the picture {path.name}"):
-            # Imported here: matplotlib may be what fails.
+            # Imported inside the block, because importing matplotlib may fail.
             from colar.evaluation import picture
 
             picture.save(picture.accuracy_vs_length(rows), path)
@@ -104,7 +104,7 @@ def write(
 
 
 def picture_paths(folder: Path, report: Report) -> dict[str, Path]:
-    """The picture of each decoding, the first one's under the plain name."""
+    """Path of each decoding's picture; the first one has the plain name."""
     decodings = sorted({row.system.decoding for row in report.shown_rows})
     names = [PICTURE, *(f"{PICTURE}-{decoding}" for decoding in decodings[1:])]
     return {decoding: folder / f"{name}.png" for decoding, name in zip(decodings, names, strict=True)}
@@ -184,7 +184,7 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
 def accuracy_by_seed(members: Columns) -> list[float]:
     """Accuracy of each decoding seed, in the order of seeds; [] unless each of them has every question of every run.
 
-    Means of seeds that were asked different questions would differ by their questions, not only by sampling.
+    Means of seeds with different questions would differ by their questions, not only by sampling.
     """
     seeds, place = np.unique(members["seed"], return_inverse=True)
     # Counts suffice: no record comes twice, so equal numbers mean that none is missing.
@@ -199,7 +199,7 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     """The mean of one system's rows over its datasets. A number that one of them lacks is null."""
     accuracy = stats.average([row.accuracy for row in members], [row.accuracy_se for row in members])
     length = stats.average([row.length for row in members], [row.length_se for row in members])
-    # pass@3 and pass@5 have no common meaning: datasets asked with other numbers of seeds have no average.
+    # pass@3 and pass@5 cannot be averaged, so datasets with different numbers of seeds have no average.
     same_k = len({len(row.seeds) for row in members}) == 1
     return ReportRow(
         system=system,
@@ -226,9 +226,9 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
 
 
 def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
-    """A pooled row with its runs' interval: null where the runs of an average were asked different data sets.
+    """A pooled row with the interval over its runs, which is None if an average's runs have different data sets.
 
-    pass@k and maj@k are means over the runs: k samples of one question come from one run.
+    pass@k and maj@k are means over the runs, because the k samples of a question must come from one run.
     """
     train_seeds = [run.system.train_seed for run in runs]
     if len({frozenset(run.datasets or ()) for run in runs}) > 1:
@@ -250,19 +250,19 @@ def _reference_length(cell: Cell, members: Columns) -> float | None:
     gold_length = members["gold_length"]
     known = gold_length[~np.isnan(gold_length)]
     # A method without a speed is compared with the whole chain.
-    # In floats 21 / 1.4 is a little more than 15.
+    # The tolerance is for quotients such as 21 / 1.4, which in floats is a little more than 15.
     return _mean(np.ceil(known / (cell.system.speed or 1) - 1e-9)) if len(known) else None
 
 
 def _at_k(members: Columns, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
     """pass@k and maj@k over the `k` samples that each question has; None for fewer than two samples.
 
-    Their standard errors are over questions, as that of accuracy.
+    Their standard errors are over questions, like that of accuracy.
     """
     if k < 2:
         return None, None
-    # None is missing, so sorted by question the samples are a table: Q rows of K = `k` samples. A question has a row
-    # for each run: the majority of several models' answers would be an ensemble's accuracy.
+    # No sample is missing, so sorted by run and question they are a table: Q rows of K = `k` samples. A question has a
+    # row for each run, because a majority over several models' answers would be an ensemble's accuracy.
     order = np.lexsort((members["question"], members["run"]))
     correct_QK = members["correct"][order].reshape(-1, k)
     answers_QK = members["parsed"][order].reshape(-1, k)
@@ -273,12 +273,12 @@ def _at_k(members: Columns, k: int) -> tuple[stats.Estimate | None, stats.Estima
 
 
 def _mean(column: npt.NDArray[Any]) -> float:
-    """The mean, exact before its last rounding: reports do not depend on the order of the records."""
+    """The mean, exact before its last rounding, so that reports do not depend on the order of the records."""
     return fmean(column.tolist())
 
 
 def _mean_if_all(values: Iterable[float | None]) -> float | None:
-    """The mean, or None where a value is missing: a mean over some datasets would pass for one over all."""
+    """The mean, or None if a value is missing, because a mean over some datasets would pass for one over all."""
     values = list(values)
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None

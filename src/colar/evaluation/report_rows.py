@@ -1,6 +1,6 @@
-"""The typed content of report.json, and what tables and pictures call a system.
+"""Typed content of report.json, and the names of systems in tables and pictures.
 
-In JSON the fields of `System` stand flat in each row, the dataset after the label. A field that a row does not have
+In JSON the fields of `System` stand flat in each row, the dataset after the label. A field that does not apply to a row
 (`datasets` of a single dataset) is left out.
 """
 
@@ -17,14 +17,14 @@ CONTROL = "control-"
 
 
 ParamValues = tuple[tuple[str, float], ...]
-"""A request's values by name, sorted: its speed, and what is not at its default. (("compression_factor", 2),)"""
+"""Per-request values sorted by name: the speed, and values other than the default. (("compression_factor", 2),)"""
 
 SPEED = "compression_factor"
-"""The parameter that sets how fast a method thinks, `c` in tables: tokens of the reference chain to a thought."""
+"""The parameter that sets how fast a method thinks, `c` in tables: tokens of the reference chain per thought."""
 
 
 def param_values(params: Any) -> ParamValues:
-    """The values of a method's `Params` that name a system."""
+    """Values of a method's `Params` that identify a system."""
     values = {}
     for each in fields(params):
         value = getattr(params, each.name)
@@ -34,12 +34,12 @@ def param_values(params: Any) -> ParamValues:
 
 
 def speed_of(values: ParamValues) -> float | None:
-    """Tokens of the reference chain to a thought; None for a method without a speed."""
+    """Tokens of the reference chain per thought; None for a method without a speed."""
     return dict(values).get(SPEED)
 
 
 def c_text(values: ParamValues) -> str:
-    """The speed as tables have it, `c=2`; "" where there is none."""
+    """The speed as shown in tables, `c=2`; "" if there is none."""
     factor = speed_of(values)
     return "" if factor is None else f"c={factor:g}"
 
@@ -58,7 +58,7 @@ def texts(values: ParamValues) -> list[str]:
 
 
 class System(NamedTuple):
-    """One line of a table: a model with its method, as it was trained and asked."""
+    """One line of a table: a model with its method, and how it was trained and evaluated."""
 
     model: str
     method: str
@@ -69,15 +69,15 @@ class System(NamedTuple):
     decoding: str
     """greedy or sampled."""
     train_seed: int | None
-    """None where it is unknown, and where all training runs of the system are taken together."""
+    """None if it is unknown, and for all training runs of the system together."""
 
     def plain(self) -> "System":
-        """The system without what was changed in it: its label, and values other than the speed."""
+        """The unchanged system: without the label, and without values other than the speed."""
         return self._replace(label="", params=tuple(pair for pair in self.params if pair[0] == SPEED))
 
     @property
     def is_control(self) -> bool:
-        """True where it answers from thoughts that are not its own."""
+        """True if the label marks a control: its thoughts were replaced or halved."""
         return self.without_control() != self
 
     def without_control(self) -> "System":
@@ -87,24 +87,24 @@ class System(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
+        """The text in brackets after its name: `DL, confidence_threshold=0.8`."""
         parts = [self.label, *texts(without_speed(self.params))]
         return ", ".join(part for part in parts if part)
 
     @property
     def speed(self) -> float | None:
-        """Tokens of the reference chain to a thought; None for a method without a speed."""
+        """Tokens of the reference chain per thought; None for a method without a speed."""
         return speed_of(self.params)
 
     def order(self, dataset: str = "") -> tuple[Any, ...]:
-        """Sort key among the systems of a report, or, with the dataset of each, among its rows."""
+        """Sort key of systems in a report, or, with `dataset`, of its rows."""
         values = (self.model, self.method, self.note, dataset, self.speed, self.decoding, self.train_seed)
-        # None cannot be compared with a number or a text: 0 stands for it, and it comes first.
+        # None cannot be compared with a number or a text: it is replaced by 0, and sorts first.
         return tuple((value is not None, 0 if value is None else value) for value in values)
 
 
 class Cell(NamedTuple):
-    """A system on one dataset: one row of a report is made from its records."""
+    """A system on one dataset, whose records make one row of a report."""
 
     system: System
     dataset: str
@@ -115,7 +115,7 @@ class Cell(NamedTuple):
 
 
 def base_name(system: System, systems: Collection[System]) -> str:
-    """Name of a model with its method among `systems`, at any speed."""
+    """Name of a model with its method among `systems`, without the speed."""
     models = {other.model for other in systems}
     methods = {other.method for other in systems if other.model == system.model}
     parts = []
@@ -128,11 +128,11 @@ def base_name(system: System, systems: Collection[System]) -> str:
 
 
 def system_name(system: System, systems: Collection[System]) -> str:
-    """Name of a system in a table of `systems`: model and method, speed, note, training run, as far as they differ."""
+    """Name of a system in a table of `systems`: speed and note, and model, method and run as far as they differ."""
     bracketed = f"({system.note})" if system.note else ""
     parts = [base_name(system, systems), c_text(system.params), bracketed]
     name = " ".join(part for part in parts if part)
-    # Other methods may have been trained more often: that is no reason to number the runs of this one.
+    # Runs are numbered only if this model was trained by this method several times.
     runs = {
         other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
     }
@@ -143,7 +143,7 @@ def system_name(system: System, systems: Collection[System]) -> str:
 
 
 def cell_to_json(cell: Cell) -> dict[str, Any]:
-    """The fields that name a cell, flat."""
+    """The fields that identify a cell, as a flat dict."""
     return {
         "model": cell.system.model,
         "method": cell.system.method,
@@ -182,7 +182,7 @@ class _Row:
         plain = cell_to_json(self.cell)
         for each in fields(self):
             value = getattr(self, each.name)
-            # A field with a default that a row does not have is left out; other nulls mean "unknown".
+            # A field whose default is None is left out if it is None; other nulls mean "unknown".
             if each.name not in ("system", "dataset") and not (value is None and each.default is None):
                 plain[each.name] = value
         return plain
@@ -222,7 +222,7 @@ class ReportRow(_Row):
     train_seeds: list[int | None] | None = None
     """The training runs that a pooled row holds."""
     runs_interval: float | None = None
-    """Half of the 95% t interval over training runs, of a pooled row."""
+    """Half of the 95% t interval over training runs, in a pooled row."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Difference(_Row):
     """A system's accuracy minus its baseline's, paired by question, on one dataset or averaged over several."""
 
     baseline: System
-    """Decoding and training seed are those of `system`; JSON has the other fields alone."""
+    """Its decoding and training seed are those of `system`, so JSON leaves them out."""
     n: int
     """Questions that both answered."""
     difference: float
@@ -240,9 +240,9 @@ class Difference(_Row):
     datasets: list[str] | None = None
     """The datasets of an average."""
     pair: list[str] | None = None
-    """Of a pair that was asked for by name: [system, baseline] as in the tables."""
+    """[system, baseline] as named in the tables, if the pair was requested by name."""
     train_seeds: list[int] | None = None
-    """The training runs that both systems of such a pair have; [] except on the row of the average."""
+    """Training runs that both systems of a requested pair have; [] except in the row of the average."""
     by_run: list[float] | None = None
     """The difference in each of these runs."""
     runs_interval: float | None = None
@@ -256,7 +256,7 @@ class Difference(_Row):
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report; `evaluation/report.py` has how its sections are made."""
+    """A whole report; `evaluation/report.py` describes its sections."""
 
     provenance: Mapping[str, Any]
     baseline: str
@@ -264,13 +264,13 @@ class Report:
     rows: list[ReportRow]
     comparisons: list[Difference]
     pooled: list[ReportRow] = field(default_factory=list)
-    """Rows of all training runs of a system together; [] where every system was trained once."""
+    """Rows of all training runs of a system together; [] if every system was trained once."""
     pooled_comparisons: list[Difference] = field(default_factory=list)
     pairs: list[Difference] = field(default_factory=list)
 
     @property
     def shown_rows(self) -> list[ReportRow]:
-        """The rows that tables and pictures show: all runs together, where a system has several."""
+        """The rows that tables and pictures show: those of all runs together, if a system has several."""
         return self.pooled or self.rows
 
     @property

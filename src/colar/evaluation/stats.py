@@ -8,12 +8,12 @@ Three sources of noise, three intervals, never mixed:
 
 The clustered variance is CR1. With N values x in G clusters and their mean m,
     var(m) = G / (G - 1) * sum over clusters of (sum of (x - m) within the cluster)^2 / N^2.
-Departure from Miller's clustered formula: it corrects the squared terms for small samples (n / (n - 1)) but not the
-products within a cluster; here the whole sum is corrected. With one value per cluster both are sd(ddof=1) / sqrt(N).
-The normal quantile 1.96 goes with it: below some 30 questions the interval is too narrow, and reports say so.
+Miller's clustered formula differs: it corrects the squared terms for small samples (n / (n - 1)) but not the products
+within a cluster; here the whole sum is corrected. With one value per cluster both are sd(ddof=1) / sqrt(N). Intervals
+use the normal quantile 1.96: below some 30 questions they are too narrow, and reports warn.
 
-Sums are exact before their last rounding (`math.fsum`), so that the order of the values leaves no trace; numpy sorts
-and subtracts.
+Sums are exact before their last rounding (`math.fsum`), so that results do not depend on the order of the values; numpy
+only sorts and subtracts.
 """
 
 import itertools
@@ -30,7 +30,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 Z95 = 1.959963984540054  # 97.5% quantile of the standard normal distribution
-# That of Student's t with 1, 2, ... degrees of freedom. The last one stands for more: it is a little too wide there.
+# 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom. The last is used for more: a little too wide.
 T95 = (
     12.706204736174696, 4.302652729749458, 3.182446305283707, 2.776445105197791, 2.570581835636314,
     2.446911851144968, 2.364624251592783, 2.3060041352041662, 2.2621571627982044, 2.2281388519862744,
@@ -61,7 +61,7 @@ def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) 
     """Mean of `values` with the standard error clustered by `clusters`: a label for each value.
 
     Labels are anything hashable, or for speed an array of whole numbers from 0. Every value weighs the same, so a
-    question sampled twice as often weighs twice as much. Raises ValueError where there is none.
+    question sampled twice as often weighs twice as much. Raises ValueError if there is no value.
     """
     (numbers,) = _numbered(clusters)
     centre, residuals = _residuals(values, numbers)
@@ -76,9 +76,9 @@ def paired_difference(
 ) -> Estimate:
     """mean(a) - mean(b) over the clusters that both have, its standard error clustered by them.
 
-    The share that one question adds to both means is subtracted before it is squared (Miller's paired analysis).
-    So a question that is easy for both systems costs no precision. With one value per question on either side
-    this is the paired-difference error sd(ddof=1)(a - b) / sqrt(n). Raises ValueError when no cluster is shared.
+    A question's contributions to the two means are subtracted before they are squared (Miller's paired analysis), so a
+    question that is easy for both systems costs no precision. With one value per question on either side this is the
+    paired-difference error sd(ddof=1)(a - b) / sqrt(n). Raises ValueError if no cluster is shared.
     """
     a_numbers, b_numbers = _numbered(a_clusters, b_clusters)
     shared = in_both(a_numbers, b_numbers)
@@ -93,7 +93,7 @@ def paired_difference(
 
 
 def in_both(a: Array, b: Array) -> Array:
-    """For each whole number, from 0 to the greatest in `a` or `b`: whether both have it."""
+    """Mask over the whole numbers from 0 to the greatest in `a` or `b`: True if both have the number."""
     size = 1 + max(a.max(initial=-1), b.max(initial=-1))
     return (np.bincount(a, minlength=size) > 0) & (np.bincount(b, minlength=size) > 0)
 
@@ -101,8 +101,8 @@ def in_both(a: Array, b: Array) -> Array:
 def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     """Plain mean of independent means, one per dataset.
 
-    Datasets of different questions are independent. GSM-Hard asks GSM8k's with other numbers: the covariance that is
-    left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
+    Datasets of different questions are independent. GSM-Hard is not: it has GSM8k's questions with other numbers. The
+    covariance, which is left out here, would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
     """
     return Estimate(math.fsum(means) / len(means), average_error(errors), len(means))
 
@@ -110,7 +110,7 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
 def average_error(errors: Sequence[float | None]) -> float | None:
     """Standard error of a plain mean of independent means, root of the summed variances / their number.
 
-    None where one of `errors` is.
+    None if one of `errors` is None.
     """
     known = [error for error in errors if error is not None]
     if len(known) < len(errors):
@@ -135,17 +135,17 @@ def t_interval(values: Sequence[float]) -> float | None:
 
 
 def majorities(answers_QK: Array, correct_QK: Array) -> Array:
-    """(Q,) expected correctness of the majority answer of each question's K samples.
+    """Expected correctness of the majority answer of each question's K samples, (Q,).
 
-    Answers are numbered, equal ones alike; right ones equal the gold, and so each other, however they are spelt. -1,
-    an answer that could not be parsed, has no vote, and no votes at all is 0. A tie is broken at random, so the value
-    is the share of right ones among the samples whose answer is as frequent as any. If the judge called one answer
-    both right and wrong, its share counts.
+    Equal answers have equal numbers. All right answers count as one answer, however they are spelt, because each equals
+    the gold. -1, an answer that could not be parsed, has no vote; a question without votes gets 0. A tie is broken at
+    random, so the value is the share of right samples among those with a most frequent answer. If the judge called one
+    answer both right and wrong, its share counts.
     """
     same_QKK = answers_QK[:, :, None] == answers_QK[:, None, :]
     same_QKK |= correct_QK[:, :, None] & correct_QK[:, None, :]
     votes_QK = np.where(answers_QK < 0, 0, same_QKK.sum(axis=2))
-    # At least one vote: where no answer could be parsed, nothing wins.
+    # `initial=1`: if no answer could be parsed, none wins.
     wins_QK = votes_QK == votes_QK.max(axis=1, initial=1, keepdims=True)
     right_Q = (wins_QK & correct_QK).sum(axis=1)
     share_Q: Array = right_Q / np.maximum(wins_QK.sum(axis=1), 1)
@@ -153,7 +153,7 @@ def majorities(answers_QK: Array, correct_QK: Array) -> Array:
 
 
 def _numbered(*sides: Sequence[Hashable] | Array) -> list[Array]:
-    """The labels of each side as whole numbers from 0, equal ones alike on all sides. Arrays are so already."""
+    """Labels of each side as whole numbers from 0, equal labels by equal numbers. Arrays are taken as they are."""
     numbers: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
     numbered = []
     for side in sides:
@@ -165,17 +165,17 @@ def _numbered(*sides: Sequence[Hashable] | Array) -> list[Array]:
 
 
 def _residuals(values: Sequence[float] | Array, numbers: Array) -> tuple[float, Array]:
-    """The mean, and each cluster's sum of deviations from it divided by the number of values, by cluster number."""
+    """The mean, and each cluster's sum of deviations from it divided by the number of values, in order of cluster."""
     n = len(values)
     if not n:
         raise ValueError("a mean needs at least one value")
     column = np.asarray(values, dtype=np.float64)
     centre = math.fsum(column.tolist()) / n
-    # Sorted by cluster, each cluster is a slice. A stable sort, as it is quick where the questions stand in order.
+    # Sorted by cluster, each cluster is a slice. A stable sort is fast if the questions are in order already.
     deviations = column[np.argsort(numbers, kind="stable")] - centre
     sizes = np.bincount(numbers)
     edges = [0, *np.cumsum(sizes[sizes > 0]).tolist()]
-    # One value a cluster, as most reports have it, needs no sums.
+    # With one value per cluster, as in most reports, no sums are needed.
     if len(edges) == n + 1:
         return centre, deviations / n
     parts = deviations.tolist()
@@ -184,10 +184,10 @@ def _residuals(values: Sequence[float] | Array, numbers: Array) -> tuple[float, 
 
 
 def _clustered_se(residuals: Array) -> float | None:
-    """CR1 from the clusters' residuals; None for a single cluster, which says nothing about the others."""
+    """CR1 from the clusters' residuals; None for a single cluster, which has no spread."""
     n = len(residuals)
     if n < 2:
         return None
-    # Not numpy's squares: one in a thousand differs in its last bit, and so would reports from older ones.
+    # Not numpy's squares: one in a thousand differs in its last bit, so reports would differ from older ones.
     squares = [residual**2 for residual in residuals.tolist()]
     return math.sqrt(n / (n - 1) * math.fsum(squares))

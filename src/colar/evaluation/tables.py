@@ -1,7 +1,7 @@
-"""A report as people read it: the same tables as Markdown and on a terminal, each naming the interval that it shows.
+"""Tables of a report, the same in Markdown and on a terminal; each names the interval that it shows.
 
-Systems are rows, named by what tells them apart (`evaluation/report_rows.py`); those of the baseline's method come
-first. Where systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
+Systems are rows, with names that distinguish them (`evaluation/report_rows.py`); those of the baseline's method come
+first. If systems were trained several times, a row stands for all runs of a system; single runs are in report.json.
 """
 
 import json
@@ -105,7 +105,7 @@ def _accuracy(report: Report, decoding: str) -> TextTable:
 
 
 def _differences(report: Report, decoding: str) -> TextTable:
-    """Is a system better than what it is compared with, on the same questions? Pairs of systems x datasets."""
+    """Paired differences of each system to its baselines, on the same questions: pairs of systems x datasets."""
     rows = [row for row in report.shown_comparisons if row.system.decoding == decoding]
     datasets = datasets_of(rows)
     # Pairs stand in the order in which the other tables have their systems.
@@ -122,12 +122,12 @@ def _differences(report: Report, decoding: str) -> TextTable:
 
 
 def _pairs(report: Report) -> TextTable:
-    """Is a system better than one that the reader named? Pairs and decodings x datasets."""
+    """Paired differences requested by name: pairs and decodings x datasets."""
     datasets = datasets_of(report.pairs)
     by_pair: defaultdict[tuple[str, ...], dict[str, Difference]] = defaultdict(dict)
     for row in report.pairs:
         by_pair[*(row.pair or ()), row.system.decoding][row.dataset] = row
-    # Where systems were trained once, a column for runs would be empty.
+    # If systems were trained once, a column for runs would be empty.
     several_runs = any(row.runs_interval is not None for row in report.pairs)
     body = []
     for names, by_dataset in by_pair.items():
@@ -151,7 +151,7 @@ def _several_samples(report: Report) -> TextTable:
         # The table of all runs together is long enough with the averages alone.
         for dataset in datasets[-1:] if report.pooled else datasets:
             row = by_dataset[dataset]
-            # Greedy answers, and cells with records missing.
+            # Rows of greedy answers, and rows with missing records.
             if row.seeds_interval is None:
                 continue
             mean = percent(row.accuracy, row.seeds_interval)
@@ -169,7 +169,7 @@ def _several_samples(report: Report) -> TextTable:
 
 
 def _cost(report: Report) -> TextTable:
-    """Answers that fail in form, and cost of a question: averages over each system's datasets."""
+    """Unparsable and truncated answers, and cost of a question: averages over each system's datasets."""
     body = []
     for name, by_dataset in _lines(report, report.shown_rows):
         # By dataset, this table would be longer than all others together.
@@ -204,7 +204,7 @@ def accuracy_of(row: ReportRow | None) -> str:
 
 
 def points(row: Difference | None, digits: int = 1) -> str:
-    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
+    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star if its interval excludes 0."""
     if row is None:
         return BLANK
     text = f"{100 * row.difference:+.{digits}f}"
@@ -227,7 +227,7 @@ def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[st
 
 
 def _place(system: System, baseline: str) -> tuple[Any, ...]:
-    """Sort key of systems in tables: the baseline's method first, a control after what it was made from."""
+    """Sort key of systems in tables: the baseline's method first, a control after the system that it was made from."""
     return system.method != baseline, system.order()
 
 
@@ -253,12 +253,12 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
-    # One that was killed before it came to all its questions, under any decoding.
+    # An evaluation killed while some questions had no answer yet, under any decoding.
     for dataset, n in report.provenance.get("questions", {}).items():
         most = max((row.n for row in report.rows if row.dataset == dataset), default=0)
         if most < n:
             notes.append(f"Incomplete: {most} of {n} questions of {dataset} are answered.")
-    # Systems may have been given other numbers of questions (--limit); their means then differ by questions too.
+    # Systems may have been given different numbers of questions (--limit); their means then differ by questions too.
     for dataset, sizes in _sizes(cells).items():
         if len(sizes) > 1:
             text = f"The systems answered different numbers of questions of {dataset}: {_listed(sizes)}."
@@ -309,11 +309,11 @@ def _with_average(datasets: Sequence[str]) -> list[str]:
     return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)
 
 
-# The two media of a table, Markdown and the terminal, and how numbers are written in it
+# Tables as Markdown and on a terminal, and the formats of their numbers
 
 
 def markdown(table: TextTable) -> str:
-    """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
+    """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` are literal."""
     # `---:` sets a column flush right.
     rule = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
     head, *rows = [list(map(_escape, cells)) for cells in (table.head, *table.rows)]
@@ -329,9 +329,9 @@ def _escape(text: str) -> str:
 
 
 def print_tables(tables: Iterable[TextTable], console: Console) -> None:
-    """Print tables; one that does not fit the terminal keeps its whole numbers, and its lines are wrapped there.
+    """Print tables; one that is too wide keeps its numbers whole, and the terminal wraps its lines.
 
-    Texts are shown as they are: rich's markup is not read in them.
+    Texts are shown literally, without rich's markup.
     """
     for table in tables:
         # As Text objects, labels such as [red] stay as they are.
@@ -353,7 +353,7 @@ def print_tables(tables: Iterable[TextTable], console: Console) -> None:
 
 
 def percent(share: float | None, half: float | None = None, digits: int = 1) -> str:
-    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
+    """A share in %, with half of its interval if that is known: `52.0 ± 3.9`."""
     if share is None:
         return BLANK
     text = f"{100 * share:.{digits}f}"

@@ -1,14 +1,15 @@
-"""lm-evaluation-harness: the model `colar`, so that its tasks can be asked of a checkpoint.
+"""lm-evaluation-harness: the model `colar`, which runs its tasks on a checkpoint.
 
     colar lm-eval run --model colar --model_args pretrained=runs/demo/sequential/best,compression_factor=2 \\
         --tasks colar_svamp
 
-All questions of a run go to one engine, in one list: requests join and leave at any step. What lm-eval calls a
-context is the question, as it is, and what the model writes after its thinking is the answer, cut before the first
-of the task's stop texts. A request's draws depend on the seed and its document's id, as in `colar evaluate`.
+All questions of a run go to one engine, in one list, because requests can join and leave its batch at any step.
+lm-eval's context is the question, unchanged; the text that the model generates after its thoughts is the answer, cut
+before the first of the task's stop texts. A request's draws depend on the seed and its document's id, as in
+`colar evaluate`.
 
-A model that thinks in latents has no likelihood of a text: tasks that ask for one are rejected, by name.
-lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
+A model that thinks in latents has no likelihood of a text, so tasks that ask for one are rejected, by name.
+lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` replaces it in older ones.
 """
 
 import argparse
@@ -46,21 +47,21 @@ from colar.ops.noise import seed_from
 
 TASKS = Path(__file__).parent / "tasks"
 BATCH_SIZE = 32
-"""Rows where lm-eval says "auto", or nothing."""
+"""Batch size if lm-eval passes "auto" or nothing."""
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names that tasks have for the longest answer; the first that is given counts, as in lm-eval's own models."""
+"""Names that tasks use for the maximum answer length; the first that is given counts, as in lm-eval's own models."""
 DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
 GENERATION_KEYS = ("until", "do_sample", *DRAWING_KEYS, "max_latents", *LENGTH_KEYS)
 TURNS = "colar_context"
 """The column of our documents with the turns before the question, as JSON; "" where there are none."""
 COMMANDS = ("run", "ls", "validate")
-"""Of lm-eval's command line; without one of these it is `run`."""
+"""Commands of lm-eval's command line; the default is `run`."""
 
 
 class ColarLM(LM):  # type: ignore[misc]
     """A checkpoint as lm-eval's model.
 
-    `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none;
+    `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits if a task sets none;
     by default the checkpoint's own.
     `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4 quantises linear layers.
     All other arguments are the method's per-request values (`compression_factor`, ...). ValueError names what is wrong.
@@ -97,15 +98,15 @@ class ColarLM(LM):  # type: ignore[misc]
         )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
+        """The answers, in order, each cut before the first stop text. All requests are checked before any runs."""
         engine_requests = []
         stops = []
         repeats: Counter[tuple[str, int]] = Counter()
         for instance in requests:
             question, generation_kwargs = instance.args
             name = str(own_value(instance, "id") or f"{instance.task_name}/{instance.doc_id}")
-            # lm-eval asks a document `repeats` times: each is a sample of its own. Ids of documents may come again in
-            # another task, and in a file of one's own: counted by them, a draw would depend on what else is asked.
+            # lm-eval sends a document `repeats` times, and each is a sample of its own. They are counted by task and
+            # `doc_id`, because ids may recur in other tasks or a user's file, whose requests must change no draw.
             document = (instance.task_name, instance.doc_id)
             sample = repeats[document]
             repeats[document] += 1
@@ -119,11 +120,11 @@ class ColarLM(LM):  # type: ignore[misc]
 
         batch_size = min(self.batch_size, max(1, len(engine_requests)))
         completions = answer_all(self.lm, self.method, engine_requests, batch_size, "generate")
-        # The engine knows no stop texts: an answer is made in full and cut afterwards.
+        # The engine has no stop texts: an answer is generated in full and cut afterwards.
         return [cut(completion.text, until) for completion, until in zip(completions, stops, strict=True)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
-        """Rejected: ValueError names the tasks that ask."""
+        """Reject the requests: ValueError names their tasks."""
         tasks = sorted({str(instance.task_name) for instance in requests})
         raise ValueError(
             f"model colar cannot answer {', '.join(tasks)}: they ask for the likelihood of a text (loglikelihood), and "
@@ -134,21 +135,21 @@ class ColarLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Rejected: lm-eval reads it for --apply_chat_template alone."""
+        """Reject --apply_chat_template, the only option for which lm-eval reads this name."""
         raise ValueError(
             "model colar takes no --apply_chat_template: a checkpoint's own template is always applied, so leave it out"
         )
 
 
 def device_for(device: str | None) -> str:
-    """The device to compute on. lm-eval says "cuda:0" where the user says nothing, GPU or not."""
+    """The device to compute on. lm-eval passes "cuda:0" by default, even without a GPU."""
     if torch.cuda.is_available():
         return device or "cuda"
     return "cpu" if device is None or device.startswith("cuda") else device
 
 
 def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
-    """Rows that run at a time, from lm-eval's two options."""
+    """Batch size from lm-eval's two options."""
     # lm-eval also has "auto:N" (measure the size anew N times): nothing is measured here.
     if batch_size is None or str(batch_size).startswith("auto"):
         return max_batch_size or BATCH_SIZE
@@ -165,7 +166,7 @@ def own_value(instance: Instance, column: str) -> Any:
 def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
     """Decoding and limits from a task's `generation_kwargs`. ValueError names an unknown key.
 
-    Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from
+    Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes missing values from
     `sampled`.
     """
     check_known("generation_kwargs key", kwargs, GENERATION_KEYS)
@@ -176,7 +177,7 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
         "max_completion_length": int(length),
     }
     if not given.get("do_sample", float(given.get("temperature", 0)) > 0):
-        # With any temperature beside `do_sample: false`.
+        # `do_sample: false` takes precedence over any temperature.
         return dataclasses.replace(DECODINGS["greedy"], **limits)
     draws: dict[str, Any] = {key: float(given[key]) for key in DRAWING_KEYS if key in given}
     return dataclasses.replace(DECODINGS["sampled"], **draws, **limits)
@@ -202,12 +203,12 @@ def register() -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """lm-eval's own command line, with our model and our tasks known, and as many rows as the engine likes."""
+    """Run lm-eval's own command line with our model, our tasks and `--batch_size auto` as the default."""
     from lm_eval.__main__ import cli_evaluate
 
     register()
     before = sys.argv
-    # lm-eval reads the process's own arguments, and takes no others.
+    # lm-eval reads the arguments of the process, and accepts no others.
     sys.argv = ["lm-eval", *with_ours(words)]
     try:
         cli_evaluate()
@@ -216,16 +217,16 @@ def run(words: Sequence[str]) -> None:
 
 
 def with_ours(words: Sequence[str]) -> list[str]:
-    """The arguments, with the folder of our tasks and `--batch_size auto` where they, or their `--config`, say nothing
-    of either.
+    """Add the folder of our tasks and `--batch_size auto` to the arguments, unless they, or their `--config`, set
+    these.
 
     lm-eval's own default is one row at a time.
     """
     if not words or "-h" in words or "--help" in words:
         return list(words)
     command, others = (words[:1], words[1:]) if words[0] in COMMANDS else ([], words)
-    # Of an option that is given twice the last counts. Ours stand first, so that the user's takes precedence, in any
-    # spelling (`-b8`, `--batch 8`). The values of a file count for less than any argument.
+    # If an option is given twice, the last one counts. Ours come first, so that the user's takes precedence in any
+    # spelling (`-b8`, `--batch 8`). Arguments take precedence over a file, so ours are left out for its keys.
     ours = {"include_path": str(TASKS)}
     if not command or command[0] == "run":
         ours["batch_size"] = "auto"
@@ -235,7 +236,7 @@ def with_ours(words: Sequence[str]) -> list[str]:
 
 
 def _configured(words: Sequence[str]) -> set[str]:
-    """The keys of the file that --config names; none where lm-eval will find a fault in it."""
+    """The keys of the file that --config names; none if it is faulty, which lm-eval itself reports."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-C", "--config", type=Path)
     config = parser.parse_known_args(words)[0].config
@@ -251,15 +252,15 @@ def _configured(words: Sequence[str]) -> set[str]:
 def documents(
     source: str | None = None, data: str | None = None, split: str = "test", **others: Any
 ) -> dict[str, Any]:
-    """The questions of a source, or of a file of one's own (`data`), as lm-eval's documents.
+    """The questions of a source, or of a user's file (`data`), as lm-eval's documents.
 
-    Found as `colar evaluate` finds them: under `data_dir`, else under COLAR_DATA_DIR, else on the Hub. lm-eval passes
-    all model arguments too, which are left alone. ValueError where neither is given, and those of the loader.
+    Looked up as by `colar evaluate`: under `data_dir`, else under COLAR_DATA_DIR, else on the Hub. lm-eval also passes
+    all model arguments, which are ignored. ValueError if neither is given, and as raised by the loader.
     """
     if source is None:
         if data is None:
             raise ValueError("task colar_file needs its file: --metadata data=questions.jsonl")
-        # The loader would take the name of a source as well.
+        # Checked here, because the loader would accept the name of a source as well.
         if not Path(data).exists():
             raise ValueError(f"--metadata data={data}: no such file")
         source = data
@@ -273,5 +274,5 @@ def documents(
 
 
 def verdicts(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """The judge's verdict on an answer, which is right or wrong."""
+    """The judge's verdict on an answer: 1.0 if it is right, else 0.0."""
     return {"judged": float(verdict_by_type(results[0], doc["answer"], doc["answer_type"]).correct)}

@@ -1,15 +1,15 @@
-"""Answers of the engines of a Ray cluster: `colar generate` and `colar evaluate` with `--ray ADDRESS`.
+"""Answers from the engines of a Ray cluster: `colar generate` and `colar evaluate` with `--ray ADDRESS`.
 
     input files -> chunks (Ray tasks, one a file)  ->  Answerer (Ray actors, an engine each)  ->  parts (this process)
 
-Scheduling, retries and back-pressure are Ray Data's. A row of its data set is a chunk of requests, which is given to an
-actor, and given again if the actor is killed. A chunk comes back as a whole, so that no answer comes twice.
+Ray Data does scheduling, retries and back-pressure. A row of its data set is a chunk of requests, which is sent to an
+actor, and sent again if the actor is killed. A chunk is returned as a whole, so that no answer is returned twice.
 
     OUTPUT/part-000001.jsonl    answers, rows as `colar generate` writes them; a part is written whole or not at all
     OUTPUT/failed.jsonl         rows of the last run without an answer, with the reason; the next run tries them again
 
-`make_records` is that of `evaluate.py` with these actors in place of an engine: completions come back, and this process
-judges them. It has the models too, on its CPU, to check that questions fit and to read reference chains as tokens.
+`make_records` is that of `evaluate.py` with these actors in place of an engine: they return completions, which this
+process judges. It has the models too, on its CPU, to check that questions fit and to tokenise reference chains.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ from colar.methods import pretrained
 from colar.model.latent_lm import LatentLM
 
 Keys = npt.NDArray[np.uint64]
-"""Keys of answers, sorted: ten million take 80 MB, once on each machine."""
+"""Keys of answers, sorted: ten million require 80 MB, once on each machine."""
 PART_ROWS = 10_000
 """Most answers of a part."""
 PART_SECONDS = 30.0
-"""A part is written after this time, full or not: as much work a killed driver loses."""
+"""Time after which a part is written even if it is not full: about as much work is lost if the driver is killed."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """A checkpoint as an actor loads it, and the engine that answers with it."""
+    """Settings by which an actor loads a checkpoint and starts its engine."""
 
     checkpoint: str
     """A folder that every machine sees, or a Hub id."""
@@ -63,7 +63,7 @@ class EngineSettings:
     eager: bool
 
     def start(self) -> AsyncEngine:
-        # In a thread that ends: this one's OpenMP threads would be in the way of the engine's (`async_engine.py`).
+        # In a temporary thread: this thread's OpenMP threads would compete with the engine's (`async_engine.py`).
         lm, method = run_in_temporary_thread(
             lambda: pretrained.load_for_inference(
                 self.checkpoint, self.dtype, self.backbone, self.device, self.quantization
@@ -78,7 +78,7 @@ class Job:
 
     engine: EngineSettings
     make_row: Callable[[LatentLM, Completion, Any], dict[str, Any]]
-    """The row that is sent back, of the actor's model, a completion and `Task.extra`."""
+    """Makes the row that is returned, from the actor's model, a completion and `Task.extra`."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class FileJob(Job):
     """A job whose requests come from files."""
 
     make_requests: Callable[[list[dict[str, Any]]], list[Request]]
-    """The requests of rows of `question_row`."""
+    """Makes the requests of rows that `question_row` has made."""
     settings: Mapping[str, Any]
-    """Everything that an answer depends on, its request aside."""
+    """Everything that an answer depends on, apart from its request."""
 
 
 class Task(NamedTuple):
@@ -102,17 +102,17 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A row of the output, or of failed.jsonl; on its way to an actor, a row of the input that is no request."""
+    """A row of the output, or of failed.jsonl; on its way to an actor, an input row that is no valid request."""
 
     row: dict[str, Any]
     failed: bool
 
 
 def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
-    """Answer what has no answer in `output` yet.
+    """Answer the requests that have no answer in `output` yet.
 
-    ValueError where the input, the output, the cluster or one of its machines is not as it should be, before any work;
-    and at the end, where rows have failed.
+    ValueError before any work if the input, the output, the cluster or one of its machines fails a check, and at the
+    end if rows have failed.
     """
     paths = input_files(Path(source))
     folder = files.require_writable(output)
@@ -125,7 +125,7 @@ def run(job: FileJob, source: str, output: str, pool: ray_cluster.Pool) -> None:
 
 
 def input_files(source: Path) -> dict[str, str]:
-    """The files to read, absolute, and the prefix of a row's number as its id: in a folder, its file's name."""
+    """Absolute path of each file to read -> prefix of its rows' default ids: in a folder, the file's name."""
     if not source.exists():
         raise ValueError(f"--input must be a file or a folder, and there is none at {source}")
     named = source.is_dir()
@@ -137,7 +137,7 @@ def input_files(source: Path) -> dict[str, str]:
 
 
 def _keys_answered(folder: Path, settings: Mapping[str, Any]) -> Keys:
-    """Keys of the answers in a folder. ValueError where another checkpoint, seed or decoding gave them."""
+    """Keys of the answers in a folder. ValueError if another checkpoint, seed or decoding gave them."""
     keys = (answer_files.find_answers(str(part), settings) for part in parts(folder))
     numbers = (int(key, 16) for key in itertools.chain.from_iterable(keys))
     return np.sort(np.fromiter(numbers, dtype=np.uint64))
@@ -150,8 +150,8 @@ def parts(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def append_parts(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes answers into new parts of a folder, behind those that are there."""
-    # What a kill left of a part that was being written.
+    """Give a function that writes answers into new parts of a folder, numbered after the existing ones."""
+    # Left by a run that was killed while it wrote a part.
     for torn in folder.glob(".part-*"):
         torn.unlink()
     number = max((int(part.stem.removeprefix("part-")) for part in parts(folder)), default=0)
@@ -175,7 +175,7 @@ def append_parts(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     try:
         yield write
     finally:
-        # Also after Ctrl-C: what was answered is not answered again.
+        # Also after Ctrl-C, so that these requests are not answered again.
         if rows:
             write_part()
 
@@ -183,7 +183,7 @@ def append_parts(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
 def _answer(
     job: FileJob, paths: Mapping[str, str], folder: Path, answered: Keys, actors: ray_cluster.Actors
 ) -> None:
-    """Write an answer of each request that has none, or why it has none."""
+    """Write an answer for each request that has none, or the reason for its failure."""
     failures = folder / "failed.jsonl"
     failures.unlink(missing_ok=True)
     written: set[str] = set()
@@ -215,18 +215,18 @@ def _answer(
 
 
 def chunks_of(job: FileJob, paths: Mapping[str, str], answered: Any, n: int) -> Any:
-    """The data set of the files' chunks, which are read as they are asked for."""
+    """The data set of the files' chunks, which are read on demand."""
     entries = [{"path": path, "prefix": prefix} for path, prefix in paths.items()]
     read = functools.partial(chunks_of_file, job=job, answered=answered)
-    # No CPU is reserved for reading: where machines are lost, the actors may hold all that are left.
+    # No CPU is reserved for reading, because the actors may hold all that are left after machines are lost.
     readers = ray.data.TaskPoolStrategy(size=min(n, len(entries)))
     source = ray.data.from_items(entries, override_num_blocks=len(entries))
     return source.flat_map(read, compute=readers, num_cpus=0)
 
 
 def answers(job: Job, chunks: Any, actors: ray_cluster.Actors) -> Iterator[Done]:
-    """Rows that the actors make of a data set of chunks, in the order in which these are answered."""
-    # While the last rows of a chunk end, those of the next one fill the engine's batch; a third one waits.
+    """Yield the rows that the actors make from a data set of chunks, in the order in which chunks are answered."""
+    # While the last rows of a chunk finish, those of the next one fill the engine's batch; a third one waits.
     pool = ray.data.ActorPoolStrategy(
         size=actors.n, max_concurrent_calls_per_actor=2, max_tasks_in_flight_per_actor=3
     )
@@ -257,12 +257,12 @@ def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Tas
                 if key not in answered[i : i + 1]:
                     yield Task(place, request, row.get("answer"))
     except (ValueError, OSError) as error:
-        # What stands behind a fault in a file's form cannot be read.
+        # Rows after a fault in a file's format cannot be read.
         yield Done({"place": path, "reason": f"{error}; the rest of this file was not read"}, failed=True)
 
 
 class Answerer:
-    """An actor: an engine that answers chunks."""
+    """Ray actor: an engine that answers chunks."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -271,8 +271,8 @@ class Answerer:
     async def __call__(self, chunk: Mapping[str, bytes]) -> dict[str, bytes]:
         done = await asyncio.gather(*(self._answer(task) for task in pickle.loads(chunk["tasks"])))
         if self.engine.closed:
-            # It has died, of a fault of its GPU for instance, and would fail all that is left. Ray replaces an actor
-            # that is gone, and gives its chunks to another.
+            # The engine has died, of a GPU fault for instance, and would fail all remaining requests. Ray replaces an
+            # actor that exits, and sends its chunks to another.
             os._exit(1)
         return {"done": pickle.dumps(done)}
 
@@ -284,7 +284,7 @@ class Answerer:
             completion = await self.engine.generate(task.request)
             completion.require_answer()
             make = functools.partial(self.job.make_row, self.engine.engine.lm, completion, task.extra)
-            # By the engine's thread: thoughts are compared with the model's embeddings.
+            # In the engine's thread, because `make_row` may compare thoughts with the model's embeddings.
             return Done(await self.engine.run(make), failed=False)
         except Exception as error:
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -295,7 +295,7 @@ class Answerer:
 
 
 def make_row(lm: LatentLM, completion: Completion, number: int) -> dict[str, Any]:
-    """The answer of an actor to a question: it is judged here, where the judge may be the user's."""
+    """The row that an actor returns for a question. It is judged by the caller, where a user's judge can be found."""
     return {"number": number, "completion": completion}
 
 
@@ -306,15 +306,15 @@ def make_records(
     questions: Sequence[Question],
     settings: AnswerSettings,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the record of each question that has an answer, in the order in which they come.
+    """Yield the record of each question that has an answer, in the order in which they arrive.
 
-    ValueError at the end, where some have none: it names the first one and why. The same command asks them again.
+    ValueError at the end if some have none: it names the first one and the reason. The same command retries them.
     """
     tasks = [
         Task(f"{question.point.dataset} {question.example.id}", question.request, number)
         for number, question in enumerate(questions)
     ]
-    # Each actor has a part, however few questions there are.
+    # Small enough for each actor to have a chunk, even if there are few questions.
     size = min(settings.batch_size, math.ceil(len(questions) / actors.n))
     chunks = [{"tasks": pickle.dumps(tasks[i : i + size])} for i in range(0, len(tasks), size)]
     data = ray.data.from_items(chunks, override_num_blocks=len(chunks))

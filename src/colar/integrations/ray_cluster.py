@@ -1,4 +1,4 @@
-"""A Ray cluster: joining it, what is checked of its machines before they work, and GRPO's outputs from its actors."""
+"""A Ray cluster: joining it, checking its machines before they work, and sampling GRPO's outputs by its actors."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import ray as ray  # exported: ray_answers and ray_serve have it from here, behind this message
+    import ray as ray  # exported: ray_answers and ray_serve import it here, for this message
     import ray.data
 except ImportError as error:
     raise ValueError("--ray needs Ray: from your clone of colar, pip install '.[ray]'") from error
@@ -35,7 +35,7 @@ from colar.ops import devices
 
 @dataclass(frozen=True)
 class Pool:
-    """The actors that answer: `actors` of them (None: one for each GPU, else as many as fit), `cpus` CPUs each."""
+    """The actors that answer: `actors` of them (None: one per GPU, else as many as fit), each with `cpus` CPUs."""
 
     address: str | None
     actors: int | None
@@ -59,10 +59,10 @@ class Actors:
 def joined(
     pool: Pool, device: str | None, checkpoints: Sequence[str], paths: list[str], option: str = "--ray"
 ) -> Iterator[Actors]:
-    """Inside, this process has joined the cluster, whose machines all have these checkpoints and paths.
+    """Join the cluster for the block, after a check that all of its machines have these checkpoints and paths.
 
-    ValueError, which names the `option`, where there is no cluster, the actors do not fit into it, a machine differs or
-    Ray fails inside.
+    ValueError, which names the `option`, if there is no cluster, the actors do not fit into it, a machine differs, or
+    Ray fails in the block.
     """
     connect(pool.address, option)
     try:
@@ -71,7 +71,7 @@ def joined(
             check_nodes(path, paths, option)
         yield actors
     except ray.exceptions.RayError as error:
-        # Of an error in a task, Ray's own text ends with what its settings could be.
+        # The cause of an error in a task, because Ray's own text ends with advice on its settings.
         cause = getattr(error, "cause", None) or error
         raise ValueError(f"{option} {pool.address or 'by default'}: {last_line(cause)}") from error
     finally:
@@ -79,21 +79,21 @@ def joined(
 
 
 def connect(address: str | None, option: str) -> None:
-    """Join the cluster at an address, or that of $RAY_ADDRESS, or the one that runs here, or one that is started."""
+    """Join the cluster at an address, else that of $RAY_ADDRESS, else one that runs here, else one that is started."""
     address = address or os.environ.get("RAY_ADDRESS")
     host, colon, port = (address or "").rpartition(":")
     try:
         if colon and "/" not in host:
-            # Ray itself tries for half a minute, and then prints a page.
+            # Checked first, because Ray itself retries for half a minute, and then prints a page of text.
             socket.create_connection((host, int(port)), timeout=10).close()
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        # A cluster of one command has no dashboard, which starts a dozen processes.
+        # A cluster for one command needs no dashboard, which starts a dozen processes.
         dashboard = False if address == "local" else None
         ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
-        # Data sets have the settings of the time at which they are made.
+        # Data sets keep the settings that hold when they are made.
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        # A chunk is a block of its own: Ray would put chunks together until they fill 128 MB, for one actor.
+        # Each chunk is a block: by default Ray would merge chunks up to 128 MB, for one actor.
         context.target_max_block_size = 1
     except (OSError, ValueError, RuntimeError) as error:
         hint = "; `ray start --head` starts one here" if address == "auto" else ""
@@ -103,7 +103,7 @@ def connect(address: str | None, option: str) -> None:
 
 
 def reserve(pool: Pool, device: str | None, option: str) -> Actors:
-    """The actors of a pool. ValueError where they do not fit into the cluster."""
+    """Number and resources of the actors of a pool. ValueError if they do not fit into the cluster."""
     cpus = [int(machine["Resources"].get("CPU", 0)) for machine in machines()]
     gpus = [int(machine["Resources"].get("GPU", 0)) for machine in machines()]
     on_gpu = any(gpus) if device is None else device.startswith("cuda")
@@ -130,7 +130,7 @@ def only_on(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 def check_nodes(path: str, inputs: list[str], option: str) -> None:
-    """Compare what every machine of the cluster has with what is here. ValueError names a machine that differs."""
+    """Compare every machine of the cluster with this one (`installed`). ValueError names a machine that differs."""
     here = installed(path, inputs)
     answers = []
     for node in machines():
@@ -145,7 +145,7 @@ def check_nodes(path: str, inputs: list[str], option: str) -> None:
 
 
 def installed(path: str, inputs: list[str]) -> dict[str, str]:
-    """Code and weights on the machine that runs this, by digests, and the first of the inputs that it does not see."""
+    """Versions, digests of code and weights, and the first missing input, on the machine that runs this function."""
     package = Path(colar.__file__).parent
     code = files.digest(module.read_bytes() for module in sorted(package.rglob("*.py")))
     try:
@@ -161,14 +161,14 @@ def installed(path: str, inputs: list[str]) -> dict[str, str]:
 
 
 def check_same(node: str, here: Mapping[str, str], there: Mapping[str, str], option: str) -> None:
-    """Reject a machine that has something else than this one."""
+    """Raise ValueError if a machine differs from this one."""
     differ = [f"{key} {there[key]}, here {here[key]}" for key in here if there[key] != here[key]]
     if differ:
         raise ValueError(f"{option}: {node} would give other answers than this machine: {'; '.join(differ)}")
 
 
 def last_line(error: BaseException) -> str:
-    """The end of an error's text: Ray's have the frames of other machines, and then what it was."""
+    """The last line of an error's text, because Ray's errors name the cause after the frames of other machines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:400] if lines else type(error).__name__
 
@@ -178,13 +178,13 @@ def last_line(error: BaseException) -> str:
 #   trainer   trained weights --ray.put a call--> all actors        a share of the questions --> each actor
 #             outputs of all shares, in the order of the questions <-- outputs --'
 #
-# With each call an actor gets the trained weights and the method, so that one that Ray has restarted answers as any
-# other does. Which actor answers decides nothing: shares follow from the questions and N, draws from a request's seed.
+# Each call passes the trained weights and the method, so that an actor that Ray has restarted answers as any other.
+# Outputs do not depend on the actor: shares follow from the questions and N, draws from a request's seed.
 
 ROLLOUT_OPTION = "grpo.rollout_workers"
 """The key of a recipe, for errors."""
 RETRIES = 3
-"""Times that a call is made again whose actor has died; actors are restarted as often as they die."""
+"""Retries of a call whose actor has died; restarts of actors are not limited."""
 
 LoadModel = Callable[[], LatentLM]
 SampleOutputs = Callable[..., list[Any]]
@@ -195,15 +195,15 @@ SampleOutputs = Callable[..., list[Any]]
 def rollout_pool(
     n: int, load_model: LoadModel, start: str, roll_out: SampleOutputs
 ) -> Iterator[SampleOutputs]:
-    """Inside, this process has joined a cluster, of which N actors do what `roll_out` does.
+    """Join a cluster for the block. Gives a function with which N of its actors do the work of `roll_out`.
 
-    `load_model` makes the model that the run starts from, where an actor runs: `start` is its checkpoint, which every
-    machine has under the same path. ValueError as of `joined`, and where an actor cannot load the model.
+    `load_model` runs in each actor, and loads the model that the run starts from; `start` is its checkpoint, which
+    every machine has under the same path. ValueError as in `joined`, and if an actor cannot load the model.
     """
     with joined(Pool(None, n, 1), None, [start], [], ROLLOUT_OPTION) as actors:
         sampler = ray.remote(Sampler).options(**actors.reserved, max_restarts=-1, max_task_retries=RETRIES)
         samplers = [sampler.remote(load_model, roll_out) for _ in range(n)]
-        # Where one cannot load the model, no work has begun.
+        # Wait for all actors, so that one that cannot load the model fails before any work.
         ray.get([sampler.__ray_ready__.remote() for sampler in samplers])
         yield partial(_rolled_out, samplers)
 
@@ -216,7 +216,7 @@ def _rolled_out(
     examples: Sequence[Example],
     *draws: int,
 ) -> list[Any]:
-    """The outputs of all actors by the present weights. RayError where a call has failed for good."""
+    """The outputs of all actors with the current weights. RayError if a call has failed after its retries."""
     weights = ray.put(trained_weights(lm))
     calls = []
     for sampler, share in zip(samplers, shares(examples, len(samplers)), strict=False):
@@ -225,7 +225,7 @@ def _rolled_out(
 
 
 class Sampler:
-    """An actor: the model of a run, which samples."""
+    """Ray actor that samples from the model of a run."""
 
     def __init__(self, load_model: LoadModel, roll_out: SampleOutputs) -> None:
         self.lm = load_model().to(devices.best())
@@ -233,7 +233,7 @@ class Sampler:
 
     @torch.no_grad()
     def sample(self, weights: bytes, *arguments: Any) -> bytes:
-        """The pickled outputs of a share of the questions, by these weights."""
+        """The pickled outputs for a share of the questions, sampled with these weights."""
         parameters = dict(self.lm.named_parameters())
         for name, value in safetensors.torch.load(weights).items():
             parameters[name].copy_(value)
@@ -250,6 +250,6 @@ def trained_weights(lm: LatentLM) -> bytes:
 
 
 def shares(examples: Sequence[Example], n: int) -> list[list[Example]]:
-    """N parts of the questions, or one for each question where they are fewer; the first are longer by one."""
+    """Split the questions into N parts, or one per question if they are fewer; the first parts may have one more."""
     parts = np.array_split(np.arange(len(examples)), min(n, len(examples)))
     return [[examples[i] for i in part] for part in parts]

@@ -1,23 +1,23 @@
-"""A model's answers, their chains beside the reference's: what each thought says, and the first thing that goes wrong.
+"""A model's answers, with their chains compared to the reference: the tokens of each thought, and the first error.
 
-The reference is the example's own chain, in the groups that training makes of it: what a model should think.
+The reference is the example's own chain, in the groups that training makes of it: the chain that a model should think.
 
     reference   << 5 | * 5 | = 25 | >>          groups
     thoughts    << 5 | * 5 | = 35 | >>          read as their c nearest tokens, or as what the head chose
     marks       right  right  wrong  after
 
     right     says all tokens of its group
-    wrong     the chain's first thought that does not: the cause of a wrong answer goes by it
+    wrong     the chain's first thought that does not; it determines the cause of a wrong answer
     after     comes after a wrong one, and differs too
-    extra     comes behind the reference's end
+    extra     comes after the reference's end
     null      there is nothing to compare it with
 
-Groups that no thought has come to are `missing`. A latent says a group of tokens when all of them are among its c
-nearest embeddings (c rounded up); one that was chosen as tokens says these, each as often as it was chosen, in any
-order. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan` otherwise; a chain that
-solves the problem in another way than the reference's counts as another plan.
+Groups beyond the last thought are `missing`. A latent says a group of tokens if all of them are among its c nearest
+embeddings (c rounded up); a latent that was chosen as tokens says these, each as often as it was chosen, in any order.
+A group's result is wrong if only digits after an "=" are missing, else its plan is wrong. A chain that solves the
+problem in another way than the reference counts as a wrong plan.
 
-`diagnose` helps the model, so that it has less to get wrong than where it thinks for itself (`decoded_answers`):
+`diagnose` helps the model, so that less can go wrong than if it thinks by itself (`decoded_answers`):
 
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from colar.checks import NonFiniteError
 from colar.data.example import Example
@@ -63,7 +64,7 @@ from colar.ops import devices, ragged
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a reference chain; in an equation `<<20-4=16>>` the result stands behind the last "="."""
+    """A token of a reference chain; in an equation `<<20-4=16>>` the result follows the last "="."""
 
     token_id: int
     is_result: bool
@@ -72,14 +73,14 @@ class Token:
 def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
     """Encode the examples as training would at its end, all with the same per-request values.
 
-    A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
+    A row's seed is that of its request, and of `colar evaluate`, because the groups of a fractional c depend on it.
     """
     rows = []
     for example in examples:
-        # What `encode` draws are params, and these are given: any generator will do.
-        # A curriculum ends in its last stage, and so does the model that is looked at.
+        # `encode` draws only params, which are replaced by the given ones, so any generator will do.
+        # The infinite epoch selects the last stage of a curriculum, in which the model's training has ended.
         row = method.encode(lm.template, example, Random(0), epoch=math.inf)
-        # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
+        # The question names the speed that `encode` drew, so it is made anew for the requested one.
         question = lm.template.question(example.question, method.speed_text(params), context=example.context)
         rows.append(replace(row, question=question, params=params, seed=seed_of(example)))
     return rows
@@ -108,11 +109,11 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
         texts = [lm.template.token(token_id) for token_id in step]
         # Without a "=" there is no result.
         equals = max((i for i, text in enumerate(texts) if "=" in text), default=len(step))
-        # Behind the result may stand words.
+        # Words may follow the result.
         words = (i for i in range(equals, len(step)) if any(letter.isalpha() for letter in texts[i]))
         end = next(words, len(step))
         for i, token_id in enumerate(step):
-            # The brackets that close an equation stand behind its "=" too.
+            # The brackets that close an equation also follow its "=".
             is_bracket = texts[i].strip() and not texts[i].strip().strip("<>")
             tokens.append(Token(token_id, is_result=equals < i < end and not is_bracket))
     return tokens
@@ -120,12 +121,12 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
 
 @torch.no_grad()
 def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
-    """A row's reasoning tokens in the groups that training makes of them: each stands for one thought."""
+    """A row's reasoning tokens in the groups that training makes of them, one for each thought."""
     tokens = reference_tokens(lm, row)
     groups = []
     start = 0
     for size in method.group_sizes(lm, _batch(lm, [row]))[0].tolist():
-        # Behind a row's last group sizes are 0.
+        # After a row's last group, sizes are 0.
         if size:
             groups.append(tokens[start : start + size])
             start += size
@@ -134,12 +135,12 @@ def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]
 
 def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
     """True if thoughts stand for the reference chain's tokens, and there is a chain to compare them with."""
-    # One example tells: a method either thinks in groups of tokens or it does not.
+    # One example suffices, because a method either thinks in groups of tokens or does not.
     example = next((example for example in examples if example.steps), None)
     if example is None or not method.thinks_whole_chain(params):
         return False
     (row,) = reference_rows(lm, method, [example], params)
-    # Latents of the model's own stand for no tokens.
+    # These latents are the model's own, and stand for no tokens.
     if row.n_latents:
         return False
     n_groups = len(reference_groups(lm, method, row))
@@ -152,7 +153,7 @@ def groups_thought(
     """The reference chain in the groups that a completion's thoughts stand for.
 
     They are those of training, unless the thoughts were chosen as tokens: then a thought stands for as many tokens
-    of the chain as it has. What no thought has come to is one more group.
+    of the chain as it has itself. Tokens beyond the last thought form one more group.
     """
     chosen = [chosen_ids(info) for info in completion.thought_info()]
     if not chosen or None in chosen:
@@ -164,7 +165,7 @@ def groups_thought(
         assert ids is not None
         if start >= len(tokens):
             break
-        # The separator in a group stands where the reference has a token, or behind its last one.
+        # The separator in a group stands in the place of a reference token, or after the last one.
         thought_of.append(tokens[start : start + len(ids)])
         start += sum(token_id != lm.template.separator_id for token_id in ids)
     if start < len(tokens):
@@ -172,38 +173,38 @@ def groups_thought(
     return thought_of
 
 
-# The question and the reference chain's latents in one forward: what a method says after each right prefix.
+# The question and the reference chain's latents in one forward: the method's next thought after each right prefix.
 #
 #     fed        q  q ###  l1   l2   l3        positions 0 .. Q - 1 are the question, the others its K thoughts
 #     hidden           |    |    |    |
 #     thought         l1   l2   l3  stop       the method, at each of these K + 1 positions by itself
 #
-# No error is carried from one thought to the next: each is judged after a chain that is right so far. Group k of the
-# chain is what thought k should say.
+# No error is carried from one thought to the next, because each is judged after a chain that is right so far. Thought k
+# should say group k of the chain.
 
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """One example's pass: what was fed, and the method's reply at its K + 1 positions."""
+    """One example's pass: the latents that were fed, and the method's reply at its K + 1 positions."""
 
     example: Example
     groups: list[list[Token]]
     latents_KD: Tensor
     """The reference's thoughts, which were fed."""
     thought: Thought
-    """K + 1 rows: the last one is behind the last thought, where the method should stop."""
+    """K + 1 rows: the last one is after the last thought, where the method should stop."""
 
 
 @torch.no_grad()
 def reference_passes(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
 ) -> Iterator[ReferencePass]:
-    """The passes of examples whose thoughts stand for the chain's tokens (`can_be_compared` tells).
+    """The passes of examples whose thoughts stand for the chain's tokens (see `can_be_compared`).
 
-    NonFiniteError where the model's numbers are NaN or infinite: nothing could be said of such thoughts.
+    NonFiniteError if the model's numbers are NaN or infinite, because such thoughts cannot be judged.
     """
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
-        # A row at a time: without padding, positions are those of its own question and thoughts.
+        # One row at a time, without padding, so that positions are those of its own question and thoughts.
         batch = _batch(lm, [row])
         embeds_1KD, counts_1 = method.training_thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
@@ -214,7 +215,7 @@ def reference_passes(
         hidden_KD = hidden_TD[len(row.question) - 1 :]
         n = len(hidden_KD)
         step_K = torch.arange(n, device=hidden_KD.device)
-        # There is one request behind all positions: its columns are repeated.
+        # All positions belong to one request, so its columns are repeated.
         begun = {
             name: column.expand(n, *column.shape[1:]) for name, column in method.begin(lm, [request]).items()
         }
@@ -241,11 +242,11 @@ def decoded_answers(
     completions: Sequence[Completion],
     compare: bool = True,
 ) -> list[dict[str, Any]]:
-    """Each example's completion as the page has it. Without `compare`, or for an example without steps, unmarked.
+    """Each example's completion in the page's form. Thoughts are unmarked without `compare`, or without steps.
 
-    `cause` is one of `page.CAUSES`: right, wrong or unparsable where there is no chain to compare with.
-    `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, and whether it says
-    them. `missing` are groups without a thought, `reference_length` counts those of training.
+    `cause` is one of `page.CAUSES`; without a chain to compare with, it is right, wrong or unparsable.
+    `thoughts` are THOUGHTs, each with its `mark` and its `reference`: the group's tokens, each with True if the thought
+    says it. `missing` are the groups without a thought; `reference_length` is the number of groups of training.
     """
     vocabulary = vocabulary_of(lm)
     answers = []
@@ -280,7 +281,7 @@ def decoded_answers(
 def _compare(
     lm: LatentLM, answer: dict[str, Any], groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
 ) -> None:
-    """Mark an answer's thoughts by the groups that they should say, and put a wrong answer down to its cause."""
+    """Mark an answer's thoughts by the groups that they should say, and find the cause of a wrong answer."""
     if answer["cause"] == "wrong":
         answer["cause"] = classify(groups, decoded_as)
     thoughts = answer["thoughts"]
@@ -307,7 +308,7 @@ def marks_of(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
 
 
 def _reference(lm: LatentLM, group: Sequence[Token], decoded_as: DecodedIds) -> list[dict[str, Any]]:
-    """The tokens of a group, each with whether a thought says it."""
+    """The tokens of a group, each `said` or not by the thought."""
     said = covered([token.token_id for token in group], decoded_as)
     texts = [lm.template.token(token.token_id) for token in group]
     return [{"text": text, "said": is_said} for text, is_said in zip(texts, said, strict=True)]
@@ -320,15 +321,15 @@ def missing(group: Sequence[Token], decoded_as: DecodedIds) -> list[Token]:
 
 
 def classify(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]) -> str:
-    """Put a wrong answer down to the first thing that went wrong, as `page.CAUSES` has it."""
-    # Only the first: thoughts behind a wrong one may be right about it.
+    """Find the first thing that went wrong in a wrong answer, one of `page.CAUSES`."""
+    # Only the first error counts, because thoughts after a wrong one may follow from it correctly.
     # The chains may differ in length, which is judged below.
     for group, ids in zip(groups, decoded_as, strict=False):
         lost = missing(group, ids)
         if lost:
             only_results = all(token.is_result for token in lost)
             return "wrong result" if only_results else "wrong plan"
-    # All that was thought is right, as far as the reference goes.
+    # Every thought is right, as far as the reference goes.
     if len(decoded_as) < len(groups):
         return "stopped early"
     if len(decoded_as) > len(groups):
@@ -342,10 +343,10 @@ def classify(groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
 def diagnose(
     lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, decoding: Decoding = GREEDY
 ) -> dict[str, Any]:
-    """Shares of `n` questions, by their passes; what a model does for itself is in `decoded_answers`.
+    """Shares of `n` questions, by their passes; `decoded_answers` has the chains that the model thinks by itself.
 
     `read`: answers that are right when the reference's own latents are fed. `write`: of all latents, those that are
-    right after a right prefix; `whole_chain`: chains of which all are. `stop`: chains that end in the right place.
+    right after a right prefix. `whole_chain`: chains of which all are. `stop`: chains that end in the right place.
     """
     n = len(passes)
     vocabulary = vocabulary_of(lm)
@@ -367,11 +368,13 @@ def read(
 ) -> list[bool]:
     """Feed the reference's thoughts. True for each answer that is right."""
     examples = [each.example for each in passes]
-    thoughts = reference_thoughts(lm, method, examples, params)
+    counts = [len(each.latents_KD) for each in passes]
+    latents_RKD = pad_sequence([each.latents_KD for each in passes], batch_first=True)
+    thoughts = ThoughtTable(latents_RKD, torch.tensor(counts, device=lm.device))
     requests = []
-    for example, count in zip(examples, thoughts.counts_R.tolist(), strict=True):
-        # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
-        # long question with another's long chain might not fit into the context.
+    for example, count in zip(examples, counts, strict=True):
+        # No chain is cut, because `decoding.max_latents` is meant for the model's own thoughts. And no request asks for
+        # more than it needs, because a long question with another's long chain might not fit into the context.
         requests += requests_of([example], params, replace(decoding, max_latents=count + 1))
     completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, note="read")
     pairs = zip(completions, examples, strict=True)
@@ -379,7 +382,7 @@ def read(
 
 
 def groups_written(reference_pass: ReferencePass, params: Any, vocabulary: EmbeddingIndex) -> int:
-    """The groups of a chain that the method says after a right prefix."""
+    """The number of groups of a chain that the method says after a right prefix."""
     thought = reference_pass.thought
     # The last position is the stop's: the embedding there is ignored.
     nearest = nearest_ids(thought.embeds[:-1], group_size(params), vocabulary)
@@ -388,10 +391,10 @@ def groups_written(reference_pass: ReferencePass, params: Any, vocabulary: Embed
     right = 0
     for k, group in enumerate(reference_pass.groups):
         ids = chosen_ids({name: column[k] for name, column in thought.info.items()})
-        # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
+        # As many tokens of the chain as were chosen: a group may also end before a token of low confidence.
         wanted = group if ids is None else tokens[start : start + len(ids)]
         if not missing(wanted, nearest[k] if ids is None else ids):
             right += 1
-        # By the reference's group, not by what was chosen: the pass has fed the right prefix.
+        # By the reference's group, not by the chosen tokens, because the pass has fed the right prefix.
         start += len(group)
     return right

@@ -1,4 +1,4 @@
-"""Measurements of systems on the same questions: what `colar inspect` writes as JSON and as a page.
+"""Measurements of systems on the same questions, which `colar inspect` writes as JSON and as a page.
 
 A system is a model at one value of its params. Its part of the JSON holds
 
@@ -9,7 +9,7 @@ A system is a model at one value of its params. Its part of the JSON holds
     answers                   of each question: the answer, and what went wrong
 
 Comparisons with the reference chain (n, diagnosis) are null for a method whose thoughts stand for none of
-its tokens. The thoughts themselves are for the page alone: they are longer than all numbers together.
+its tokens. The thoughts themselves are in the page only, because they are longer than all numbers together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,9 +44,9 @@ def inspect_system(
     *,
     controls: bool = True,
 ) -> dict[str, Any]:
-    """Let the model of that name answer, and measure it: its part of the JSON, with the thoughts in `answers`.
+    """Let the model of that name answer, and measure it. Returns its part of the JSON, with the thoughts in `answers`.
 
-    It thinks once for all of it but the controls. Without `controls` its own cost is measured alone.
+    The model thinks once for all measurements but the controls. Without `controls`, only its own cost is measured.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
@@ -85,7 +85,7 @@ class Inspection:
         return {**self.more, "provenance": collect_provenance(), "systems": systems}
 
     def save(self, path: str | Path) -> Path:
-        """Write the page: one HTML file that needs nothing else."""
+        """Write the page, a self-contained HTML file."""
         questions = [example.as_row() for example in self.examples]
         text = page.render(self.to_json(), questions, [system["answers"] for system in self.systems])
         return files.write_text(path, text)
@@ -108,14 +108,14 @@ def measured_cost(
     completions: Sequence[Completion],
     with_controls: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Fold the `completions` of the requests, and answer these with other thoughts under each control.
+    """Summarise the `completions` of the requests, and answer the requests with other thoughts under each control.
 
-    `outcomes` has each kind of thoughts; `differences` the accuracy with its own thoughts minus that of each control,
-    on the same questions. The kinds are `own`, those of `REPLACED`, and `none`: it is asked for the answer at once. A
-    model that is as often right with another question's thoughts does not read them.
+    `outcomes` has an item for each kind of thoughts, `differences` the accuracy with the model's own thoughts minus
+    that of each control, on the same questions. The kinds are `own`, those of `REPLACED`, and `none`: an answer without
+    thoughts. A model that is right as often with another question's thoughts does not read its thoughts.
     """
     outcomes = {"own": outcome_of(examples, completions)}
-    # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
+    # Latents are kept here too, though nothing reads them, because that takes time, and seconds are compared.
     for kind, asked, control in _controls(lm, method, requests, completions) if with_controls else ():
         outcomes[kind] = outcome_of(examples, answer_all(lm, control, asked, note=f"control: {kind}"))
     right = {kind: outcome["right"] for kind, outcome in outcomes.items()}
@@ -136,15 +136,15 @@ def _controls(
             if kind != "shuffled" or len(questions) > 1:
                 replaced = KINDS[kind](own, requests)
                 yield kind, requests, GivenThoughts(method, requests, replaced)
-    # At this limit the engine feeds the closing separator at once, for any choice of the method.
+    # At this limit the engine feeds the closing separator at once, regardless of the method's choice.
     at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
     yield "none", at_once, method
 
 
 def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> dict[str, Any]:
-    """Fold answers into means: of a question, `length` is #L and `seconds` its share of wall-clock time, in batches.
+    """Means over the answers: `length` is #L, `seconds` a question's share of wall-clock time, in batches.
 
-    `right` has each question, in their order.
+    `right` has a bool for each question, in order.
     """
     pairs = zip(examples, completions, strict=True)
     right = [verdict(completion.text, example).correct for example, completion in pairs]

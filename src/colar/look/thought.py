@@ -8,13 +8,14 @@ tokens is near the sum of their embeddings, so its c nearest tokens are the ones
     a latent chosen token by token      these tokens, in their order ("ordered": true)
     any other latent                    its ceil(c) nearest, nearest first ("ordered": false)
 
-`ThoughtReader` makes it, of a thought and the tokens nearest to it. These cost a product with all embeddings, so they
-are computed for all thoughts that are there at once: by `read_thoughts` for a completion's, by `colar.ask` for the one
-that has just come, by `serve/served_model.py` for those of all requests in a step.
+`ThoughtReader` makes a THOUGHT of a thought and its nearest tokens. These cost a product with all embeddings, so they
+are computed for all available thoughts at once: `read_thoughts` does so for those of a completion, `colar.ask` for the
+latest one, and `serve/served_model.py` for those of all requests in a step.
 
 Shape suffixes: K latents, V vocabulary, D width.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,12 +42,23 @@ class Neighbour(NamedTuple):
 
 
 class EmbeddingIndex:
-    """The embeddings of all tokens, (V, D) in float32, to compare latents with; made once for many latents."""
+    """The embeddings of all tokens, (V, D), to compare latents with; made once for many latents.
 
-    @torch.no_grad()
+    They are compared in float32, because bfloat16 would blur the ranks of tokens. For embeddings of any other dtype
+    this is a copy of 4 VD bytes (1.1 GB for Llama 3.2 1B), made when the first latent is compared.
+    """
+
     def __init__(self, embeddings_VD: Tensor) -> None:
-        self.embeddings_VD = embeddings_VD
-        self.norms_V = torch.linalg.vector_norm(embeddings_VD, dim=-1).clamp(min=1e-12)
+        self._given_VD = embeddings_VD.detach()
+
+    @functools.cached_property
+    def embeddings_VD(self) -> Tensor:
+        return self._given_VD.float()
+
+    @functools.cached_property
+    def norms_V(self) -> Tensor:
+        norms_V: Tensor = torch.linalg.vector_norm(self.embeddings_VD, dim=-1)
+        return norms_V.clamp(min=1e-12)
 
     @torch.no_grad()
     def cosines(self, latents_KD: Tensor) -> Tensor:
@@ -54,7 +66,7 @@ class EmbeddingIndex:
         # Outputs that processes have sent each other are on the CPU.
         latents_KD = latents_KD.to(self.embeddings_VD.device, torch.float32)
         directions_KD = torch.nn.functional.normalize(latents_KD, dim=-1)
-        # Lengths are divided out afterwards: a normalised copy of the vocabulary would need as much memory again.
+        # Lengths are divided out afterwards, because a normalised copy of the vocabulary would double the memory.
         cosine_KV: Tensor = (directions_KD @ self.embeddings_VD.T) / self.norms_V
         return cosine_KV
 
@@ -67,11 +79,8 @@ class EmbeddingIndex:
 
 
 def vocabulary_of(lm: LatentLM) -> EmbeddingIndex:
-    """The model's vocabulary in float32: ranks of tokens would be blurred by bfloat16.
-
-    In any other dtype that is a copy of 4 VD bytes: 0.1 GB for SmolLM2-135M, 1.1 GB for Llama 3.2 1B.
-    """
-    return EmbeddingIndex(lm.embedding_table().float())
+    """The index of the model's vocabulary."""
+    return EmbeddingIndex(lm.embedding_table())
 
 
 def group_size(params: Any) -> int:
@@ -88,25 +97,52 @@ def read_thoughts(
     neighbours: int = NEIGHBOURS,
     vocabulary: EmbeddingIndex | None = None,
 ) -> list[dict[str, Any]]:
-    """The THOUGHTs of a completion that was made with `keep_latents`; [] of any other.
+    """The THOUGHTs of a completion that was made with `keep_latents`; [] for any other.
 
-    `vocabulary` is that of `vocabulary_of`, for a caller who reads many chains.
+    A caller that reads many chains passes the `vocabulary` of `vocabulary_of`, which is then made once.
     """
     if completion.latents is None:
         return []
     reader = ThoughtReader(lm.template, completion.request.params, neighbours)
-    near_K = (vocabulary or vocabulary_of(lm)).nearest(completion.latents, reader.most)
-    columns = zip(completion.thought_ids, completion.thought_info(), near_K, strict=True)
-    thoughts = [reader.read(*of_thought) for of_thought in columns]
+    steps = zip(completion.thought_ids, completion.latents, completion.thought_info(), strict=True)
+    thoughts = read_together([(reader, *step) for step in steps], vocabulary or vocabulary_of(lm))
     if rest := reader.end():
         thoughts[-1]["text"] += rest
     return thoughts
 
 
-class ThoughtReader:
-    """Reads the thoughts of one answer in their order; chosen tokens together, as a character may be several of them.
+def read_together(
+    thoughts: Sequence[tuple["ThoughtReader", int, Tensor, Mapping[str, Tensor]]], vocabulary: EmbeddingIndex
+) -> list[dict[str, Any]]:
+    """The THOUGHTs of (reader, token id, embedding (D,), info on the CPU).
 
-    `neighbours` are those of each THOUGHT; 0 where its text alone is wanted.
+    One product with the vocabulary finds the neighbours of all thoughts that need any.
+    """
+    wanted = [reader.wanted(token_id, info) for reader, token_id, _, info in thoughts]
+    near: list[list[Neighbour]] = [[] for _ in thoughts]
+    if any(wanted):
+        near = vocabulary.nearest(torch.stack([embed_D for _, _, embed_D, _ in thoughts]), max(wanted))
+    rows = zip(thoughts, near, wanted, strict=True)
+    return [reader.read(token_id, info, found[:n]) for (reader, token_id, _, info), found, n in rows]
+
+
+def infos_on_cpu(infos: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The info of several thoughts of one method, copied to the CPU by one synchronisation for each name."""
+    on_cpu: list[dict[str, Tensor]] = [{} for _ in infos]
+    for name in infos[0] if infos else ():
+        columns = [info[name] for info in infos]
+        # Flattened, because thoughts of different steps may differ in width.
+        flat = torch.cat([column.reshape(-1) for column in columns]).cpu()
+        values = torch.split(flat, [column.numel() for column in columns])
+        for info, column, own in zip(on_cpu, columns, values, strict=True):
+            info[name] = own.view(column.shape)
+    return on_cpu
+
+
+class ThoughtReader:
+    """Reads the thoughts of one answer in order; chosen tokens together, because a character may span several.
+
+    `neighbours` is the number of them in each THOUGHT; 0 if only its text is needed.
     """
 
     def __init__(self, template: Template, params: Any, neighbours: int = 0) -> None:
@@ -114,12 +150,12 @@ class ThoughtReader:
         self.neighbours = neighbours
         self.size = min(group_size(params), MOST_TOKENS)
         self.most = max(neighbours, self.size)
-        """The most nearest tokens of a thought: at a large c it stands for more than are shown as neighbours."""
+        """Most nearest tokens of a thought: `neighbours`, or at a large c the number that it stands for."""
         self._count = 0
         self._text = TokenText(template)
 
     def wanted(self, token_id: int, info: Mapping[str, Tensor]) -> int:
-        """The number of nearest tokens by which `read` reads a thought: tokens that were chosen are their own text."""
+        """The number of nearest tokens that `read` needs; chosen tokens are their own text, and need none for it."""
         ids, _ = chosen_tokens(token_id, info, self.template.separator_id)
         return self.most if self.neighbours or not ids else 0
 
@@ -136,7 +172,7 @@ class ThoughtReader:
         else:
             ids = [each.token_id for each in near[: self.size]]
             logprobs = [None] * len(ids)
-            # One by one: nearest tokens have no order in which they could be decoded as a text.
+            # One by one, because nearest tokens have no order in which they could be decoded as a text.
             text = "".join(map(self.template.token, ids))
         cosines = dict(near)
         tokens = []
@@ -157,7 +193,7 @@ class ThoughtReader:
         }
 
     def end(self) -> str:
-        """The rest of the last tokens: bytes that have become no character."""
+        """The remaining text of the last tokens: bytes that never completed a character."""
         return self._text.end()
 
 
@@ -182,7 +218,7 @@ def _token(template: Template, token_id: int, cosine: float | None) -> dict[str,
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five digits are more than anybody looks at, and a third of what is sent otherwise."""
+    """Round to five significant digits, enough for display and a third of the characters to send."""
     return None if value is None else float(f"{value:.5g}")
 
 
@@ -223,10 +259,10 @@ def decode_thoughts(completion: Completion, c: int, vocabulary: EmbeddingIndex) 
 
 
 def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:
-    """Of each token of a group whether a thought says it. A thought chosen as 1 and 2 does not cover 1
+    """True for each token of a group that a thought says. A thought chosen as 1 and 2 does not cover 1
     and 1."""
     if isinstance(decoded_as, set):
-        # The sum of two equal embeddings is near a single token.
+        # The sum of two equal embeddings is near a single token, which covers both.
         return [token_id in decoded_as for token_id in token_ids]
     left = Counter(decoded_as)
     said = []

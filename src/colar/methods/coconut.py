@@ -7,7 +7,7 @@ Continuous Latent Space", sections 3 and 4).
     last       question ###   h1 h2 h3 h4 h5 h6         ###  answer EOS         no steps are left, of however many
 
 In stage k the first k steps are replaced by k * n_latents_per_step latents; h_i is the last hidden state (after the
-final norm) at the position before it, fed as it is. The loss is the cross-entropy of what is left in tokens,
+final norm) at the position before it, fed unchanged. The loss is the cross-entropy of the segments that remain tokens,
 
     L = mean over (remaining steps, ###, answer, EOS) of -log p(token | question, h_1 .. h_n, tokens before),
 
@@ -15,25 +15,25 @@ and its gradient flows through all latents. At inference n_stages * n_latents_pe
 
 Departures. The two markers around the latents are this project's separators: one ### opens the latents, and one closes
 latents and remaining steps together, so the last latent itself predicts the first remaining token (Coconut's code has
-a marker of its own after the latents). Rows are averaged, each over its own tokens. The published code draws
-an earlier stage now and then (`uniform_prob`); it is 0 in its GSM8k runs and not here. As in that code, latents do
-not depend on how many steps a row has (`pad_latent_to_max`), and after the last counted stage comes one in which
-all remaining steps go. Training forgets the optimiser's moments at each stage, as the paper does. Its epochs of plain
-CoT are a run of the method `cot` before this one.
+a marker of its own after the latents). Each row's loss is a mean over its own tokens. The published code can draw
+an earlier stage at random (`uniform_prob`, 0 in its GSM8k runs), which is not implemented here. As in that code, the
+number of latents does not depend on the row's number of steps (`pad_latent_to_max`), and the last counted stage is
+followed by one that removes all remaining steps. The optimiser's moments are reset at each stage, as in the paper. Its
+epochs of plain CoT are here a run of the method `cot` before this one.
 
-`unroll` trains through latents that are made of hidden states (`distill` does, too): a sequence that grows while it is
-computed.
+`unroll` trains through latents that are made of hidden states (`distill` uses it too), so the sequence grows while it
+is computed.
 
     columns    . . q q #  |  h1   h2  |  t1   t2   ###  a   EOS         "." is padding, "#" the opening separator
     forwards       1      |  2    3   |  4
                              h1 is made of the hidden state at "#", h2 of the one at h1, ...
 
-Questions are padded on the LEFT, so that all rows take their first latent at the same column and a layer's sliding
-window, which counts columns, counts positions. Gradients flow through every latent to the question.
+Questions are padded on the LEFT, so that all rows take their first latent at the same column, and so that a layer's
+sliding window, which counts columns, also counts positions. Gradients flow through every latent to the question.
 
-A sequence has a key-value cache of its own: transformers' caches are mutable, and two sequences that shared one would
-read each other's thoughts. Under gradient checkpointing a layer silently drops its cache, so there every forward
-runs over all that was fed so far: the same numbers, more time.
+Each sequence has its own key-value cache: transformers' caches are mutable, so two sequences that shared one would
+attend to each other's thoughts. Under gradient checkpointing a layer silently drops its cache, so every forward then
+runs over all that was fed so far, which gives the same numbers in more time.
 
 Shape suffixes: B rows, T positions, N tail, K latents, D width.
 """
@@ -58,7 +58,7 @@ from colar.ops import devices, ragged
 from colar.template.template import Template
 
 EAGER = partial(torch.compiler.set_stance, "force_eager")
-"""Compiled layers (`training.compile`) would be compiled anew for each state of a cache that grows."""
+"""Context that runs eagerly: compiled layers (`training.compile`) would recompile for each state of a growing cache."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Coconut(base.Method):
     multiple_forwards = True
 
     def stage(self, epoch: float) -> int:
-        """1 .. n_stages, and n_stages + 1 to the end."""
-        # A boundary that is not a binary fraction must not fall a stage short.
+        """1 .. n_stages, then n_stages + 1 until training ends."""
+        # The rounding error of a boundary that is no binary fraction must not yield the stage before it.
         return 1 + int(min(epoch / self.config.epochs_per_stage, self.config.n_stages) + 1e-9)
 
     def last_stage(self) -> int:
@@ -99,7 +99,7 @@ class Coconut(base.Method):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
-        # The last stage has no steps left, however many the row has, and no more latents than the one before it.
+        # The last stage has no steps, however many the row has, and as many latents as the stage before it.
         stage = self.stage(epoch)
         steps = [] if stage == self.last_stage() else row.steps[stage:]
         n_latents = min(stage, self.config.n_stages) * self.config.n_latents_per_step
@@ -111,9 +111,9 @@ class Coconut(base.Method):
         return {"ce": ce_B}
 
     def ce_and_latents(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The cross-entropy (B,), and the latents that were fed for it, (B, K, D): a row's first `n_latents`."""
-        # After the question: each row's latents, its remaining steps, its answer. The latents' columns are blank
-        # here, and filled one by one while the sequence is unrolled.
+        """The cross-entropy (B,), and the latents that were fed, (B, K, D): a row has the first `n_latents` of them."""
+        # After the question come each row's latents, its remaining steps and its answer. The latents' columns are
+        # blank here, and are filled one by one while the sequence is unrolled.
         K = int(batch.n_latents.max())
         blank_BK = batch.seeds.new_zeros(len(batch.seeds), K)
         blank = (blank_BK, batch.n_latents)
@@ -126,7 +126,7 @@ class Coconut(base.Method):
 
         # Column i is predicted one position before it.
         hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[:, :-1]
-        # A latent is no label: the data do not say what it should be.
+        # A latent is no label, because the data hold no target for it.
         labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
         return losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN), fed_BKD
 
@@ -138,23 +138,23 @@ class Coconut(base.Method):
 
 
 class Unrolled:
-    """Rows that are fed piece by piece; every piece sees all pieces before it."""
+    """Rows that are fed piece by piece; each piece attends to all pieces before it."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
         self.cache = None if recomputes_activations(lm) else DynamicCache(config=lm.config)
         self.pieces: list[Tensor] = []
-        """Without a cache, all embeddings that were fed: they go in again."""
+        """Without a cache, all embeddings fed so far, which every forward feeds again."""
         self.masks: list[Tensor] = []
 
     def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
-        """Last hidden states at the new positions, (B, T, D); where `real_BT` is false lies padding."""
-        # Without a cache all positions come back: the new ones are the last.
+        """Last hidden states at the new positions, (B, T, D); positions where `real_BT` is false are padding."""
+        # Without a cache the forward returns all positions, the new ones last.
         with EAGER():
             return self.lm.hidden(*self._inputs(embeds_BTD, real_BT))[:, -embeds_BTD.shape[1] :]
 
     def feed_layers(self, embeds_BTD: Tensor, real_BT: Tensor) -> list[Tensor]:
-        """The same after each layer, (B, T, D) each."""
+        """The same as `feed`, after each layer: (B, T, D) each."""
         with EAGER():
             layers = self.lm.layers(*self._inputs(embeds_BTD, real_BT))
         return [layer_BTD[:, -embeds_BTD.shape[1] :] for layer_BTD in layers]
@@ -165,8 +165,8 @@ class Unrolled:
         """Embeddings, mask, positions and cache of the next forward."""
         self.masks.append(devices.beside(real_BT, embeds_BTD))
         mask_BT = torch.cat(self.masks, dim=1).long()
-        # Positions count what is real: padding on the left of a question moves nothing.
-        # The clamp is for left padding, which would be at -1; it is never seen.
+        # Positions count real columns only, so that a question's left padding shifts nothing.
+        # Without the clamp left padding would be at -1; nothing attends to it.
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         if self.cache is not None:
             return embeds_BTD, mask_BT, positions_BT[:, -embeds_BTD.shape[1] :], self.cache
@@ -181,13 +181,14 @@ def unroll(
     real_BN: Tensor,
     latent: Callable[[Tensor], Tensor],
 ) -> tuple[Unrolled, Tensor, Tensor]:
-    """Read the questions, then the first K columns of what follows them, one by one.
+    """Feed the questions, then the first K columns after them, one by one.
 
-    Of row b the first `batch.n_latents[b]` columns are latents, `latent` (B, D) -> (B, D) of the hidden state before
-    them; K is the largest of these numbers. The other columns are `tail_BND`'s own, real where `real_BN` says so.
+    In row b the first `batch.n_latents[b]` columns are latents, each made by `latent` (B, D) -> (B, D) from the hidden
+    state before it; K is the largest of these numbers. All other columns come from `tail_BND`; `real_BN` is False in
+    their padding.
 
-    Returns the sequence, to feed the rest to; the hidden states from which columns 0..K are predicted, (B, K + 1, D);
-    and the columns 0..K-1 that were fed, (B, K, D).
+    Returns the sequence, to which the rest can be fed; the hidden states from which columns 0..K are predicted,
+    (B, K + 1, D); and the columns 0..K-1 that were fed, (B, K, D).
     """
     sequence = Unrolled(lm)
     question_BQD, real_BQ = ragged.align_right(lm.embed(batch.question_ids), batch.question_lengths)
@@ -196,7 +197,7 @@ def unroll(
     fed = []
     for k in range(int(batch.n_latents.max())):
         latent_BD = latent(hidden[-1]).to(tail_BND.dtype)
-        # A row with fewer latents is already in its own tail here.
+        # A row with fewer latents is already fed its own tail here.
         thinks_B1 = devices.beside((batch.n_latents > k)[:, None], latent_BD)
         fed_BD = torch.where(thinks_B1, latent_BD, tail_BND[:, k])
         fed.append(fed_BD)
@@ -206,6 +207,6 @@ def unroll(
 
 def recomputes_activations(lm: LatentLM) -> bool:
     """True if layers recompute their activations in the backward pass (and so take no cache)."""
-    # The flag stands on each layer that recomputes.
+    # Each layer that recomputes has the flag.
     layers = lm.causal_lm.modules()
     return lm.training and any(getattr(layer, "gradient_checkpointing", False) for layer in layers)

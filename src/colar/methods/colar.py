@@ -5,30 +5,30 @@
     latent head                               l1    l2   l3                       mean and spread of the next latent
 
 A row's factor c is drawn when it is encoded, its reasoning embeddings are merged in groups of c (`grouping.py`), and
-the next latent is learnt at the position before it. Two heads are trained at the same positions:
+each latent is predicted at the position before it. Two heads are trained at the same positions:
 
     L_comp   = mean over L_c + L_a of -log p(label)                             equation 1
     L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
                or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
 
-At inference the LM head decides BEFORE each latent whether to stop: greedy thinking where the separator is more likely
-than not, sampled thinking where it is drawn. Otherwise the latent head's mean, plus `latent_temperature` times sigma
-times noise, times sigma_e, is fed back. As an action, with p the LM head's softmax at the row's temperature, a thought
-has the log-prob
+At inference the LM head decides BEFORE each latent whether to stop: greedy thinking stops if the separator is more
+likely than not, sampled thinking if it is drawn. Otherwise sigma_e * (mean + latent_temperature * sigma * noise) of the
+latent head is fed back. As an action, with p the LM head's softmax at the row's temperature, a thought has the log-prob
 
     log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
 
-Its density is the mean over the D dimensions, of the size of a token's log-prob: under their sum, the true one, updates
-would be noise (lab/LOG.md). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
+The log-density is a mean over the D dimensions, of the size of a token's log-prob, because with their sum, the true
+one, updates would be noise (lab/LOG.md). It is left out if latents are not drawn: a deterministic head, or
+latent_temperature 0.
 
 Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is the
-expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none of its
-noise, and far fewer rows to learn from (lab/LOG.md). Greedy thinking ends in the paper where no token is likelier than
-the separator (`stop: argmax`): early, where c tokens share the rest. The expectation in soft-MSE has a closed form too,
-(mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula misses, the
-last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached and divided by
-sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen: they are the targets. c
-need not be whole.
+expectation over that draw, -mean over the group of log p: it takes the same forward, has the same gradient on average
+without the noise, and needs far fewer rows (lab/LOG.md). In the paper greedy thinking ends if no token is likelier than
+the separator (`stop: argmax`), which is early where c tokens share the remaining probability. The expectation in
+soft-MSE has a closed form too, (mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that
+the paper's formula lacks, the last group is scaled by its own size, and c is drawn per row, not per batch. Targets are
+detached and divided by sigma_e, the standard deviation of the embedding module's output. The embeddings are frozen,
+because they are the targets. c need not be whole.
 
 Shape suffixes: B rows, T reasoning tokens, K latents (of a row, or of one request), G tokens of a group, N labelled
 positions of a row, L thoughts of all rows, D width, V vocabulary.
@@ -63,7 +63,7 @@ Stop = Literal["majority", "argmax"]
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
 MOST_FACTOR = 32
-"""Largest factor of a request, unless training drew larger ones: c tokens of each thought are listed for a reader."""
+"""Largest factor of a request, unless training drew larger ones, because c tokens are listed for each thought."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ColarConfig:
     """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
     nll_beta: float = 0.0
     """Weighs the NLL by sigma^(2 nll_beta), 0 (the paper's) to 1 (beta-NLL, Seitzer et al. 2022): at 0 its gradient
-    grows with 1 / sigma^2, until little else is left of a clipped one; 0.5 learns the mean as well as soft_mse."""
+    grows with 1 / sigma^2, until clipping leaves little of all others; 0.5 learns the mean as well as soft_mse."""
     supervise_chain: bool = True
     """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
     chain_label: ChainLabel = "expected"
@@ -138,14 +138,14 @@ class Colar(GroupMethod, ScaledMethod):
         return {"latent_head": LatentHead(lm.width)}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        # The targets are made of the embeddings: they must not move while they are aimed at.
+        # The targets are made of the embeddings, which therefore must not change in training.
         lm.freeze_embeddings()
         return super().prepare(lm, examples)
 
     def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
         trained = listed(factors)
-        # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
+        # The latent head cannot see how many tokens the next group has, so only trained patterns of sizes work.
         if c != int(c) and c not in factors:
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {trained}")
         most = max(MOST_FACTOR, *factors)
@@ -159,9 +159,9 @@ class Colar(GroupMethod, ScaledMethod):
 
     @torch.no_grad()
     def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        # No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn.
+        # No phase: for a c that is not whole, sizes follow one pattern, which a head that sees no tokens can learn.
         sizes_BK = grouping.even_sizes(batch.chain_lengths, batch.params["compression_factor"])
-        # Targets keep float32 over a half-precision base.
+        # Targets are float32 also on a half-precision backbone.
         embeds_BTD = lm.embed(batch.chain_ids).float()
         return MergedChains(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
 
@@ -176,16 +176,16 @@ class Colar(GroupMethod, ScaledMethod):
     def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Labels of the LM head from the last question position on, (B, N, G), and their weights.
 
-        At the K positions before a latent: the tokens of its group, or one of them. After them: ### answer EOS, one
-        label each, in the first of the G places.
+        A position before a latent has the tokens of the latent's group as labels, or one of them. The positions after
+        these K have one label each, ### answer EOS, in the first of the G places.
         """
         ids_BKG, real_BKG = grouping.tokens_of_groups(batch.chain_ids, sizes_BK)
-        # The paper's label: one token of the group. The draw is a function of the row's seed, for a resumed run.
+        # The paper's label: one token of the group, drawn by the row's seed, so that a resumed run draws the same.
         if self.config.chain_label == "sampled":
             drawn_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), sizes_BK.shape[1])
             real_BKG = pick_one(real_BKG, drawn_BK)
         weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
-        # The ablation OC: the chain's labels go, the stop after the last latent stays (it is the answer's first label).
+        # Ablation OC: no labels of the chain. The stop after the last latent stays, as it is the answer's first label.
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
         return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.count_groups(sizes_BK), batch)
@@ -207,7 +207,7 @@ class Colar(GroupMethod, ScaledMethod):
         def mean_of_row(values_L: Tensor) -> Tensor:
             return ragged.row_mean(ragged.put_masked(values_L, latent_BK), latent_BK)
 
-        # Logged, not trained: soft-MSE and NLL hide how far the mean itself is off.
+        # Logged, not trained, because soft-MSE and NLL do not show the error of the mean itself.
         squared_error_LD = (mean_LD.detach() - target_LD).square()
         return {
             "latent": config.latent_weight * mean_of_row(loss_LD.mean(-1)),
@@ -219,7 +219,7 @@ class Colar(GroupMethod, ScaledMethod):
 
     @property
     def has_density(self) -> bool:
-        """True if latents are drawn, at a latent_temperature above 0."""
+        """True if latents are drawn when latent_temperature is above 0."""
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
@@ -233,7 +233,7 @@ class Colar(GroupMethod, ScaledMethod):
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
             density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
             with torch.no_grad():
-                # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
+                # At latent_temperature 0 nothing is drawn, and the entropy is undefined.
                 entropy_LD = gaussian_entropy(spread_LD.clamp(min=1e-30).log())
                 entropy_L = torch.where(temperature_L > 0, entropy_LD.mean(-1), torch.nan)
                 sigma_L = log_std_LD.exp().mean(-1)
@@ -263,7 +263,7 @@ class Colar(GroupMethod, ScaledMethod):
         info = {}
         if state.wants_info:
             separator_id = lm.template.separator_id
-            # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
+            # A deterministic head has the Gaussian's shape, but its sigma is never trained.
             spread = {"sigma": log_std_BD.exp()} if self.has_density else {}
             info = {
                 "mu": mean_BD,
@@ -279,16 +279,16 @@ class Colar(GroupMethod, ScaledMethod):
         return Thought(
             # In float32, as it was drawn: rounded to bfloat16 it would be off by more than a small sigma.
             embeds=latent_BD * self.sigma_e,
-            # The stop is decided before the latent: a row that is done does not feed what was drawn above.
+            # The stop is decided before the latent, so a row that is done does not feed the latent drawn above.
             done=self._stops(lm, state, logits_BV),
             token_ids=torch.full_like(state.step, -1),
             info=info,
         )
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
-        """(B,) bool: which rows end their thinking here.
+        """(B,) bool: True for rows that end their thinking here.
 
-        No token is chosen: whether it would be the separator takes the separator's probability alone.
+        Sampled rows draw no token, because the separator's probability alone decides whether it would be the separator.
         """
         separator_id = lm.template.separator_id
         greedy_B = state.temperature == 0
@@ -308,13 +308,13 @@ class Colar(GroupMethod, ScaledMethod):
 def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
     """One member of each group, chosen uniformly: the label of section 3.1, as a (B, K, G) bool mask.
 
-    `uniform_BK` in [0, 1) decides, so the draw is a function of its seed and of nothing else.
+    `uniform_BK` in [0, 1) decides, so the draw is a function of its seed alone.
     """
     size_BK = real_BKG.sum(-1)
     last_BK = (size_BK - 1).clamp(min=0)
     chosen_BK = torch.minimum((uniform_BK * size_BK).long(), last_BK)
     one_BKG = torch.arange(real_BKG.shape[-1], device=real_BKG.device) == chosen_BK[..., None]
-    # An empty group chose its place 0, which holds no token.
+    # In an empty group place 0 was chosen, which holds no token.
     return one_BKG & real_BKG
 
 
@@ -337,8 +337,8 @@ class LatentHead(nn.Module):
         self.log_std = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        # In its own precision, float32, under autocast too: a mean that is rounded to bfloat16 is off by 0.002, which
-        # is much where sigma is small (it may be 0.001).
+        # In its own precision, float32, under autocast too: a mean that is rounded to bfloat16 is off by 0.002, a lot
+        # for a small sigma (it may be 0.001).
         with torch.autocast(hidden.device.type, enabled=False):
             features = self.body(hidden.to(self.mean.weight.dtype))
             mean = self.mean(features).float()
@@ -357,7 +357,7 @@ def latent_loss(
     """Elementwise loss of a prediction whose values are in units of sigma_e; `mse` does not use the spread.
 
     `nll_beta` weighs the NLL by sigma^(2 beta) without a gradient (beta-NLL, Seitzer et al. 2022, equation 5). At 0 the
-    mean learns with (mean - target) / sigma^2, at 1 as by half of the squared error.
+    mean's gradient is (mean - target) / sigma^2, at 1 that of half the squared error.
     """
     error = (mean - target).square()
     if kind == "mse":

@@ -1,12 +1,12 @@
 """Explicit chain of thought, and its control without any.
 
-`cot`: the row is [question ###][all reasoning tokens][### answer EOS] and the loss the mean cross-entropy over
-the reasoning and the answer, both separators' decisions included (where to stop is learnt). It thinks by
-embedding the token it samples, and is done when that token is the separator.
+`cot`: the row is [question ###][all reasoning tokens][### answer EOS] and the loss is the mean cross-entropy over
+the reasoning and the answer, with the closing separator and EOS among the labels, so that stopping is learnt. Thinking
+feeds the embedding of each sampled token, and is done when that token is the separator.
 
-`no_cot`: the same row with an empty chain: the answer straight from the question.
+`no_cot`: the same row with an empty chain: the answer directly follows the question.
 
-Both can be trained by reinforcement: an action is a token, of the chain, the stop or the answer.
+Both can be trained by reinforcement: an action is one token, of the chain, the stop or the answer.
 """
 
 import dataclasses

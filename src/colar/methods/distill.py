@@ -10,17 +10,17 @@
     L_teacher = mean over (chain, ###, answer, EOS) of -log p(token)
     L_align   = mean over layers l and D of  smooth-L1(s_l, stop-gradient(t_l)) / std(t_l)
 
-with s_l and t_l the two hidden states at that token after layer l. The gradient flows through the latents; none reaches
-the teacher from L_align. The teacher is one forward without a cache, the student a sequence with one of its
-own. The projection is Linear, GELU, Linear, LayerNorm, as in CODI's code.
+where s_l and t_l are the student's and the teacher's hidden states at that token after layer l. The gradient flows
+through the latents; that of L_align does not reach the teacher. The teacher is one forward without a cache, the student
+a sequence with its own cache. The projection is Linear, GELU, Linear, LayerNorm, as in CODI's code.
 
-From CoT weights (`model.init_from`, as the CoLaR paper has it) or in one stage from the backbone (as CODI has it):
-a matter of the recipe.
+The recipe decides whether training starts from CoT weights (`model.init_from`, as in the CoLaR paper) or runs in one
+stage from the backbone (as in CODI).
 
 Departures. The token before the answer is the closing separator, where CODI has the colon of "The answer is:". std(t_l)
-is over the row's own D values, CODI's is over the batch's: a row's loss must not depend on its batch mates.
-The embeddings, which CODI's mean over layers counts as one, are left out: the two are the same token's. Each loss is
-averaged within its row.
+is over the row's own D values, CODI's over the batch's, because a row's loss must not depend on its batch mates. CODI's
+mean over layers includes the embeddings, which are left out here because both rows have the same token there. Each loss
+is averaged within its row.
 """
 
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ class Distill(base.Method):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
-        # As CODI: the last step's result is the answer, and a teacher that can copy it has nothing to teach.
+        # As in CODI: the last step's result is the answer, and a teacher that can copy it has nothing to teach.
         return replace(row, steps=row.steps[:-1], n_latents=self.config.n_latents)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
@@ -84,27 +84,27 @@ class Distill(base.Method):
         return batch.positions() + batch.question_lengths + batch.answer_lengths
 
     def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
+        """The teacher's cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
         ids_BT = ragged.pack(batch.question, batch.chain, batch.answer, multiple=ragged.PAD_TO)
         layers = lm.layers(lm.embed(ids_BT))
-        # The closing separator is fed right behind the chain: there the student is aligned with the teacher.
+        # The closing separator is fed right after the chain; the student is aligned with the teacher at it.
         separator_B = batch.question_lengths + batch.chain_lengths
         at_separator = [ragged.take_from(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
         return losses.chain_loss(lm, layers[-1], batch), at_separator
 
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """The same of the student, whose labels are the answer's."""
+        """The same for the student, whose only labels are the answer's."""
         sequence, _, _ = self._unroll(lm, batch)
-        # The answer segment begins with the closing separator: its first column is where the two are aligned.
+        # The answer segment begins with the closing separator, so the two are aligned at its first column.
         answer_BA = ragged.pack(batch.answer, multiple=ragged.PAD_TO)
         real_BA = ragged.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return losses.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
-        """Read the questions, then feed the student its own latents: as many in every row."""
+        """Feed the questions, then the student's own latents, the same number in every row."""
         n = self.config.n_latents
-        # Only its shape and dtype count: every row has n latents, so that none of these columns is fed.
+        # Only its shape and dtype are used: every row has n latents, so none of these columns is fed.
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
         real_BK = ragged.length_mask(batch.n_latents, n)
         return unroll(lm, batch, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
@@ -121,11 +121,11 @@ class Distill(base.Method):
 
 
 def alignment(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """Mean over layers and D of the distance of two lists of hidden states (B, D), (B,); no gradient to `teacher`."""
+    """Distance between two lists of hidden states (B, D), mean over layers and D, (B,); no gradient to `teacher`."""
     by_layer = []
     for student_BD, teacher_BD in zip(student, teacher, strict=True):
         target_BD = teacher_BD.detach().float()
         loss_B = F.smooth_l1_loss(student_BD.float(), target_BD, reduction="none").mean(-1)
-        # A layer whose states are large would outweigh the others.
+        # Unscaled, a layer with large states would outweigh the others.
         by_layer.append(loss_B / target_BD.std(-1))
     return torch.stack(by_layer).mean(0)

@@ -7,12 +7,12 @@ A compression factor c is the number of reasoning tokens that a latent stands fo
     c = 1.5       [g0][   g1   ][g2][   g3   ][g4]         sizes 1, 2, 1, 2, 1     phase 0
                   [   g0   ][g1][   g2   ][g3][g4]         sizes 2, 1, 2, 1, 1     phase 0.5
 
-Group k starts at token floor(k c + u). The phase u, from 0 to 1, is drawn once for a row, so groups of a c that is not
-whole differ in size by one at most, and have c tokens on average over the draws. For a whole c the phase changes
-nothing. Only the last group may be shorter: it takes what is left. No padding slot ever lies between the last latent
-and the answer.
+Group k starts at token floor(k c + u). The phase u, in [0, 1), is drawn once for a row, so that groups of a c that is
+not whole differ in size by at most one, and have c tokens on average over the draws. For a whole c the phase changes
+nothing. Only the last group may be shorter: it takes the remaining tokens. No padding slot ever lies between the last
+latent and the answer.
 
-A group is fed as one latent, the sum of its embeddings divided by the square root of the tokens in it (Embedding
+A group is fed as one latent, the sum of its embeddings divided by the square root of its number of tokens (Embedding
 Compress, section 3.1). Departure: the paper divides by sqrt(c), which differs for a short last group.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, J = K + 1, A answer, G tokens of a group or labels of a position,
@@ -39,7 +39,7 @@ from colar.ops import devices, noise, ragged
 from colar.template.template import Template
 
 PHASES = 2**20
-"""Phases are multiples of 1 / PHASES: so close to 1 that k c + u would be rounded up, there is none."""
+"""Phases are multiples of 1 / PHASES, so that none is close enough to 1 for k c + u to be rounded up."""
 
 # Sizes
 
@@ -51,23 +51,23 @@ def draw_phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
 
 
 def nominal_units(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
-    """The units (tokens, unless a method says otherwise) that group number `step` (from 0) has where nothing ends it
-    before: int64, of the arguments' shape."""
-    # float64: at float32 a fractional factor would move groups of long chains by a token.
+    """The units (tokens, unless a method says otherwise) of group number `step` (from 0) if nothing ends it early:
+    int64, of the arguments' broadcast shape."""
+    # float64, because in float32 a fractional factor would move groups of long chains by a token.
     c = devices.to_widest(c)
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
 def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | None = None) -> Tensor:
-    """The tokens of each group where nothing ends one early, (B, K) int64; 0 behind a row's last group.
+    """The number of tokens of each group if nothing ends one early, (B, K) int64; 0 after a row's last group.
 
-    `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
+    `lengths_B` are the numbers of reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
     c_B = devices.to_widest(c_B)
-    # An upper bound of any row's groups: a phase only makes them fewer, and rounding may make one more, as 45 * 2.8 is
-    # less than 126 in float64.
+    # An upper bound of any row's groups: a phase can only make them fewer, and rounding may add one, because 45 * 2.8
+    # is less than 126 in float64.
     n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) + 1 if lengths_B.numel() else 0
-    # Where each group starts; the one behind the last starts at the chain's end, or later.
+    # The start of each group, and one after the last, which is at the chain's end or later.
     starts_BJ = torch.arange(n_groups + 1, device=c_B.device) * c_B[:, None]
     if phase_B is not None:
         starts_BJ = starts_BJ + phase_B[:, None]
@@ -77,12 +77,12 @@ def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | None = None) ->
 
 
 def count_groups(sizes_BK: Tensor) -> Tensor:
-    """L_c, the groups of each row, (B,) int64. A row without reasoning tokens has none."""
+    """L_c, the number of groups of each row, (B,) int64. A row without reasoning tokens has none."""
     return (sizes_BK > 0).sum(-1)
 
 
 def group_starts(sizes_BK: Tensor) -> Tensor:
-    """The first token of each group, (B, K); behind the last group, the chain's length."""
+    """The position of each group's first token, (B, K); after the last group, the chain's length."""
     return sizes_BK.cumsum(-1) - sizes_BK
 
 
@@ -105,13 +105,13 @@ def tokens_of_groups(
 
 
 def members(sizes_BK: Tensor, T: int) -> Tensor:
-    """(B, K, T) bool: the tokens, of T, that each group has."""
+    """(B, K, T) bool: True for the tokens of each group."""
     starts_BK1 = group_starts(sizes_BK)[..., None]
     position_T = torch.arange(T, device=sizes_BK.device)
     return (position_T >= starts_BK1) & (position_T < starts_BK1 + sizes_BK[..., None])
 
 
-# What is fed
+# Merging embeddings into latents
 
 
 def merge_divisor(size: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
@@ -146,18 +146,18 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
 
 @dataclass(frozen=True)
 class MergedChains:
-    """A batch's chains as latents (B, K, D), and how many tokens each stands for, (B, K); 0 behind a row's last one."""
+    """A batch's chains as latents (B, K, D), and the number of tokens of each, (B, K); 0 after a row's last one."""
 
     latents_BKD: Tensor
     sizes_BK: Tensor
 
     @property
     def counts_B(self) -> Tensor:
-        """The latents of each row, (B,)."""
+        """The number of latents of each row, (B,)."""
         return count_groups(self.sizes_BK)
 
     def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
-        """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""
+        """Hidden states (B, n, D) from the question's last position on, where the first label is predicted."""
         hidden_BTD = losses.hidden_around(lm, batch, self.latents_BKD, self.counts_B)
         return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
 
@@ -166,10 +166,10 @@ def followed_by_answer(
     ids_BKG: Tensor, weights_BKG: Tensor, counts_B: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
     """The labels of a row's groups and then of its answer, (B, N, G), and their weights."""
-    # No row of the batch may have any reasoning: its groups have no places then.
+    # If no row of the batch has any reasoning, its groups have no places.
     G = max(1, ids_BKG.shape[-1])
     ids_BKG, weights_BKG = (pad(values, (0, G - values.shape[-1])) for values in (ids_BKG, weights_BKG))
-    # The answer's labels get as many places as a group's, so that the two can stand in one row.
+    # The answer's labels get as many places as a group's, so that both fit into one tensor.
     answer_BAG = pad(batch.answer_ids[..., None], (0, G - 1))
     one_BA1 = torch.ones_like(batch.answer_ids, dtype=weights_BKG.dtype)[..., None]
     answer_weights_BAG = pad(one_BA1, (0, G - 1))
@@ -182,9 +182,9 @@ def followed_by_answer(
 
 
 def dealt(values: Sequence[float], rng: Random) -> Iterator[float]:
-    """Draw values without end, each once before one comes again: two equal rows of an example teach little.
+    """Draw values without end, each once before any repeats, because two equal rows of an example teach little.
 
-    One that stands twice is drawn twice as often.
+    A value that is listed twice is drawn twice as often.
     """
     left: list[float] = []
     while True:
@@ -195,7 +195,7 @@ def dealt(values: Sequence[float], rng: Random) -> Iterator[float]:
 
 
 def parse_factors(value: Sequence[float] | str) -> tuple[float, ...]:
-    """The factors that training draws from: a list; or whole numbers, "1..5". ValueError for anything else."""
+    """The factors that training draws from: a list, or a range such as "1..5". ValueError for anything else."""
     if isinstance(value, list | tuple):
         factors = tuple(value)
     else:
@@ -219,7 +219,7 @@ class GroupMethod(base.Method):
 
     @abstractmethod
     def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        """The rows' chains in groups of c tokens, each merged into the latent that training feeds for it."""
+        """Split the rows' chains into groups of c tokens, and merge each into the latent that training feeds for it."""
 
     def speed_text(self, params: Any) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
@@ -242,14 +242,14 @@ class GroupMethod(base.Method):
         factors = list(itertools.islice(dealt(self.config.factors, rng), n))
         others = self.other_values(rng)
         for c in factors:
-            # Drawn in this order: a row without other values stays what it was when there were none.
+            # In this order, so that rows without other values are the same as before there were any.
             seed = rng.getrandbits(62)
             params = self.Params(c, **next(others))
             rows.append(base.encode_row(template, example, params, self.speed_text(params), seed))
         return rows
 
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
-        """The values of `Params` beside the factor, for one row of an example after another."""
+        """The values of `Params` besides the factor, for one row of an example after another."""
         return itertools.repeat({})
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,17 @@ Learning to Internalize CoT Step by Step", section 3).
 
 In stage s the first s tokens of the chain are removed, and the rest is trained as CoT is:
 
-    L = mean over (what is left of the chain, ###, answer, EOS) of -log p(token)
+    L = mean over (rest of the chain, ###, answer, EOS) of -log p(token)
 
-Removal smoothing: a row loses o tokens more than its stage says, P(o) = (1 - exp(-lambda)) exp(-lambda o) for o = 0,
-1, ..., drawn anew for every row, so that the next stage comes as no surprise. A stage's tokens go one by one,
-`removed_per_epoch` of them in an epoch; when `remove_all_at` are due the whole chain goes. Then the answer follows the
-question at once: #L is 0.
+Removal smoothing: a row loses o more tokens than its stage removes, P(o) = (1 - exp(-lambda)) exp(-lambda o) for o = 0,
+1, ..., drawn anew for every row, which prepares the model for the next stage. Tokens are removed one by one,
+`removed_per_epoch` of them in an epoch; once `remove_all_at` are due, the whole chain is removed. The answer then
+directly follows the question: #L is 0.
 
-Departures. Stage and row meet at the row's own place in the epoch, not at its batch's. The offset is drawn anew at
-each epoch from (seed, epoch, row), and is not cut off at 100. Positions close up behind what was removed (the
-published code's default; its `keep_position` is not here). Training forgets the optimiser's moments at each stage, as
-the paper does.
+Departures. A row's stage is given by the row's own place in the epoch, not by its batch's. The offset is drawn anew
+at each epoch from (seed, epoch, row), and is not cut off at 100. Positions close up after the removed tokens (the
+published code's default; its `keep_position` is not implemented). The optimiser's moments are reset at each stage, as
+in the paper.
 """
 
 import math
@@ -60,7 +60,7 @@ class Icot(Cot):
     def stage(self, epoch: float) -> int:
         """Tokens to be removed, floor(removed_per_epoch * epoch), up to the last stage."""
         due = min(self.config.removed_per_epoch * epoch, self.last_stage())
-        # A product that should be whole, and is a rounding error below, must not fall a stage short.
+        # A product that is a rounding error below a whole number must not yield the stage before it.
         return int(due + 1e-9)
 
     def last_stage(self) -> int:
@@ -71,7 +71,7 @@ class Icot(Cot):
         stage = self.stage(epoch)
         if stage == self.last_stage():
             return replace(row, steps=[])
-        # Removal smoothing: now and then a row is ahead of its stage.
+        # Removal smoothing: some rows are ahead of their stage.
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
         return replace(row, steps=base.keep_tokens(row.steps, range(removed, len(row.chain))))
 

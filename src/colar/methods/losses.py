@@ -1,6 +1,6 @@
 """Cross-entropy of rows of different lengths: the mean within each row first, logits only where there is a label.
 
-A row's loss must not depend on who shares its batch, so no mean is taken over the batch here.
+A row's loss must not depend on its batch mates, so no mean is taken over the batch here.
 
 Shape suffixes: B rows, N positions, A answer, G labels of a position, M labelled positions and L
 thoughts of all rows, X positions, D width, V vocabulary.
@@ -18,8 +18,8 @@ from colar.ops import devices, ragged
 def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
     """Mean over each row's labelled positions of sum_g w_g * -log p(label_g), (B,).
 
-    A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
-    usual cross-entropy. Logits are made only at labelled positions, a chunk at a time.
+    A position is labelled if its weights are not all 0; they then sum to 1. One label of weight 1 is the
+    usual cross-entropy. Logits are computed only at labelled positions, a chunk at a time.
     """
     mask_BN = weights_BNG.sum(-1) > 0
     hidden_MD = ragged.take_masked(hidden_BND, mask_BN)
@@ -54,25 +54,25 @@ def log_probs(logits_XV: Tensor, temperature_X: Tensor | None) -> Tensor:
 
 
 def continue_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> tuple[Tensor]:
-    """For `lm.reduce_logits`: log(1 - p[###]) of each thought, (L,): that another one comes."""
+    """For `lm.reduce_logits`: log(1 - p[###]) of each thought, (L,), the log-prob that it follows instead of a stop."""
     scaled_LV = logits_LV / temperature_L[:, None]
-    # As the mass of all other tokens, not as 1 - p: exact where stopping is nearly certain, too.
+    # As the mass of all other tokens, not as 1 - p, which would be inexact where stopping is nearly certain.
     return (without(scaled_LV, separator_id).logsumexp(-1) - scaled_LV.logsumexp(-1),)
 
 
 def without(logits_XV: Tensor, separator_id: int) -> Tensor:
-    """The logits given that the separator is not chosen."""
+    """The logits given that the separator is not chosen, which has -inf."""
     closing = devices.constant((separator_id,), logits_XV.device)
     return logits_XV.index_fill(1, closing, -math.inf)
 
 
 def chain_loss(lm: LatentLM, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of the chain and the answer, both separators' decisions included, (B,).
+    """Cross-entropy of the chain and the answer, the closing separator and EOS included, (B,).
 
-    `hidden_BTD` are the hidden states where question, chain and answer are fed end to end.
+    `hidden_BTD` are the hidden states of question, chain and answer, fed end to end.
     """
-    # The question is no label: hidden states are taken from its last position on. The separator that opens the answer
-    # is one (the decision to stop), and so is the answer's last token, EOS.
+    # The question is not labelled, so hidden states are taken from its last position on. The separator that opens the
+    # answer is a label (the decision to stop), and so is the answer's last token, EOS.
     labels_BN = ragged.pack(batch.chain, batch.answer)
     hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
     mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
@@ -80,22 +80,22 @@ def chain_loss(lm: LatentLM, hidden_BTD: Tensor, batch: Batch) -> Tensor:
 
 
 def hidden_around(lm: LatentLM, batch: Batch, latents_BKD: Tensor, counts_B: Tensor) -> Tensor:
-    """Hidden states (B, T, D) where questions, latents, `counts_B` a row, and answers are fed end to end."""
+    """Hidden states (B, T, D) of questions, latents (`counts_B` per row) and answers, fed end to end."""
     question = (lm.embed(batch.question_ids), batch.question_lengths)
     answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
     fed_BTD = ragged.pack(question, (latents_BKD, counts_B), answer, multiple=ragged.PAD_TO)
-    # One example at several speeds has one question.
+    # Rows of one example at several speeds share the start of their question, which is then computed once.
     lengths_B = batch.question_lengths + counts_B + batch.answer_lengths
     return lm.hidden_of_rows(fed_BTD, batch.question, lengths_B)
 
 
 def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of what follows the closing separator, EOS included, (B,).
+    """Cross-entropy of the answer after the closing separator, EOS included, (B,).
 
-    `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
-    separator is fed in any case: it is no label.
+    `hidden_BAD` are the hidden states of the answer segment. The separator is no label: this loss is for methods with
+    a fixed number of thoughts, which feed it in any case.
     """
-    # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
+    # The segment begins with the closing separator, so position i predicts answer token i + 1.
     labels_BN = batch.answer_ids[:, 1:]
     mask_BN = ragged.length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
     return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)

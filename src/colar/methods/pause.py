@@ -5,8 +5,8 @@ Models With Pause Tokens", section 3).
 
     L = mean over (answer, EOS) of -log p(token | question, p_1 .. p_k, ###)
 
-There is no chain, in training or at inference: what k forward passes more are worth by themselves, which is what a
-latent method has to beat. What the model says at the pauses is not trained.
+There is no chain, in training or at inference. The method measures the value of k more forward passes by themselves,
+which a latent method has to beat. The model's predictions at the pauses are not trained.
 
 Departures. The paper appends ten copies of one <pause> token; here there are as many as Coconut and Distill have
 latents (6), each with an embedding of its own. They are learnt as multiples of
@@ -69,7 +69,7 @@ class Pause(base.ScaledMethod):
         """ce: mean over the answer of -log p(next token)."""
         pauses_BKD, counts_B = self.training_thoughts(lm, batch)
         hidden_BTD = losses.hidden_around(lm, batch, pauses_BKD, counts_B)
-        # Only the answer is a label: what the model says at a pause is not trained.
+        # Only the answer is labelled: predictions at a pause are not trained.
         separator_B = batch.question_lengths + counts_B
         hidden_BAD = ragged.take_from(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}

@@ -1,8 +1,8 @@
 """A model and its method together: saved as a checkpoint folder, loaded for inference or for more training.
 
-`model/checkpoint.py` writes and reads the files; here a folder's `method` entry becomes a method again, and the
-method's modules are made and filled. `Method.training_modules` are in no published folder: inference does without
-them, and another stage of training makes them afresh.
+`model/checkpoint.py` writes and reads the files. This module rebuilds the method from a folder's `method` entry, and
+creates and loads the method's modules. Published folders do not hold `Method.training_modules`: inference does not
+need them, and another stage of training creates them afresh.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def save(
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
-    # Through JSON at once: tuples are lists here, as they are when the folder is read.
+    # Through JSON, so that tuples become lists, as they are when the folder is read.
     entry = {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
     for key, values in (("params", method.default_params), ("limits", method.default_limits)):
         if values:
@@ -43,9 +43,9 @@ def save(
 
 
 def check_loadable(lm: LatentLM) -> None:
-    """Reject all weights of a class that transformers makes no model of, from the config that it saves.
+    """ValueError if all weights would be saved of a class that transformers cannot load from the config that it saves.
 
-    The text part of Emu3 is such a class. The backbone of an adapter is not saved.
+    The text part of Emu3 is such a class. An adapter is saved without its backbone, so that any class will do.
     """
     kinds = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(lm.causal_lm.config), ())
     kind = type(lm.causal_lm)
@@ -59,9 +59,9 @@ def check_loadable(lm: LatentLM) -> None:
 def save_pretrained(
     lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any] | None = None
 ) -> Path:
-    """`save`, for users, who name any folder: ValueError where it holds something else than a checkpoint.
+    """`save` for users, who may name any folder: ValueError if it holds anything but a checkpoint.
 
-    `run` says how the model was trained, in JSON values of your own.
+    `run` describes how the model was trained, in JSON values of your own.
     """
     checkpoint.check_replaceable(folder)
     run = {} if run is None else run
@@ -73,8 +73,8 @@ def save_pretrained(
 
 
 def card_of(lm: LatentLM, method: Method, run: dict[str, Any]) -> str:
-    """The model card. Its command has the values of the run's last validation, or else those of a request that names
-    none."""
+    """The model card. Its command has the last validation params of the run's recipe that the method supports, or else
+    those of a request that names none."""
     validation = (run.get("recipe") or {}).get("validation") or {}
     # Without validation rows, no value of the recipe has been tried.
     params = registry.possible_params(method, [{}, *validation.get("params", ())])[-1]
@@ -84,11 +84,11 @@ def card_of(lm: LatentLM, method: Method, run: dict[str, Any]) -> str:
 def load(
     path_or_id: str | Path, dtype: str = "float32", backbone: str | None = None
 ) -> tuple[LatentLM, Method]:
-    """A checkpoint folder (or Hub id) as model and method, ready for inference or further training."""
+    """Load a checkpoint folder (or Hub id) as model and method, ready for inference or further training."""
     folder = checkpoint.resolve(path_or_id)
     lm, info = checkpoint.load(folder, dtype, backbone)
     method = registry.rebuild(info["method"], folder)
-    # Made first, so that their shapes are known, then filled.
+    # The modules are created first, so that their shapes are known, and then loaded.
     lm.add_modules(method.modules(lm))
     weights.load_modules(lm.extra, folder)
     return lm.eval(), method
@@ -101,10 +101,10 @@ def load_for_inference(
     device: str | None = None,
     quantization: str | None = None,
 ) -> tuple[LatentLM, Method]:
-    """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one.
+    """`load`, with the adapter merged into the weights, on `device`: by default the GPU if there is one.
 
-    `dtype` is by default bfloat16 on a GPU, float32 on a CPU. `quantization` is int8 or int4 for linear layers that are
-    quantised after that (`model/quantized.py`), which is `--weights` of the commands.
+    `dtype` is by default bfloat16 on a GPU that computes in it, else float32. `quantization`, int8 or int4, quantises
+    linear layers after the merge (`model/quantized.py`), as `--weights` of the commands does.
     """
     device = device or devices.best()
     dtype = dtype or devices.inference_dtype(device)
@@ -112,7 +112,7 @@ def load_for_inference(
     if quantization is not None:
         quantized.check(quantization, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)
-    # Nothing is trained here: a step then costs what a step of the backbone costs.
+    # Nothing is trained here, and without the adapter a step costs no more than a step of the backbone.
     lm.merge()
     if quantization is not None:
         quantized.quantize(lm, quantization, place)
@@ -120,9 +120,9 @@ def load_for_inference(
 
 
 def merge(folder: str | Path, target: str | Path, dtype: str, backbone: str | None = None) -> Path:
-    """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`.
+    """Write the adapter checkpoint in `folder` as one of all weights: merged in float32, then rounded to `dtype`.
 
-    `backbone` is where that of the adapter lies, if not where the checkpoint says.
+    `backbone` is the place of the adapter's backbone, if it is not where the checkpoint says.
     """
     folder = checkpoint.resolve(folder)
     info = checkpoint.read_info(folder)
@@ -131,7 +131,7 @@ def merge(folder: str | Path, target: str | Path, dtype: str, backbone: str | No
     lm, method = load(folder, backbone=backbone)
     lm.merge()
     text = model_card.merged((folder / "README.md").read_text("utf-8", "replace"))
-    # The method's modules stay in float32, as they are trained.
+    # The method's modules stay in float32, in which they were trained.
     lm.causal_lm.to(backbones.DTYPES[dtype])
     return save(lm, method, target, info["run"], text)
 
@@ -144,10 +144,10 @@ def load_for_training(
     seed: int,
     load_in_4bit: bool = False,
 ) -> LatentLM:
-    """A checkpoint's weights for another stage of training, with the modules of `method`.
+    """Load a checkpoint's weights for another stage of training, with the modules of `method`.
 
-    The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
-    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights.
+    The modules are loaded if the checkpoint is of the same method, and created afresh if it is not. With `lora` the
+    checkpoint's adapter is trained further (its settings must be the same), or full weights get a new one.
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)
@@ -160,12 +160,12 @@ def load_for_training(
     if isinstance(lm.lm, PeftModel) and lora is not None:
         lora.check_same(lm.lm, folder)
     elif lora is not None:
-        # Of a Hub id the id: its folder is in this machine's cache.
+        # For a Hub id the name is the id, because its folder is in this machine's cache.
         name = str(folder if Path(path_or_id).exists() else path_or_id)
         backbone = backbones.Backbone(name, lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
-    # Modules of other names or shapes are an error there, but for those that say how they start (`Startable`).
+    # `load_modules` rejects modules of other names or shapes, except those that define how they start (`Startable`).
     if registry.rebuild(info["method"], folder).name == method.name:
         weights.load_modules(lm.extra, folder, leave_out=lm.training_only, starts=True)
     return lm
@@ -173,7 +173,7 @@ def load_for_training(
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:
     """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
-    # The global generator is left as it was: what is drawn later does not depend on the modules' sizes.
+    # The global generator is restored, so that later draws do not depend on the modules' sizes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm.add_modules(method.modules(lm))

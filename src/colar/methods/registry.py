@@ -1,4 +1,4 @@
-"""Names to methods, and values to their configs and params. A new method is one line here."""
+"""Methods by name, and their configs and params made of values. A new method is one line here."""
 
 import dataclasses
 import itertools
@@ -21,10 +21,10 @@ from colar.methods.sim_cot import SimCot
 from colar.methods.tokenskip import TokenSkip
 
 EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
-"""Words by which a server's clients ask for more or less thinking, the most first. "none" is a limit, and no value of a
+"""Reasoning efforts that a server's clients may request, the most thinking first. "none" is a limit, and no value of a
 method."""
 DEFAULT_EFFORT = "medium"
-"""Its values are the defaults where a method's own were not trained."""
+"""Effort whose values are the defaults if a method's own defaults were not trained."""
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause, Ruplar, SimCot)
@@ -40,7 +40,7 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
     """The method of a checkpoint's `method` entry ({"name", "config"}, perhaps "params" and "limits"); errors name
-    `where` it stands."""
+    its place, `where`."""
     try:
         method = build(saved["name"], saved["config"])
         method.default_params = dict(saved.get("params", {}))
@@ -52,10 +52,11 @@ def rebuild(saved: Mapping[str, Any], where: object) -> Method:
 
 
 def make_params(method: Method, values: Mapping[str, Any]) -> Any:
-    """The method's per-request values. ValueError for a key it does not have (a factor for CoT).
+    """The method's per-request values. ValueError for a key that it does not have (a factor for CoT).
 
-    Without `values` they are its `default_params`. These are one speed: any value given replaces all of them. A value
-    that neither names is the method's own default, or that of `DEFAULT_EFFORT` where this was not trained.
+    Without `values` they are its `default_params`, which together are one speed, so that any given value replaces all
+    of them. A value named by neither is the method's own default, or that of `DEFAULT_EFFORT` if the default was not
+    trained.
     """
     values = values or method.default_params
     allowed = param_names(method)
@@ -67,7 +68,7 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
 
 
 def _trained_defaults(method: Method) -> Mapping[str, Any]:
-    """The values that replace the method's own defaults where these were not trained; {} where they were."""
+    """The values that replace the method's own defaults if these were not trained; {} if they were."""
     try:
         untrained = method.check_params(method.Params()) is not None
     except ValueError:
@@ -76,11 +77,11 @@ def _trained_defaults(method: Method) -> Mapping[str, Any]:
 
 
 def efforts_of(method: Method) -> dict[str, dict[str, Any]]:
-    """The reasoning efforts, each as a trained value of the first of the method's `choices`; {} where it has none.
+    """The reasoning efforts, each as a trained value of the first of the method's `choices`; {} if it has none.
 
         trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
 
-    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
+    The five efforts are spread evenly over the values; halfway between two, the one that thinks more is taken.
     """
     efforts = {}
     for name, values in itertools.islice(method.choices().items(), 1):
@@ -92,8 +93,8 @@ def efforts_of(method: Method) -> dict[str, dict[str, Any]]:
 
 
 def possible_params(method: Method, candidates: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Those of some per-request values that the method can work with: `sequential` chooses no more tokens of a thought
-    than it was trained for."""
+    """The candidates that the method can work with, as its params: `sequential`, for example, rejects a factor above
+    those that it was trained for."""
     possible = []
     for values in candidates:
         params = make_params(method, values)
@@ -111,5 +112,5 @@ def param_names(method: Method | type[Method]) -> list[str]:
 
 
 def all_param_names() -> list[str]:
-    """Those of all methods, each once."""
+    """The per-request values of all methods, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(map(param_names, METHODS.values()))))

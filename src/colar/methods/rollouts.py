@@ -1,17 +1,17 @@
-"""Sampled outputs as tensors, and the log-probability of every action in them: what reinforcement learns from.
+"""Sampled outputs as tensors, and the log-probability of every action in them, from which reinforcement learns.
 
     fed        question ###   e1        e2        ###       a1    a2            e: thoughts, as they were fed
     action                    thought   thought   stop      a1    a2    EOS     one for each position of the row
 
-An output is a row of actions: a thought, the stop, a token of the answer. With p the LM head's softmax at the
-temperature T that the row was sampled at:
+An output is a row of actions: thoughts, the stop, and tokens of the answer. With p the LM head's softmax at the
+temperature T that the row was sampled at, their log-probs are:
 
     thought        the method's own log-prob (`ThoughtLogps`): of a token of CoT, of going on with a latent of CoLaR
     stop           log p[###]
     token a        log p[a]
 
-A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
-masked. Latents are inputs, and no gradient flows through them, unless a method makes them anew of what it chose.
+A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was not chosen, so it is
+masked. Latents are inputs without gradient, unless a method recomputes them from its choices.
 
 Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
 M positions of all rows, L thoughts of all rows.
@@ -34,12 +34,12 @@ from colar.ops import devices, ragged
 class Rollouts(Columns):
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
-    Columns on the CPU make no one wait for a GPU: lengths, and where rows have what, are known there. `question_ids`
-    ends with the opening separator. `thought_ids` are the tokens that were thought, and `latents` empty (D = 0); or
-    they are -1, for a method that thinks in latents. `group_ids` (B, K, G) are the tokens that a latent was
-    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `endings` (B, K) say how
-    draws ended such groups (`sequential.decoder.Ending`); -1 where none did. `token_ids` are
-    the answer's, EOS included where it came. `stopped` says that the method chose to stop thinking.
+    With columns on the CPU, lengths and masks are known without synchronising with a GPU. `question_ids` ends with the
+    opening separator. `thought_ids` are the tokens that were thought, with `latents` empty (D = 0), or -1 for a method
+    that thinks in latents. `group_ids` (B, K, G) are the tokens that a latent was chosen as, -1 after them; empty
+    (G = 0) for methods that choose latents otherwise. `endings` (B, K) record draws that ended such groups
+    (`sequential.decoder.Ending`); -1 if none did. `token_ids` are the answer's, EOS included if it was generated.
+    `stopped` is True if the method chose to stop thinking.
     """
 
     question_ids: Tensor
@@ -66,11 +66,11 @@ class Rollouts(Columns):
     }
 
     def action_positions(self) -> Tensor:
-        """(B,) positions that an action may stand at: thoughts, one stop, tokens."""
+        """(B,) positions that may hold an action: thoughts, one stop, tokens."""
         return self.thought_counts + 1 + self.token_lengths
 
     def n_actions(self) -> Tensor:
-        """(B,) actions chosen: a forced stop is none."""
+        """(B,) actions that were chosen, without a forced stop."""
         return self.thought_counts + self.stopped.long() + self.token_lengths
 
 
@@ -79,8 +79,8 @@ class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
     hidden (L, D) · temperature (L,) float32, the row's · latents (L, D): on the model's device. ids (L,), -1 for a
-    latent · group_ids (L, G) · endings (L,) · row (L,) index of the row that a thought belongs to: where the
-    rollouts are. A method makes its logits by `lm.reduce_logits`.
+    latent · group_ids (L, G) · endings (L,) · row (L,) index of the row that a thought belongs to: on the device of
+    the rollouts. Methods compute logits by `lm.reduce_logits`.
     """
 
     hidden: Tensor
@@ -98,7 +98,7 @@ ThoughtLogps = Callable[[ThoughtActions], tuple[Tensor, dict[str, Tensor]]]
 
 @dataclass(frozen=True)
 class Scores:
-    """`logps` (B, N), 0 where `mask` (B, N) says that nothing was chosen.
+    """`logps` (B, N), 0 where `mask` (B, N) is False because nothing was chosen.
 
     `entropy` (B,) is the mean over the answer's tokens; `logged` holds the method's own quantities, means over a
     row's thoughts (B,); nan in rows that have none.
@@ -112,22 +112,22 @@ class Scores:
 
 @runtime_checkable
 class Scorable(Protocol):
-    """A method that reinforcement can train: beside `Method` it has the log-probs of its own choices."""
+    """A method that reinforcement can train: a `Method` that also computes the log-probs of its own choices."""
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
-        """By the present weights, with gradient to them."""
+        """Log-probs by the current weights, with gradient to them."""
         ...
 
     def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
-        """By the weights that sampled, from the `info` of `think`: columns (K, ...) of one request's steps -> (K,).
+        """Log-probs by the sampling weights, from the `info` of `think`: columns (K, ...) of a request's steps -> (K,).
 
-        `stopped` (K,) bool says at which step the thinking ended.
+        `stopped` (K,) bool is True at the step that ended the thinking.
         """
         ...
 
 
 def require_scorable(method: Any) -> Scorable:
-    """The method, where it can be trained by reinforcement; a ValueError names it where it cannot."""
+    """Return the method if it can be trained by reinforcement; otherwise a ValueError names it."""
     if not isinstance(method, Scorable):
         raise ValueError(
             f"method.name {method.name} cannot be trained by grpo: its outputs have no log-probs"
@@ -140,15 +140,15 @@ def score_actions(
 ) -> Scores:
     """Log-probs of all actions, in one forward over all rows.
 
-    `latents_BKD` are fed in place of the rollouts' own, and take gradient; for latents that follow from what was
-    chosen.
+    `latents_BKD` are fed in place of the rollouts' own, and take gradient: for methods that recompute latents from
+    their choices.
     """
     N = int(rollouts.action_positions().max())
     if latents_BKD is None:
         latents_BKD = devices.send(rollouts.latents.detach(), lm.device)
     hidden_BND = _hidden(lm, rollouts, latents_BKD, N)
 
-    # Which action stands at which position of a row: thoughts, then the stop, then the answer's tokens.
+    # The actions at a row's positions: thoughts, then the stop, then the answer's tokens.
     position_N = torch.arange(N, device=rollouts.stopped.device)
     thoughts_B1 = rollouts.thought_counts[:, None]
     end_B1 = rollouts.action_positions()[:, None]
@@ -157,7 +157,7 @@ def score_actions(
     token_BN = (position_N > thoughts_B1) & (position_N < end_B1)
     mask_BN = thought_BN | stop_BN | token_BN
 
-    # Logits are made where something was chosen, and nowhere else. The stop and the answer are tokens.
+    # Logits are computed only where something was chosen. The stop and the answer are tokens.
     temperature_BN = rollouts.temperature[:, None].expand(-1, N).float()
     written_BN = stop_BN | token_BN
     closing_BK = _closing_ids(lm, rollouts).expand(-1, rollouts.thought_ids.shape[1] + 1)
@@ -171,7 +171,7 @@ def score_actions(
     )
     written_logps_M, entropy_M = lm.reduce_logits(logps_and_entropy, hidden_MD, labels_M, temperature_M)
     real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
-    # Both masks name the thoughts row by row, so that states and choices stay in step.
+    # Both masks list the thoughts row by row, so that states and choices stay aligned.
     actions = ThoughtActions(
         hidden=ragged.take_masked(hidden_BND, thought_BN),
         temperature=devices.beside(ragged.take_masked(temperature_BN, thought_BN), hidden_BND),
@@ -183,7 +183,7 @@ def score_actions(
     )
     thought_logps_L, logged_L = thought_logps(actions)
     logps_BN = ragged.put_masked(written_logps_M, written_BN)
-    # Of what was written the answer's tokens alone, without the stop.
+    # The entropy is averaged over the answer's tokens alone, without the stop.
     entropy_BN = ragged.put_masked(entropy_M, written_BN)
     logged = {}
     for name, values_L in logged_L.items():
@@ -209,10 +209,10 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
     closing_B1 = _closing_ids(lm, rollouts)
     question_BQD = lm.embed(rollouts.question_ids)
-    # Tokens of a chain are embedded again, not taken as they were fed: where embeddings are trained, the gradient
-    # reaches them.
+    # Tokens of a chain are embedded again, not taken as they were fed, so that the gradient reaches embeddings that are
+    # trained.
     fed_BKD = latents_BKD if latents_BKD.shape[-1] else lm.embed(rollouts.thought_ids)
-    # Nothing is chosen after the last token: it is not fed.
+    # Nothing is chosen after the last token, so it is not fed.
     fed_tokens_B = (rollouts.token_lengths - 1).clamp(min=0)
     fed_BTD = ragged.pack(
         (question_BQD, rollouts.question_lengths),
@@ -222,7 +222,7 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
         multiple=ragged.PAD_TO,
     )
     lengths_B = rollouts.question_lengths + rollouts.thought_counts + 1 + fed_tokens_B
-    # Outputs of one question begin alike.
+    # Outputs of one question share their start, which is then computed once.
     hidden_BTD = lm.hidden_of_rows(fed_BTD, (rollouts.question_ids, rollouts.question_lengths), lengths_B)
     return ragged.take_from(hidden_BTD, rollouts.question_lengths - 1, N)
 

@@ -20,11 +20,12 @@ the row is done when the LM head chooses ###.
 Of the paper's three priors this is "Mix", its best on average (its Table 1); a step without a result has equal shares.
 
 Departures, from the published code and the paper's Table 1; the paper's text was not read. A token that occurs twice in
-a step counts twice; the code counts it once. A step without "=" has no result (there its last number), and one without
-numbers keeps all of its tokens, so that the method learns from any text. The code leaves tokens of a
-prior of 0.01 or less out of L_kl ("KL-Focus"): here all count, because a step of words may have no other. At inference
-the `LIKELIEST` tokens are mixed, not the whole vocabulary. Where a request is sampled the stop is drawn; there it is
-always argmax. Embeddings take gradient where they are fed (there detached). Each loss is averaged within its row.
+a step counts twice; the code counts it once. A step without "=" has no result (in the code, its last number), and one
+without numbers keeps all of its tokens, so that the method learns from any text. The code leaves tokens of a prior of
+0.01 or less out of L_kl ("KL-Focus"); here all count, because a step of words may have no other. At inference the
+`LIKELIEST` tokens are mixed, not the whole vocabulary. If a request is sampled, the stop is drawn; in the code it is
+always argmax. Embeddings take gradient where they are fed (the code detaches them). Each loss is averaged within its
+row.
 
 Shape suffixes: B rows, T reasoning tokens, K steps, A answer, N likeliest tokens, V vocabulary, D width.
 """
@@ -48,13 +49,13 @@ from colar.ops.sampling import probability, sample_tokens
 from colar.template.template import Template
 
 OPERATION = r"[0-9+\-*/=.]*[0-9+\-*/=][0-9+\-*/=.]*"
-"""Tokens that the rule counts: a full stop alone is none."""
+"""Tokens that the rule counts; a full stop alone is not one of them."""
 NUMBER = r"[0-9+\-*/=.]*[0-9][0-9+\-*/=.]*"
-"""Those of them with a digit: a step has one, or is one of words."""
+"""Counted tokens with a digit; a step that has none of them is one of words."""
 EQUALS = r"[0-9+\-*/.]*=[0-9+\-*/=.]*"
-"""Those of them behind which a result follows."""
+"""Counted tokens with "=", after which a result follows."""
 LIKELIEST = 64
-"""Tokens of a soft token at inference."""
+"""Number of tokens that are mixed into a soft token at inference."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Ruplar(base.Method):
         row = super().encode(template, example, rng, epoch)
         counted = set(template.ids_matching(OPERATION))
         numbers = set(template.ids_matching(NUMBER))
-        # A step of words alone keeps them.
+        # A step of words alone keeps all of its tokens.
         steps = [
             step if numbers.isdisjoint(step) else [token for token in step if token in counted]
             for step in row.steps
@@ -95,8 +96,8 @@ class Ruplar(base.Method):
         prior_BKT, counts_B = self.priors(lm, batch)
         hidden_BTD = losses.hidden_around(lm, batch, self.mix(lm, batch, prior_BKT), counts_B)
         K, A = prior_BKT.shape[1], batch.answer_ids.shape[1]
-        # What comes next is predicted one position before it: thoughts from the question's last one on, the answer
-        # from the last thought on.
+        # Predictions are made one position ahead: thoughts from the question's last position on, the answer from the
+        # last thought on.
         opening_B = batch.question_lengths - 1
         hidden_BAD = ragged.take_from(hidden_BTD, opening_B + counts_B, A)
         answer_BA = ragged.length_mask(batch.answer_lengths, A)
@@ -110,7 +111,7 @@ class Ruplar(base.Method):
         return {"ce": ce_B, "kl": self.config.kl_weight * kl_B, "align": self.config.align_weight * align_B}
 
     def priors(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The weight of each token of the chain in each step's prior, (B, K, T) float32, and the steps, (B,)."""
+        """The weight of each chain token in each step's prior, (B, K, T) float32, and the number of steps, (B,)."""
         sizes_BK = self.group_sizes(lm, batch)
         member_BKT = grouping.members(sizes_BK, batch.chain_ids.shape[1])
 
@@ -143,12 +144,12 @@ class Ruplar(base.Method):
         return self.mix(lm, batch, prior_BKT), counts_B
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        # What stands behind a row's last step means nothing.
+        # Values after a row's last step are meaningless.
         ends_BS = torch.minimum(batch.step_sizes.cumsum(1), batch.chain_lengths[:, None])
         return ends_BS - pad(ends_BS, (1, 0))[:, :-1]
 
     def thinks_whole_chain(self, params: NoParams) -> bool:
-        # A soft token stands for all tokens of a step, and is read as the one that is nearest.
+        # A soft token stands for all tokens of a step, but is displayed as the single nearest one.
         return False
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
@@ -166,14 +167,14 @@ class Ruplar(base.Method):
 def soft_token(lm: LatentLM, logits_BV: Tensor, n: int) -> Tensor:
     """The embeddings of each row's n likeliest tokens, mixed by their probabilities: (B, D).
 
-    These tokens carry nearly all of a trained model's probability; to mix the whole vocabulary would read its table of
-    embeddings at every step.
+    These tokens carry nearly all of a trained model's probability, and mixing the whole vocabulary would read the whole
+    embedding table at every step.
     """
     likeliest = logits_BV.topk(min(n, logits_BV.shape[1]))
     probability_BN = (likeliest.values - logits_BV.logsumexp(-1, keepdim=True)).exp()
     weight_BN = probability_BN / probability_BN.sum(-1, keepdim=True)
     embeds_BND = lm.embed(likeliest.indices)
-    # The weights are float32: half-precision embeddings are added up in it too.
+    # The weights are float32, so that half-precision embeddings are summed in float32 too.
     soft_BD: Tensor = (weight_BN[..., None] * embeds_BND).sum(1)
     return soft_BD.to(embeds_BND.dtype)
 

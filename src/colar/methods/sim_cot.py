@@ -13,15 +13,15 @@ step have to hold that step, so that many latents do not become alike.
     L_decoder = mean over texts g of  mean over (tokens of text g, EOS) of -log q(token | its latents, tokens before)
 
 q is the decoder. The gradient reaches it and, through the latents, the model. Each n_latents_per_step latents have a
-text: step g; the last ones of the last stage all remaining steps; and the answer where a row has no step g. Thinking is
-Coconut's and needs no decoder: a published checkpoint does not hold it.
+text: step g, or the answer if the row has no step g; in the last stage the last text has all remaining steps. Thinking
+is Coconut's and needs no decoder, so a published checkpoint does not hold it.
 
-Departures. Those of `coconut.py`. A step's cross-entropy is a mean over its tokens, as in the code for CODI; the one
-for Coconut has their sum. The decoder starts from the weights that training starts from, CoT-SFT's in the recipes, the
-code's from the pretrained model. It reads the model's embeddings, as in the code, and shares the model's LM head, where
-the code's has one of its own: under LoRA the head is frozen, and the decoder's layers are trained in full. The code
-goes through the curriculum twice, at first without the decoder; here one run has it from the start. SIM-CoT on CODI,
-which the paper has for Llama, is not here.
+Departures. Those of `coconut.py`. A step's cross-entropy is a mean over its tokens, as in the code for CODI; the code
+for Coconut sums them. The decoder starts from the weights that training starts from, CoT-SFT's in the recipes; the
+code's starts from the pretrained model. It reads the model's embeddings, as in the code, and shares the model's LM
+head, where the code's has one of its own: under LoRA the head is frozen, and the decoder's layers are trained in full.
+The code goes through the curriculum twice, at first without the decoder; here one run has it from the start. SIM-CoT on
+CODI, which the paper has for Llama, is not implemented.
 
 Shape suffixes: B rows, G texts of a row, P texts of all rows, C latents of a text, K latents, N tokens of a text, T
 positions of the decoder, X tokens of all texts, D width.
@@ -81,22 +81,22 @@ class SimCot(Coconut):
         return {"ce": ce_B, "decoder": self.config.decoder_weight * self._decoder_loss(lm, batch, fed_BKD)}
 
     def positions(self, batch: Batch) -> Tensor:
-        # The decoder reads the latents once more, and the texts behind them.
+        # The decoder reads the latents once more, and the texts after them.
         return batch.positions() + batch.n_latents + batch.text_sizes.sum(1)
 
     def _decoder_loss(self, lm: LatentLM, batch: Batch, fed_BKD: Tensor) -> Tensor:
-        """Mean over a row's texts, (B,)."""
+        """The decoder's cross-entropy, a mean over a row's texts, (B,)."""
         C = self.config.n_latents_per_step
-        # Some rows of a batch are as wide as the batch, and may have fewer latents.
+        # Rows taken from a batch keep its padded width, but may have fewer latents.
         G = fed_BKD.shape[1] // C
         sizes_BG = batch.text_sizes[:, :G]
         ids_BGN, real_BGN = grouping.tokens_of_groups(batch.text_ids, sizes_BG)
-        # Behind a row's last text come no latents.
+        # A row has no latents after those of its last text.
         there_BG = sizes_BG > 0
         latents_PCD = ragged.take_masked(fed_BKD.reshape(-1, G, C, lm.width), there_BG)
         ids_PN, real_PN = (ragged.take_masked(values, there_BG) for values in (ids_BGN, real_BGN))
 
-        # All texts have as many latents, which stand before them, and only behind a text is padding.
+        # Every text has the same number of latents before it, and padding only after it.
         N = ids_PN.shape[1]
         padded_PN = nn.functional.pad(ids_PN, (0, ragged.round_up(C + N) - C - N))
         hidden_PTD = lm.extra["step_decoder"](torch.cat([latents_PCD, lm.embed(padded_PN)], dim=1))
@@ -107,17 +107,17 @@ class SimCot(Coconut):
 
 
 class BackboneCopy(nn.Module):
-    """All of a backbone but its embedding and its LM head, in float32: embeddings (P, T, D) -> last hidden states.
+    """A backbone without its embedding and its LM head, in float32: embeddings (P, T, D) -> last hidden states.
 
-    It starts from the weights that the backbone has now, those of an adapter added to them, and all of its weights are
-    trained, also where the backbone itself is frozen. ValueError for weights of 4 bits.
+    It starts from the backbone's current weights, with an adapter merged into them, and all of its weights are trained,
+    even if the backbone itself is frozen. ValueError for weights of 4 bits.
     """
 
     def __init__(self, lm: LatentLM) -> None:
         super().__init__()
         if getattr(lm.causal_lm, "is_loaded_in_4bit", False):
             raise ValueError("model.load_in_4bit must be false: a copy of the backbone is trained in float32")
-        # Both ends of the vocabulary are left out of the copy: they are most of a small model's weights.
+        # Embedding and LM head are left out of the copy, because they are most of a small model's weights.
         ends = (lm.causal_lm.get_input_embeddings(), lm.causal_lm.get_output_embeddings())
         twin: Any = copy.deepcopy(lm.lm, {id(end): nn.Identity() for end in ends})
         if isinstance(twin, PeftModel):
@@ -125,7 +125,7 @@ class BackboneCopy(nn.Module):
         self.body = twin.base_model.float().requires_grad_(True)
 
     def forward(self, embeds_PTD: Tensor) -> Tensor:
-        """Rows start at position 0 and are padded on the right, where causal attention does not see it."""
+        """Rows start at position 0 and are padded on the right, where causal attention does not see the padding."""
         dtype = next(self.body.parameters()).dtype
         output = self.body(inputs_embeds=embeds_PTD.to(dtype), use_cache=False)
         hidden_PTD: Tensor = output.last_hidden_state
@@ -133,9 +133,9 @@ class BackboneCopy(nn.Module):
 
 
 def texts_of(replaced: list[list[int]], n_texts: int, answer: list[int], eos_id: int) -> list[list[int]]:
-    """The texts that the latents stand for, with EOS; `answer` ends with it.
+    """The texts that the latents stand for, each ending with EOS, as `answer` does.
 
-    A step each, and the last all that are left; the answer where no step is left.
+    Each text is one step, the last text all remaining steps; the answer if no step is left.
     """
     texts = []
     for i in range(n_texts):

@@ -45,10 +45,10 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True)
 class StepConditions:
-    """Facts by which Python branches in a step, about the settings of all rows, known without reading a tensor.
+    """Facts about the settings of all rows by which Python branches in a step, known without reading a tensor.
 
-    Steps of equal conditions do the same operations, so that one CUDA graph serves them. Those of more rows than a step
-    has serve it too: they may cost a little more, and give the same.
+    Steps of equal conditions run the same operations, so that one CUDA graph serves them. The conditions of more rows
+    than a step has are valid for it too: they may cost a little more, and give the same result.
     """
 
     modes: DrawModes
@@ -62,10 +62,14 @@ class StepConditions:
     whole_numbers: frozenset[str]
     """The params whose values are all whole numbers."""
 
+    def of_tokens(self) -> "StepConditions":
+        """The conditions of a step that draws one token at `temperature`, for any params."""
+        return StepConditions(self.modes, self.modes, True, (), frozenset())
+
     @classmethod
     def of_requests(cls, requests: Sequence[RequestView]) -> "StepConditions":
-        """Those of rows that answer these requests."""
-        # Many requests have the same settings.
+        """The conditions of rows that answer these requests."""
+        # Many requests have the same settings, which are read once.
         decodings = {request.decoding for request in requests}
         distinct = {request.params for request in requests}
         settings = [vars(params) for params in distinct]
@@ -86,7 +90,7 @@ class StepConditions:
 
 @dataclass
 class ThinkState:
-    """One step of rows that think, or of rows that answer: an answer's token is chosen as a thought is.
+    """One step of rows that think, or of rows that answer, whose tokens are chosen as thoughts are.
 
     `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
     forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step):
@@ -103,13 +107,13 @@ class ThinkState:
     sample: Tensor
     make_logits: Callable[[Tensor], Tensor]
     conditions: StepConditions
-    """Those of these rows or more."""
+    """The conditions of these rows, or of these and others."""
     begun: dict[str, Tensor] = field(default_factory=dict)
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_partial_head: Callable[[tuple[int, ...]], PartialHead] | None = None
-    """The model's `partial_head` where an engine keeps them from step to step; None without an engine."""
+    """The model's `partial_head`, as an engine caches it from step to step; None if it is not cached."""
 
     @classmethod
     def of(
@@ -136,11 +140,11 @@ class ThinkState:
         return self.make_logits(self.hidden)
 
     def logits(self) -> Tensor:
-        """LM head at `hidden`, (B, V) float32; computed when first asked for."""
+        """Logits of the LM head at `hidden`, (B, V) float32; computed on first use."""
         return self._logits
 
     def uniform(self, stream: int = noise.TOKEN, place: int = 0) -> Tensor:
-        """Numbers in [0, 1), float64: the one at a place of this step's stream for each row, (B,)."""
+        """Uniform numbers in [0, 1), (B,) float64: for each row the one at a place of this step's stream."""
         return noise.uniform(noise.keys(self.seed, self.sample, self.step, stream), place + 1)[:, place]
 
     def normal(self, n: int) -> Tensor:
@@ -152,8 +156,8 @@ class ThinkState:
 class Thought:
     """The result of a step: the next thought of each row, or its stop. The embedding of a row that is done is ignored.
 
-    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at, and for
-    reinforcement to learn from. A method that ends by its number of thoughts leaves `info` empty: a stop with an info
+    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) for inspection and
+    for reinforcement. A method that thinks a fixed number of times leaves `info` empty, because a stop with an info
     counts as chosen.
     """
 
@@ -164,11 +168,11 @@ class Thought:
 
 
 def token_thought(lm: LatentLM, state: ThinkState, end_id: int) -> Thought:
-    """Choose a token as a thought; `end_id` is done."""
+    """Choose a token as a thought; a row that chooses `end_id` is done."""
     ids_B = sample_tokens(
         state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
     )
-    # Over the whole vocabulary: only where it is read.
+    # A softmax over the whole vocabulary, so it is computed only if it is read.
     info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
     return Thought(lm.embed(ids_B), ids_B == end_id, ids_B, info)
 
@@ -184,7 +188,7 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
 
 
 def sampling_columns(requests: Sequence[RequestView], device: torch.device) -> dict[str, Any]:
-    """The columns (B,) of a `ThinkState` by which its requests draw, by name, on the device."""
+    """The columns (B,) of a `ThinkState` with its requests' sampling settings, by name, on the device."""
     decodings = [request.decoding for request in requests]
     columns = _float_columns(decodings, ("temperature", "top_p", "latent_temperature"), device)
     for name in ("seed", "sample"):

@@ -5,18 +5,18 @@ in LLMs", sections 3 and 4).
     question (Tokens kept: 0.5) ###  t1       t4    t6   ###  answer EOS
 
 Every token of a chain gets an importance once, before training: its surprisal -log p(token | question, tokens before)
-by the backbone itself; the higher, the longer it stays. For a row a ratio r is drawn from `ratios`, the ceil(r L_r)
-most important of its L_r tokens are kept in their order, the prompt names r, and the row is trained as CoT is:
+by the backbone itself. For a row a ratio r is drawn from `ratios`, the ceil(r L_r) tokens of highest importance among
+its L_r are kept in their order, the prompt names r, and the row is trained as CoT is:
 
     L = mean over (kept tokens, ###, answer, EOS) of -log p(token)
 
 At inference a request names its `ratio`, and the chain is thought in tokens.
 
-Departures. The paper scores by LLMLingua-2; the backbone's own surprisal needs no other weights. It compresses chains
-that the model itself wrote and answered right; here they are the data set's, as for every method. It writes the ratio
-between EOS tokens; here it is in the prompt's speed slot, at ratio 1 as well. Its threshold is a percentile of the
-scores; ours counts, earlier tokens first where scores are equal. Ratios are drawn anew at each epoch. Rows without
-scores (held-out ones) keep their whole chain and say so: their ratio is 1.
+Departures. The paper scores by LLMLingua-2; the backbone's own surprisal needs no other weights. The paper compresses
+chains that the model itself wrote and answered right; here they are the data set's, as for every method. The paper
+writes the ratio between EOS tokens; here it is in the prompt's speed slot, at ratio 1 as well. The paper's threshold is
+a percentile of the scores; ours is a count, with earlier tokens first among equal scores. Ratios are drawn anew at each
+epoch. Rows without scores (held-out ones) keep their whole chain, and their prompt names ratio 1.
 
 Shape suffixes: B rows, N chain tokens, T positions, M positions of all rows.
 """
@@ -40,9 +40,9 @@ from colar.ops import devices, ragged
 from colar.template.template import Template
 
 ROWS = 32
-"""Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
+"""Rows scored at once. Processes divide batches, not rows, so that a score is the same to the last bit."""
 POSITIONS = 2**15
-"""Most positions, padding included, that are scored at once: a batch of longer rows is taken in parts."""
+"""Most positions, padding included, that are scored at once; a batch of longer rows is scored in parts."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TokenSkipConfig:
 
 @dataclass(frozen=True)
 class ScoredExample(Example):
-    """An example whose chain has been scored, a number for each of its tokens."""
+    """An example whose chain has been scored, with a number for each of its tokens."""
 
     importance: tuple[float, ...] = ()
 
@@ -84,12 +84,12 @@ class TokenSkip(Cot):
     Params: ClassVar[type] = TokenSkipParams
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        """Score the chains, when the rows are taken. One whose whole row exceeds the context stays without scores:
-        it keeps its whole chain, and is left out as too long."""
+        """Score the chains, when the rows are iterated. A chain whose whole row exceeds the context gets no scores: the
+        row keeps its whole chain, and is left out as too long."""
         rows = list(examples)
-        # At each epoch a ratio is drawn, which may be 1.
+        # Checked with the whole chain, because the ratio that is drawn at each epoch may be 1.
         fits = [len(self.encode(lm.template, row, Random(0), 0.0)) <= lm.context for row in rows]
-        # Before any update: the surprisal is that of the model to start from, in a resumed run as well.
+        # Before any update, so that the surprisal is that of the model to start from, in a resumed run as well.
         scores = iter(surprisal(lm, list(itertools.compress(rows, fits))))
         for row, is_scored in zip(rows, fits, strict=True):
             yield ScoredExample(**vars(row), importance=next(scores)) if is_scored else row
@@ -101,11 +101,11 @@ class TokenSkip(Cot):
         return base.warning_if_untrained("ratio", params.ratio, self.config.ratios)
 
     def thinks_whole_chain(self, params: TokenSkipParams) -> bool:
-        # Which tokens a smaller share would have kept is not known of a question that was not scored.
+        # For a question that was not scored, the tokens that a smaller share would have kept are not known.
         return params.ratio == 1
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        # A high ratio keeps most of the chain.
+        # A high ratio keeps most of the chain, so it comes first.
         return {"ratio": sorted(set(self.config.ratios), reverse=True)}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
@@ -118,10 +118,10 @@ class TokenSkip(Cot):
 
 
 def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:
-    """The ceil(ratio * n) most important of a chain's n tokens, in order; a step that has lost all is gone."""
+    """The ceil(ratio * n) most important of a chain's n tokens, in order; steps left empty are dropped."""
     n = len(importance)
     assert n == sum(map(len, steps)), "a score for each token"
-    # 0.6 x 5 is a rounding error above 3: it must not keep a fourth token.
+    # 0.55 x 100 is a rounding error above 55, which must not keep a 56th token.
     count = math.ceil(ratio * n - 1e-9)
     by_importance = sorted(range(n), key=lambda i: (-importance[i], i))
     return base.keep_tokens(steps, set(by_importance[:count]))
@@ -145,7 +145,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[tuple[float, ..
                 scores += _surprisal(lm, Batch.collate(rows[start : start + at_once]))
             yield scores
 
-    # Dropout would make the scores a matter of chance.
+    # Dropout would make the scores random.
     with lm.evaluating():
         return list(itertools.chain.from_iterable(processes.split_and_gather(batches, work)))
 

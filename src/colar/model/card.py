@@ -7,12 +7,13 @@ from typing import Any
 
 import yaml
 
+from colar.checks import is_number
 from colar.model.backbones import HUB_IDS
 from colar.model.latent_lm import LatentLM
 
 ADAPTER = "LoRA adapter"
 MERGED = "a LoRA adapter, merged into all weights"
-"""The card's words for the weights."""
+"""Descriptions of the weights in the card."""
 
 
 def text(
@@ -23,9 +24,9 @@ def text(
 ) -> str:
     """Front matter and sections.
 
-    `method` is what the model was trained with: its "name", and those values of its config that are to be shown. The
-    recipe's own section lacks what came along with the weights it started from. `run` is the run's record as in
-    colar.json; a key that it lacks leaves its section out. `params` are per-request values for the card's command.
+    `method` has the "name" of the method and the values of its config that are to be shown: the recipe's method
+    section lacks values that came with the weights it started from. `run` is the run's record as in colar.json; the
+    section of a missing key is left out. `params` are per-request values for the card's command.
     """
     recipe = run.get("recipe") or {}
     name = str(method["name"])
@@ -44,14 +45,14 @@ def text(
         _section("Method", _json(method)),
         _section("Data", _json(_public(recipe.get("data")))),
     ]
-    if "training" in run:
+    if isinstance(run.get("training"), dict):
         lora = (recipe.get("model") or {}).get("lora")
         parts.append(_section("Training", _json({"lora": lora, **run["training"]})))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def merged(adapters_card: str) -> str:
-    """The card of an adapter as that of the weights that it was merged into; what a user has written stays."""
+    """An adapter's card, changed into the card of the merged weights; text that a user has written stays."""
     front, body = "", adapters_card
     if adapters_card.startswith("---\n"):
         front, end, body = adapters_card.partition("\n---\n")
@@ -65,7 +66,7 @@ def merged(adapters_card: str) -> str:
 def _front_matter(lm: LatentLM, method: str) -> str:
     """The YAML that the Hub reads: library, base model, tags."""
     front: dict[str, Any] = {"library_name": "colar", "pipeline_tag": "text-generation"}
-    # The Hub wants an id of its own; `tiny` and a folder of this machine are none.
+    # `base_model` must be a Hub id, which `tiny` and a folder of this machine are not.
     base = HUB_IDS.get(lm.name, lm.name)
     is_hub_id = base.count("/") == 1 and base[0] not in "./~" and not Path(lm.name).exists()
     if is_hub_id:
@@ -79,7 +80,7 @@ def _front_matter(lm: LatentLM, method: str) -> str:
 
 
 def _use(params: Mapping[str, Any]) -> str:
-    """The command that asks the model, with its per-request values."""
+    """The command that asks the model a question, with its per-request values."""
     options = "".join(f" --{name} {value:g}" for name, value in params.items())
     return (
         "## How to use\n\nWith colar installed:\n\n```sh\n"
@@ -95,9 +96,9 @@ def _metrics(run: Mapping[str, Any]) -> str:
         return "None: the weights are those at the end of training." if "step" in run else ""
     lines = ["| metric | value |", "|---|---|"]
     for name, value in sorted(metrics.items()):
-        lines.append(f"| {name} | {value:.4g} |")
+        lines.append(f"| {name} | {f'{value:.4g}' if is_number(value) else value} |")
     note = "`length` is #L, the mean number of embeddings between question and answer."
-    if run.get("epoch") is not None:
+    if is_number(run.get("epoch")) and "step" in run:
         note = f"At step {run['step']}, epoch {run['epoch']:.2f}; {note}"
     return "\n".join([*lines, "", note])
 

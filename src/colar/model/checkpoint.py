@@ -6,7 +6,7 @@
     adapter_*.{json,safetensors}  or  config.json + model*.safetensors      Hugging Face's own layouts
     tokenizer files (none where an adapter takes its backbone's), README.md (the model card)
 
-Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save leaves the old one.
+No file is a pickle. Folders are replaced as a whole, so that a kill during a save leaves the old one.
 """
 
 import dataclasses
@@ -58,12 +58,12 @@ def save(
     """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
 
     `method` is the entry that `registry.rebuild` takes; `run` says how it was trained (JSON); `card` is README.md.
-    Modules in `lm.training_only` are not written. `gathered` are the weights where `lm` has only a share.
+    Modules in `lm.training_only` are not written. `gathered` are the whole weights if `lm` has only a share.
     """
     folder = Path(folder)
     with _replacing(folder) as partial:
         weights.save(lm, partial, lm.training_only, gathered)
-        # Many tokenizers have no tokenizer.json; some name files that they have not written.
+        # Many tokenizers have no tokenizer.json; some return names of files that they have not written.
         written = [Path(path) for path in lm.tokenizer.save_pretrained(partial)]
         files.write_json(partial / "template.json", lm.template.to_json())
         files.write_text(partial / "README.md", card)
@@ -84,7 +84,7 @@ def save(
 
 
 def check_replaceable(folder: str | Path) -> None:
-    """Reject a folder of other things: a checkpoint replaces all that is there."""
+    """Reject a folder of anything else than a checkpoint, because saving one replaces the whole folder."""
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -98,8 +98,8 @@ def check_replaceable(folder: str | Path) -> None:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """`files.replace_folder`, with an OSError for weights that cannot be written: safetensors has an error of its own
-    for a full disk."""
+    """`files.replace_folder`, with an OSError for weights that cannot be written: safetensors raises an error of its
+    own for a full disk."""
     try:
         with files.replace_folder(folder) as partial:
             yield partial
@@ -108,18 +108,18 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
-    """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is, the
-    method's modules included."""
+    """Copy the checkpoint in `folder` to `target`, with its floating-point weights in `dtype`. All else, the method's
+    modules included, is copied unchanged."""
     folder = resolve(folder)
     target = Path(target)
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
     with _replacing(target) as partial:
-        # Not what else lies below it: a clone's .git, for instance.
+        # Other subfolders are not copied: a clone's .git, for instance.
         for path in sorted({*folder.iterdir(), *(folder / name for name in info["tokenizer"])}):
             copied = partial / path.relative_to(folder)
             copied.parent.mkdir(parents=True, exist_ok=True)
-            # The method's modules are small, and float32 in every dtype of the backbone.
+            # The method's modules are small, and stay in float32 for every dtype of the backbone.
             if path.suffix == ".safetensors" and path.name != weights.MODULES:
                 state = weights.read(path)
                 for key, value in state.items():
@@ -147,7 +147,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     _check_keys(info, INFO_KEYS, path)
     _check_keys(info["method"], METHOD_KEYS, f"{path}: method")
     check_choice(f"{path}: weights", info["weights"], ["adapter", "full"])
-    # In earlier versions the seed of the run was the backbone's.
+    # Earlier versions used the run's seed for the backbone.
     info.setdefault("backbone_seed", info["run"].get("seed", 0))
 
     is_full = info["weights"] == "full"
@@ -165,7 +165,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 
 def check_folder(folder: str | Path) -> Path:
-    """The path of a folder that holds colar.json; ValueError says what lies there instead."""
+    """The path of a folder that holds colar.json; ValueError names what is there instead."""
     folder = Path(folder)
     if not folder.exists():
         raise ValueError(f"no checkpoint at {folder}: there is no such folder")
@@ -174,7 +174,7 @@ def check_folder(folder: str | Path) -> Path:
     if (folder / "colar.json").exists():
         return folder
 
-    # Other folders that people name.
+    # Other folders that users pass by mistake.
     if (folder / "recipe.json").exists() or (folder / "recipe.yaml").exists():
         kind = "it is the folder of a run that has published no best/ yet: the same command resumes it"
     elif (folder / "trainer_state.json").exists():
@@ -191,25 +191,25 @@ def load(
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
-    `backbone` overrides where an adapter's backbone is searched (a local copy, for instance). ValueError names
-    the file that is missing or broken, a backbone other than the one the adapter was trained on, and one that is given
-    for full weights. `load_in_4bit` is for training an adapter (`quantized.py`).
+    `backbone` overrides the folder or Hub id of an adapter's backbone (with a local copy, for instance). ValueError for
+    a missing or broken file, which it names, for a backbone other than the one the adapter was trained on, and for a
+    `backbone` given for full weights. `load_in_4bit` is for training an adapter (`quantized.py`).
     """
     folder = Path(folder)
     info = read_info(folder)
-    # Before any library reads them: their errors do not name the file.
+    # Checked before any library reads the files, because libraries' errors do not name the file.
     for path in sorted(folder.iterdir()):
         if path.name != TOKENIZER:
             _check_readable(path)
-    # With all weights the folder is its own backbone. An adapter's comes from elsewhere, and may be another model of
-    # the same shape. The weights of `tiny` are drawn from a seed.
+    # A folder with all weights is its own backbone. An adapter's backbone comes from elsewhere, and may be another
+    # model of the same shape. The weights of `tiny` are drawn from a seed.
     is_full = info["weights"] == "full"
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
     saved = files.read_json(folder / "template.json")
     _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
-    # Before the backbone, which may have to be downloaded. An adapter may take its backbone's tokenizer.
+    # Loaded before the backbone, which may have to be downloaded. An adapter may take its backbone's tokenizer.
     tokenizer = _load_tokenizer(folder) if info["tokenizer"] else None
     template = None if tokenizer is None else Template.from_json(saved, tokenizer)
     try:
@@ -233,7 +233,7 @@ def load(
         )
     if load_in_4bit:
         quantized.quantize_below_adapter(loaded.lm)
-    # It keeps the name of the backbone that training began with, where it is that one.
+    # Keep the name of the backbone that training began with, unless no fingerprint shows that it is the same one.
     known = info["backbone"] if is_full or info["fingerprint"] else loaded.name
     lm = LatentLM(dataclasses.replace(loaded, name=known), template)
     if is_full:
@@ -248,7 +248,7 @@ def resolve(path_or_id: str | Path) -> Path:
     """The folder of a path or Hub id: a run's folder stands for the checkpoint in it, `best`; a Hub id is downloaded
     into the Hub's cache; any other path is returned as it is.
 
-    ValueError where it can only be a Hub id and the Hub does not answer, does not know it, or has another model. A path
+    ValueError if it can only be a Hub id and the Hub does not answer, does not know it, or has another model. A path
     is not checked here: `read_info` and `check_folder` do that.
     """
     folder = Path(path_or_id)
@@ -258,20 +258,20 @@ def resolve(path_or_id: str | Path) -> Path:
     # A Hub id is OWNER/NAME; anything else can only be a path.
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder
-    # Where a folder is called OWNER, it is a path with a mistake in it: the Hub would take half a minute to refuse it.
+    # If there is a folder OWNER, this is a mistyped path, which the Hub would take half a minute to refuse.
     if folder.parent.is_dir():
         return folder
     try:
-        # First that one alone: the weights of another model may be many gigabytes.
+        # Fetch colar.json alone first, because the weights of another model may be many gigabytes.
         hf_hub_download(text, "colar.json")
         return Path(snapshot_download(text))
     except (OSError, HFValidationError) as error:
-        # A local one says that the Hub does not answer.
+        # LocalEntryNotFoundError means that the Hub does not answer.
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise ValueError(
                 f"{text} on the Hub lacks colar.json: colar has not trained it (model.backbone of a recipe takes it)"
             ) from error
-        # The Hub's client explains itself in several lines.
+        # Errors of the Hub's client have several lines.
         reason = " ".join(str(error).split())
         raise ValueError(
             f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}"
@@ -279,9 +279,9 @@ def resolve(path_or_id: str | Path) -> Path:
 
 
 def digest(folder: Path) -> str:
-    """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
+    """Digest of a checkpoint (weights, method, prompt), 16 hex digits. ValueError names what is there in its place."""
     info = read_info(folder)
-    # Without the run: how long it took is in there, and weights published again are the same weights.
+    # Without `run`, which has the run's duration: weights that are published again must have the same digest.
     settings = {key: info[key] for key in INFO_KEYS if key != "run"} | {"seed": info["backbone_seed"]}
     texts = [folder / name for name in ("template.json", TOKENIZER)]
     paths = sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)])
@@ -302,11 +302,11 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint. ValueError where its file is damaged."""
+    """The tokenizer of a checkpoint. ValueError if its file is damaged."""
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception:
-        # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
+        # The file holds the whole vocabulary and is slow to read twice, so it is checked only after a failure.
         if (folder / TOKENIZER).exists():
             _check_readable(folder / TOKENIZER)
         with in_library(f"the tokenizer of {folder} cannot be loaded"):

@@ -1,11 +1,11 @@
-"""RMS norms and gated MLPs of fewer operations, which also keep less for the backward pass, in place of a backbone's.
+"""Replacements of a backbone's RMS norms and gated MLPs: fewer operations, and less saved for the backward pass.
 
                     transformers keeps                             here
     RMS norm        its input in float32                           its input as it came
     gated MLP       gate, act(gate), up, their product             gate, up, their product
 
-On a GPU the norm is torch's own kernel: one operation in place of eight. A module is replaced only where both give the
-same numbers, up to rounding. Compiled layers need none of this: the compiler does as much.
+On a GPU the norm is torch's own kernel: one operation in place of eight. A module is replaced only if both give the
+same numbers, up to rounding. Compiled layers do not need this, because the compiler saves as much.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def fused(causal_lm: PreTrainedModel) -> Iterator[None]:
 def _forward_for(module: Any) -> Callable[[Tensor], Tensor] | None:
     if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), Tensor):
         return functools.partial(_norm, module)
-    # Seed-OSS' MLP drops out in training, where the two are not compared.
+    # Seed-OSS' MLP has dropout in training mode, in which the two are not compared.
     drops = any("dropout" in name for name in (*vars(module), *dict(module.named_children())))
     if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")) and not drops:
         return functools.partial(_gated_mlp, module)
@@ -61,13 +61,13 @@ def _is_same(module: Any, forward: Callable[[Tensor], Tensor], causal_lm: PreTra
     try:
         return torch.allclose(forward(x), module(x), rtol=tolerance, atol=tolerance)
     except Exception:
-        # An architecture's own arguments or shapes, or a release of torch without the kernel.
+        # The architecture has its own arguments or shapes, or this release of torch lacks the kernel.
         return False
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
     weight, eps = module.weight, module.variance_epsilon
-    # Outside autocast, which would have it return float32.
+    # Autocast is disabled because it would make the kernel return float32.
     if x.is_cuda and x.dtype == weight.dtype:
         with torch.autocast("cuda", enabled=False):
             return nn.functional.rms_norm(x, weight.shape, weight, eps)
@@ -82,7 +82,7 @@ def _gated_mlp(module: Any, x: Tensor) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """weight * x / sqrt(mean(x^2) + eps), in float32 but for the last product, as Llama has it."""
+    """weight * x / sqrt(mean(x^2) + eps), in float32 except for the last product, as in Llama."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -107,7 +107,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """act(gate) * up; the activation is computed again in the backward pass."""
+    """act(gate) * up; the activation is recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:

@@ -9,10 +9,10 @@
 
 Logits are the largest tensors of an update: 37,035 labels of a vocabulary of 128,256 are 19 GB in float32, and a
 softmax with its gradient requires three times that. A position's value depends on its own hidden state alone, so its
-derivative is known as soon as the value is, and the backward pass only scales it. Nothing is computed twice (Liger's
-fused cross-entropy does likewise). There is no second derivative.
+derivative is known as soon as the value is, and the backward pass only scales it. Nothing is computed twice (as in
+Liger's fused cross-entropy). There is no second derivative.
 
-A head that is trained itself has no such derivatives: the backward pass makes each chunk's logits once more
+If the head itself is trained, there are no such derivatives: the backward pass recomputes each chunk's logits
 (torch.utils.checkpoint), which costs a product with the LM head.
 
 torch's own `linear_cross_entropy` takes a bare weight and one label a position: no adapter on the head, no cap or scale
@@ -38,20 +38,20 @@ from colar.ops import devices
 CHUNK_BYTES = 2**28
 """Bytes of a chunk's logits in float32; their gradient needs about two more such tensors."""
 CHUNK_BYTES_ON_CPU = 2**24
-"""The same on a CPU with a head that is not trained. Its allocator gives larger blocks back to the system, and to have
-them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as long."""
+"""The same on a CPU with a head that is not trained. The CPU's allocator returns larger blocks to the system, and
+allocating them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as long."""
 
 Values = tuple[Tensor, ...]
 ValuesOf = Callable[..., Values]
-"""Hidden states (C, D) or logits (C, V), and columns (C, ...) -> tensors (C,), each position's by itself alone."""
+"""Hidden states (C, D) or logits (C, V), and columns (C, ...) -> tensors (C,): each position's value, from it alone."""
 
 
 @dataclass(frozen=True)
 class PartialHead:
-    """An LM head's weights of some tokens, in ascending order of their ids, as they were when they were gathered.
+    """An LM head's weights of some tokens, in ascending order of their ids, with the values that they had at `gather`.
 
-    Without a weight the head is more than one product (a LoRA adapter lies on it): the logits of all ids are made
-    there, and these taken.
+    `weight_SD` is None if the head is more than one product (it has a LoRA adapter, for instance): then the head
+    computes the logits of all ids, and those of these tokens are selected.
     """
 
     ids_S: Tensor
@@ -61,24 +61,24 @@ class PartialHead:
 
     @classmethod
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> "PartialHead":
-        """The head's weights of these tokens. Gradients go through them to the head."""
+        """The head's weights of these tokens. Gradients flow through them to the head."""
         ids_S, ids_on_cpu_S = devices.constant(ids, device), torch.tensor(ids)
-        # An adapter on it, or a quantised weight, computes something else than x W^T + b.
+        # A head with an adapter, or with a quantised weight, computes something else than x W^T + b.
         if type(head) is not nn.Linear:
             return cls(ids_S, ids_on_cpu_S)
         return cls(ids_S, ids_on_cpu_S, head.weight[ids_S], None if head.bias is None else head.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of each of some ids among the tokens, and True where it has one, both of the shape of `ids`."""
-        # Where the ids are, so is the result.
+        """The index of each id among the tokens, and True where the id is one of them; both have the shape of `ids`."""
+        # The result is on the device of `ids`.
         listed_S = self.ids_on_cpu_S if ids.device.type == "cpu" else self.ids_S
         place = torch.searchsorted(listed_S, ids).clamp(max=len(listed_S) - 1)
         return place, listed_S[place] == ids
 
 
 def head_logits(causal_lm: PreTrainedModel, hidden: Tensor, part: PartialHead | None = None) -> Tensor:
-    """(..., D) -> (..., V) or (..., S) float32: the LM head, or a part of it, and what some families do after it:
-    Cohere and Granite scale logits, Gemma 2 caps them."""
+    """(..., D) -> (..., V) or (..., S) float32: the LM head, or a part of it, and the steps that follow in some
+    families: Cohere and Granite scale logits, Gemma 2 caps them."""
     config = causal_lm.config.get_text_config()
     logits: Tensor
     if part is None:
@@ -103,7 +103,7 @@ def head_logits(causal_lm: PreTrainedModel, hidden: Tensor, part: PartialHead | 
 def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...], size: int) -> Values:
     """`values_of(hidden_XD, *columns)`, computed `size` positions at a time.
 
-    `columns` are (X, ...), without gradient. Values and gradients are those of one piece, up to rounding.
+    `columns` are (X, ...), without gradient. Values and gradients equal those of a single call, up to rounding.
     """
     if len(hidden_XD) <= size:
         return values_of(hidden_XD, *columns)
@@ -152,7 +152,7 @@ class _WithDerivatives(torch.autograd.Function):
 
 
 def _with_derivatives(of_chunk: ValuesOf, hidden_CD: Tensor, *columns: Tensor) -> tuple[Values, Values]:
-    """A chunk's values (C,), and the derivative of each by the hidden states, (C, D); (0,) of one without gradient."""
+    """A chunk's values (C,), and the derivative of each by the hidden states, (C, D); (0,) if it has no gradient."""
     hidden_CD = hidden_CD.detach().requires_grad_()
     derivatives = []
     with torch.enable_grad():
@@ -161,7 +161,7 @@ def _with_derivatives(of_chunk: ValuesOf, hidden_CD: Tensor, *columns: Tensor) -
             assert value_C.dim() == 1, "a position's value is one number"
             derivative = hidden_CD.new_zeros(0)
             if value_C.requires_grad:
-                # A position's value depends on it alone: the sum's gradient there is its derivative.
+                # A position's value depends on that position alone, so the sum's gradient there is its derivative.
                 (derivative,) = torch.autograd.grad(
                     value_C.sum(), hidden_CD, retain_graph=value_C is not values[-1]
                 )
@@ -170,36 +170,36 @@ def _with_derivatives(of_chunk: ValuesOf, hidden_CD: Tensor, *columns: Tensor) -
 
 
 def _split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
-    """All tensors in chunks of at most `size` positions, of one size but the last: a short one needs own kernels."""
+    """All tensors in chunks of at most `size` positions, of one size but the last: a short one needs new kernels."""
     count = len(tensors[0])
     even = math.ceil(count / math.ceil(count / size))
     return list(zip(*(torch.split(tensor, even) for tensor in tensors), strict=True))
 
 
 def _joined(chunks: list[Values]) -> Values:
-    """The tensors of all chunks end to end."""
+    """The tensors of all chunks, concatenated."""
     return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
 
 
 def default_chunk_bytes(head: nn.Module) -> int:
-    """Bytes of a chunk of this LM head's logits, where the model's `chunk_bytes` names none."""
+    """Bytes of a chunk of this LM head's logits, for a model whose `chunk_bytes` is None."""
     weights = list(head.parameters())
-    # Chunks of a head that is trained cost one more product with it: the fewer, the better.
+    # Chunks of a head that is trained cost one more product with the head, so the fewer, the better.
     trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
     on_cpu = weights[0].device.type == "cpu"
     return CHUNK_BYTES_ON_CPU if on_cpu and not trained else CHUNK_BYTES
 
 
 def positions_of(chunk_bytes: int, vocabulary: int) -> int:
-    """The positions whose float32 logits fit into these bytes; at least 1."""
+    """Number of positions whose float32 logits fit into these bytes; at least 1."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 
 def uncached_autocast(device: str) -> torch.autocast:
-    """Autocast as it is, without its cache.
+    """Autocast with its current settings, without its cache.
 
-    All chunks would share the cache's bfloat16 copy of the LM head, and add up their gradients in bfloat16. With a copy
-    each they are added in the weight's own dtype.
+    With the cache, all chunks would share one bfloat16 copy of the LM head and accumulate their gradients in bfloat16.
+    With a copy for each chunk, gradients are accumulated in the weight's own dtype.
     """
     return torch.autocast(
         device,

@@ -1,4 +1,4 @@
-"""`LatentLM`: a Hugging Face causal LM taken apart where latents go in and come out.
+"""`LatentLM`: a Hugging Face causal LM, split where latents go in and come out.
 
     ids --embed--> embeddings --hidden--> last hidden states --logits--> vocabulary
                       ^  latents enter here       |
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -45,7 +46,7 @@ class LatentLM(nn.Module):
         self.backbone_seed = backbone.seed
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         self.quantization: str | None = None
-        """int8 or int4 where its linears were quantised for inference (`quantized.py`)."""
+        """int8 or int4 if its linears were quantised for inference (`quantized.py`)."""
         self.loaded_attention: str = self.config._attn_implementation
         """The attention implementation at load: training may have replaced it by one that the engine cannot use."""
         template.limit_to(self.vocabulary_size)
@@ -57,9 +58,9 @@ class LatentLM(nn.Module):
         self.extra = nn.ModuleDict()
         """The modules of the method."""
         self.training_only: frozenset[str] = frozenset()
-        """Names of those that a published checkpoint leaves out."""
+        """Names of the method's modules that a published checkpoint leaves out."""
         self.chunk_bytes: int | None = None
-        """Of a chunk's logits (`head.py`); None: what suits the head and its device."""
+        """Bytes of a chunk's logits (`head.py`); None: the default for the head and its device."""
         self.packs_rows = False
         """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
         self.idle_graphs: Any = None
@@ -69,14 +70,14 @@ class LatentLM(nn.Module):
     def from_backbone(
         cls, backbone: Backbone, template: TemplateConfig | None = None, lora: LoraSettings | None = None
     ) -> "LatentLM":
-        """Wrap a fresh backbone. ValueError where the template does not fit its tokenizer."""
+        """Wrap a fresh backbone. ValueError if the template does not fit its tokenizer."""
         return cls(backbone, Template(template or TemplateConfig(), backbone.tokenizer), lora)
 
-    # What the parts are
+    # Parts
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """The Hugging Face model, inside its adapter where there is one."""
+        """The Hugging Face model, inside its adapter if there is one."""
         return self.lm.get_base_model() if isinstance(self.lm, PeftModel) else self.lm
 
     @property
@@ -99,7 +100,7 @@ class LatentLM(nn.Module):
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows of the embedding: ids that the model knows, spare ones included."""
+        """Number of rows of the embedding, spare ids included."""
         return len(self.causal_lm.get_input_embeddings().weight)
 
     @property
@@ -107,7 +108,7 @@ class LatentLM(nn.Module):
         """The most positions of a row."""
         return context_of(self.config)
 
-    # What it computes
+    # Computation
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
@@ -124,17 +125,17 @@ class LatentLM(nn.Module):
         """Last hidden states after the final norm, (B, T, D).
 
         Without mask and positions, rows start at position 0 and are padded on the right, where causal
-        attention keeps padding from being seen. With a `cache` it is extended in place.
+        attention keeps padding from being seen. A `cache` is extended in place.
         """
         hidden: Tensor = self._forward(embeds_BTD, attention_mask, position_ids, cache).last_hidden_state
         return hidden
 
     def hidden_of_rows(self, embeds_BTD: Tensor, starts: tuple[Tensor, Tensor], lengths_B: Tensor) -> Tensor:
-        """`hidden` of right-padded rows, (B, T, D), with what rows share at their starts computed once; rows are packed
-        where `packs_rows` is set.
+        """`hidden` of right-padded rows, (B, T, D), with the beginnings that rows share computed once; rows are packed
+        if `packs_rows` is set.
 
-        `starts` are the ids (B, L) that rows begin with, and how many each has (B,); `lengths_B` are the rows' whole
-        lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
+        `starts` are the ids (B, L) that rows begin with, and their number in each row (B,); `lengths_B` are the rows'
+        whole lengths. Rows of equal ids must have equal embeddings there. Values in a row's padding are meaningless.
         """
         if self.why_no_trees() is not None:
             return self.hidden(embeds_BTD)
@@ -147,7 +148,7 @@ class LatentLM(nn.Module):
 
     def why_no_trees(self) -> str | None:
         """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
-        # The attention implementation may have been set since.
+        # The attention implementation may have changed since the probe.
         return self._why_no_trees or masks.why_no_masks(self.causal_lm)
 
     def layers(
@@ -170,7 +171,7 @@ class LatentLM(nn.Module):
         cache: Cache | None,
         **wanted: bool,
     ) -> Any:
-        # The base model, without its LM head: logits are taken later, at the positions that need them.
+        # The base model, without its LM head: logits are computed later, at the positions that need them.
         return self.causal_lm.base_model(
             inputs_embeds=embeds_BTD,
             attention_mask=attention_mask,
@@ -187,15 +188,15 @@ class LatentLM(nn.Module):
     def reduce_logits(
         self, reduce: ValuesOf, hidden_XD: Tensor, *columns: Tensor, part: PartialHead | None = None
     ) -> tuple[Tensor, ...]:
-        """`reduce(logits(hidden_XD, part), *columns)` in the memory of a chunk of its positions (`head.py`).
+        """`reduce(logits(hidden_XD, part), *columns)`, with the logits of one chunk in memory at a time (`head.py`).
 
-        `columns` are (X, ...), without gradient. `reduce` returns tensors (X,), and sees some positions at a time.
+        `columns` are (X, ...), without gradient. `reduce` returns tensors (X,), and is called on a chunk at a time.
         """
 
         def values_of(hidden_CD: Tensor, *chunk: Tensor) -> tuple[Tensor, ...]:
             return reduce(self.logits(hidden_CD, part), *chunk)
 
-        # Without weights of its own a part is taken from the logits of the whole vocabulary.
+        # A part without weights of its own is selected from the logits of the whole vocabulary.
         count = self.vocabulary_size if part is None or part.weight_SD is None else len(part.ids_S)
         chunk_bytes = self.chunk_bytes or default_chunk_bytes(self.causal_lm.get_output_embeddings())
         return in_chunks(values_of, hidden_XD, columns, positions_of(chunk_bytes, count))
@@ -210,7 +211,7 @@ class LatentLM(nn.Module):
     def embedding_table(self) -> Tensor:
         """The embedding module's output for every id, (V, D)."""
         embedding = self.causal_lm.get_input_embeddings()
-        # A plain embedding returns its weights as they are: no copy of the table. A subclass may scale them (Gemma).
+        # A plain embedding returns its weights unchanged: the table is not copied. A subclass may scale them (Gemma).
         if type(embedding) is nn.Embedding:
             weight: Tensor = embedding.weight
             return weight
@@ -230,11 +231,11 @@ class LatentLM(nn.Module):
         mean = total / count
         return float((squares / count - mean**2) ** 0.5)
 
-    # What is trained
+    # Training
 
     def decoder_layers(self) -> list[nn.Module]:
-        """The backbone's stack of layers. ValueError where it has none."""
-        # Families name it differently (layers, h, blocks): it is known by its length.
+        """The backbone's stack of layers. ValueError if it has none."""
+        # Families name the list differently (layers, h, blocks), so it is recognised by its length.
         count = self.config.num_hidden_layers
         for module in self.causal_lm.base_model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -245,9 +246,9 @@ class LatentLM(nn.Module):
         )
 
     def add_modules(self, modules: Mapping[str, nn.Module], training_only: bool = False) -> None:
-        """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too.
+        """Register a method's modules, in float32 as they are made, on the backbone's device; they are trained too.
 
-        Those that are `training_only` are left out of a published checkpoint.
+        A published checkpoint leaves out `training_only` modules.
         """
         for name, module in modules.items():
             self.extra[name] = module.to(self.device)
@@ -257,12 +258,12 @@ class LatentLM(nn.Module):
     def merge(self) -> None:
         """Fold the adapter into the weights that it adapts (rounded to their dtype), for inference.
 
-        A step then costs no more than the backbone's. A checkpoint saved after it holds all weights. Does
-        nothing where there is no adapter.
+        A step then costs no more than the backbone's. A checkpoint saved after the merge holds all weights. Without an
+        adapter nothing is done.
         """
         if isinstance(self.lm, PeftModel):
-            # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
-            # takes eight times as long as to copy them first.
+            # Weights read from a file are mapped into memory. Writing into them copies them page by page, which takes
+            # eight times as long as copying them first.
             for weight in adapted_weights(self.lm):
                 weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
@@ -275,7 +276,7 @@ class LatentLM(nn.Module):
     def merged(self) -> Iterator[None]:
         """Fold the adapter into the weights inside the block, and put them back bit for bit after it.
 
-        Weights of 4 bits stay as they are: rounded to 4 bits again, most of the adapter would be lost.
+        4-bit weights are not merged, because rounding to 4 bits again would lose most of the adapter.
         """
         if not isinstance(self.lm, PeftModel) or getattr(self.causal_lm, "is_loaded_in_4bit", False):
             yield
@@ -283,12 +284,12 @@ class LatentLM(nn.Module):
         weights = adapted_weights(self.lm)
         copies = [weight.data.clone() for weight in weights]
         try:
-            # In place: CUDA graphs read a weight where it was.
+            # In place, because CUDA graphs read weights at fixed addresses.
             self.lm.merge_adapter()
             yield
         finally:
-            # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
-            # and a larger one each time. So the copies go back over the result.
+            # peft unmerges by subtraction, which leaves a rounding error of their dtype in the weights, and a larger
+            # one each time. So the copies are written over the result.
             self.lm.unmerge_adapter()
             for weight, before in zip(weights, copies, strict=True):
                 weight.data.copy_(before)
@@ -296,9 +297,15 @@ class LatentLM(nn.Module):
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings.
 
-        Latent targets are sums of these embeddings: they must not move while they are learnt. With tied embeddings the
-        LM head is frozen with them.
+        Latent targets are sums of these embeddings, which must not move while the targets are learnt. If embeddings are
+        tied, this freezes the LM head as well. ValueError if an adapter trains them.
         """
-        # Under an adapter the base is frozen anyway.
+        embedding = self.causal_lm.get_input_embeddings()
+        if isinstance(embedding, LoraLayer):
+            raise ValueError(
+                "model.lora.target_modules: latents are learnt as sums of input embeddings, which an adapter of the "
+                "embedding would move: leave it out"
+            )
+        # Under any other adapter the base is frozen anyway.
         if not self.has_adapter:
-            self.causal_lm.get_input_embeddings().weight.requires_grad_(False)
+            embedding.weight.requires_grad_(False)

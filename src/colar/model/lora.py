@@ -1,4 +1,4 @@
-"""LoRA through peft: settings, the adapter that they make of a backbone, and the weights under it."""
+"""LoRA through peft: settings, the adapter that they add to a backbone, and the weights under the adapter."""
 
 import contextlib
 import copy
@@ -38,8 +38,8 @@ class LoraSettings:
         names = ("r", "lora_alpha", "lora_dropout")
         mine = {name: getattr(self, name) for name in names}
         theirs = {name: getattr(trained, name) for name in names}
-        # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
-        # stacked experts become parameters. So adapters are compared, on a model of shapes, which takes no memory.
+        # peft stores the targets as it resolved them: names, patterns and "all-linear" may mean the same, and those of
+        # stacked experts become parameters. So adapters are compared, on a meta model, which takes no memory.
         base = peft_lm.get_base_model()
         with torch.device("meta"):
             twin = type(base)(copy.deepcopy(base.config))
@@ -57,10 +57,10 @@ def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings) -> PeftModel:
-    """The model with a fresh adapter. ValueError for settings that peft refuses."""
+    """The model with a fresh adapter. ValueError for settings that peft rejects."""
     targets = lora.target_modules
     shown = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
-    # peft raises the errors that it meets: of a pattern that is none, of a module that it does not know.
+    # peft raises errors of many types: for an invalid pattern, or for a kind of module that it does not support.
     with in_library(f"model.lora with target_modules {shown} does not fit {type(causal_lm).__name__}"):
         config = LoraConfig(
             task_type="CAUSAL_LM",
@@ -77,7 +77,7 @@ def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings) -> PeftModel:
 def check_ends(peft_lm: PeftModel) -> None:
     """ValueError for an adapter on one end of a model whose embedding and LM head are one weight.
 
-    Merged into the weight it would change both ends: another model than the one that was trained.
+    Merging it into that weight would change both ends, and give another model than the one that was trained.
     """
     base: Any = peft_lm.get_base_model()
     ends = [base.get_input_embeddings(), base.get_output_embeddings()]
@@ -90,10 +90,10 @@ def check_ends(peft_lm: PeftModel) -> None:
 
 
 def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Inside autocast, leave the dtype of an adapter's input to it.
+    """Inside autocast, leave the dtype of an adapter's input to autocast.
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
-    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed.
+    adapted linear in an update, for the same numbers. Outside autocast peft's cast is needed.
     """
     is_autocast = torch.is_autocast_enabled(next(lm.parameters()).device.type)
     casts_disabled: contextlib.AbstractContextManager[None] = disable_input_dtype_casting(lm, is_autocast)
@@ -103,8 +103,8 @@ def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[N
 def adapted_weights(peft_lm: PeftModel) -> list[nn.Parameter]:
     """The weights under an adapter, each once.
 
-    One layer may have two adapted weights, neither of them called `weight` (the stacked experts of a mixture): it
-    has an adapter for each, one around the other.
+    One layer may have two adapted weights, neither of them called `weight` (the stacked experts of a mixture). Such a
+    layer has an adapter for each, one around the other.
     """
     weights: dict[int, nn.Parameter] = {}
     for module in peft_lm.modules():

@@ -1,7 +1,7 @@
-"""Attention masks of our own, for rows of a cache and for rows that share a sequence.
+"""Our attention masks, for rows of a cache and for rows that share a sequence.
 
-transformers takes a mask of four dimensions as it is. Models with layers of several types take one for each type.
-`probes.py` shows at load whether a backbone computes the same with them.
+transformers uses a 4-D mask as it is. Models with layers of several types take a mask for each type. `probes.py` checks
+at load that a backbone computes the same with these masks.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from colar.ops.trees import Tree
 MASKED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
 FLEX = "flex_attention"
-"""The one that takes blocks of a mask, and skips those in which no query sees a key."""
+"""The implementation that takes a block mask, and skips blocks in which no query sees a key."""
 
 
 def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
-    """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
+    """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None if it can."""
     config = causal_lm.config.get_text_config()
     known = {"full_attention", "sliding_attention"}
     others = set(getattr(config, "layer_types", None) or ()) - known
     if others:
         return f"has layers of type {', '.join(sorted(others))}, not only full or sliding-window attention"
-    # GPT-Neo: its window is in no key that other families have, and is laid over columns.
+    # GPT-Neo: its window is in no key that other families have, and applies to columns.
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "has layers of local attention, not only full or sliding-window attention"
     if getattr(causal_lm, "_is_stateful", False):
@@ -39,11 +39,11 @@ def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
 
 
 def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
-    """The mask of rows that share sequences, for the backbone's attention implementation, as `additive` gives it."""
+    """Mask of rows that share sequences, for the attention implementation in use, by layer type as in `additive`."""
     window: int | None = getattr(config, "sliding_window", None)
     if config._attn_implementation != FLEX:
         seen_SPP = tree.seen()
-        # Of whole numbers, eight times the size: made for windows alone.
+        # `behind` has int64 numbers, eight times the size of bools, so it is computed for windows alone.
         return additive(config, seen_SPP, seen_SPP if window is None else tree.behind(), like)
 
     def full(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -58,10 +58,10 @@ def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
 
 
 def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) -> Any:
-    """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers.
+    """Additive masks (N, 1, T, C): a dict by layer type if the config names windowed layers, else one for all.
 
-    `seen_NTC` says what full attention sees. `behind_NTC` is how many positions before the query a key stands, by
-    which a window ends. `like` has the dtype and the device.
+    `seen_NTC` is True where full attention sees a key. `behind_NTC` is the number of positions by which a key precedes
+    the query, from which a window ends. `like` has the dtype and the device.
 
         a query at column 4, where the window is 3
 
@@ -76,11 +76,11 @@ def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) ->
 
 
 def _by_layer(config: Any, make: Callable[[Any], Any], full: Any, near: Any) -> Any:
-    """Masks that `make` makes of what full attention sees, and of what attention with a window sees."""
+    """Masks that `make` builds from `full`, the keys that full attention sees, and `near`, those in the window."""
     types = set(getattr(config, "layer_types", None) or ())
     if "sliding_attention" in types:
         return {"full_attention": make(full), "sliding_attention": make(near)}
-    # Mistral names no types: its window, where it has one, is over all layers.
+    # Mistral names no layer types: its window, if it has one, applies to all layers.
     return make(full if types else near)
 
 
@@ -106,8 +106,8 @@ def attention(config: Any, implementation: str) -> Iterator[None]:
 def masks_without_waiting() -> Iterator[None]:
     """Keep transformers from reading positions and masks to make its own masks, inside the block.
 
-    Each reading synchronises with a GPU, one a forward: to find rows that are packed by position ids, which ours never
-    are, and to find that a mask hides nothing, for which a kernel without a mask would serve.
+    Each read synchronises with a GPU, one a forward. It looks for rows that are packed by position ids, which ours
+    never are, or for a mask that hides nothing, for which a kernel without a mask would serve.
     """
     replaced: dict[str, Any] = {
         "find_packed_sequence_indices": lambda position_ids: None,

@@ -1,12 +1,11 @@
-"""Probes of a backbone at load: does it compute from embeddings, and under masks of ours, what it computes by itself?
+"""Probes of a backbone at load: embeddings and our masks must give the same results as the backbone itself.
 
     check_inputs     embeddings in, hidden states and logits out, as training and engine feed and read them
     why_no_trees     rows that share their beginning, as one sequence
     probe            the same comparison for another package (the engine's rows of a cache)
 
-A config does not tell which backbones can. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias
-follows the column and not the position, Bloom takes no mask of four dimensions. Such a model would give wrong answers,
-and no error.
+A config does not tell which backbones pass. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias
+follows the column and not the position, Bloom takes no 4-D mask. Such a model would give wrong answers, but no error.
 
 Shape suffixes: B rows, T positions of a row, D width, V vocabulary.
 """
@@ -25,22 +24,22 @@ from colar.model.head import head_logits
 from colar.ops import trees
 
 INPUT_TOKENS = 4
-"""Positions of a row of embeddings."""
+"""Positions of a row of `check_inputs`."""
 MASK_TOKENS = 40
-"""Positions of a row under a mask, where the model's context allows it: enough for ALiBi's bias to show."""
+"""Positions of a row under a mask, if the model's context allows it: enough for ALiBi's bias to show."""
 WINDOW = 8
 """Positions that a layer with a window sees while it is probed."""
 
 Forwards = Callable[[PreTrainedModel], tuple[Tensor, Tensor]]
 
 _FOUND: dict[tuple[Any, ...], str | None] = {}
-"""Results of `probe`: an architecture is probed once in a process and for each kind of device, for any weights."""
+"""Results of `probe`: an architecture is probed once per process and kind of device, because weights do not matter."""
 
 
 @torch.no_grad()
 def check_inputs(causal_lm: PreTrainedModel) -> None:
     """ValueError for an architecture that computes something else from embeddings than from ids, or nothing at all."""
-    # A model of shapes has no numbers to compare.
+    # A meta model has no numbers to compare.
     if causal_lm.device.type == "meta":
         return
     try:
@@ -57,14 +56,14 @@ def check_inputs(causal_lm: PreTrainedModel) -> None:
 
 
 def _why_no_embeddings(causal_lm: PreTrainedModel) -> str | None:
-    """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None where it can.
+    """The reason why a backbone cannot be fed embeddings, as a part of a sentence about it; None if it can.
 
-    A row of embeddings that are no token's, as latents are, goes beside the tokens.
+    Beside a row of tokens, the batch has a row of embeddings that belong to no token, like latents.
     """
     ids_BT = _ids_of_rows(causal_lm, 2, INPUT_TOKENS)
     embeds_BTD = causal_lm.get_input_embeddings()(ids_BT)
     theirs_TV = causal_lm(input_ids=ids_BT, use_cache=False).logits[0].float()
-    # The second row becomes latents. Both batches have the same shape, so that the first rows differ by no rounding.
+    # The second row becomes latents. Both batches have the same shape, so that the first rows are rounded alike.
     embeds_BTD[1] = embeds_BTD.mean(0)
     hidden_BTD = causal_lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
     widths = {embeds_BTD.shape[-1], hidden_BTD.shape[-1], causal_lm.config.get_text_config().hidden_size}
@@ -87,18 +86,18 @@ def _same(theirs_TV: Tensor, ours_TV: Tensor) -> bool:
 
 
 def why_no_trees(causal_lm: PreTrainedModel) -> str | None:
-    """The reason why rows that share their beginning cannot go through one forward; None where they can.
+    """The reason why rows that share their beginning cannot go through one forward; None if they can.
 
-    Two rows share a beginning: each by itself, and as the branches of one sequence (`ops/trees.py`).
+    Compares two such rows, each as a row of its own and as the branches of one sequence (`ops/trees.py`).
     """
     return probe(causal_lm, _through_a_tree)
 
 
 def probe(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
     """The reason why `causal_lm` cannot take masks of ours, or why two forwards of it differ, as the end of a sentence
-    about it; None where there is none.
+    about it; None if there is none.
 
-    `forwards` returns hidden states (T, D) by our way, and by the backbone's own.
+    `forwards` returns hidden states (T, D) computed with our masks, and by the backbone itself.
     """
     reason = masks.why_no_masks(causal_lm)
     if reason is not None or causal_lm.device.type == "meta":
@@ -126,7 +125,7 @@ def _outcome(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
     except Exception as error:  # of the architecture's own code
         return f"cannot compute under a mask of ours ({_first_line(error)})"
     distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
-    # The median: rounding may send a single token to other experts.
+    # The median, because rounding may send a single token to other experts.
     distance = distance_T.median().item()
     if distance <= _tolerance(causal_lm):
         return None
@@ -137,15 +136,15 @@ def _outcome(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
 
 
 def _tolerance(causal_lm: PreTrainedModel) -> float:
-    """The difference of hidden states by rounding alone, as a part of their norm."""
-    # The layers of a float32 model that are quantised compute in less, which is the dtype of their scales.
+    """The largest difference of hidden states that is taken for rounding, relative to their norm."""
+    # Quantised layers of a float32 model compute in a smaller dtype, which is that of their scales.
     dtypes = {
         causal_lm.dtype,
         *(buffer.dtype for buffer in causal_lm.buffers() if buffer.is_floating_point()),
     }
     if min(dtype.itemsize for dtype in dtypes) < 4:
         return 0.05
-    # TF32 has as many digits as float16.
+    # TF32 has a mantissa of as many bits as float16.
     return 1e-4 if torch.get_float32_matmul_precision() == "highest" else 0.01
 
 
@@ -153,7 +152,7 @@ def _tolerance(causal_lm: PreTrainedModel) -> float:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off inside the block, and restore the model's mode after it."""
     was_training = model.training
-    # Each call walks through all modules, and an engine makes one for every step.
+    # `eval` walks through all modules, and an engine enters this block in every step.
     if was_training:
         model.eval()
     try:
@@ -165,9 +164,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _narrow(config: Any) -> Iterator[None]:
-    """Give attention a window of `WINDOW` positions inside the block, where it has a larger one.
+    """Reduce attention's window to `WINDOW` positions inside the block, if it has a larger one.
 
-    Rows of the probes end long before a window of thousands of positions, and would not test it.
+    Rows of the probes are much shorter than a window of thousands of positions, and would not test it.
     """
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int) or window <= WINDOW:
@@ -187,7 +186,7 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     embeds_BTD[1, :shared] = embeds_BTD[0, :shared]
     theirs_BTD = causal_lm.base_model(inputs_embeds=embeds_BTD, use_cache=False).last_hidden_state
 
-    # The ids of what is shared: any will do.
+    # Ids of the shared beginning: any equal ones will do.
     ids_BL = torch.zeros(2, shared, dtype=torch.int64)
     tree = trees.plan(ids_BL, torch.full((2,), shared), torch.full((2,), length), length)
     assert tree is not None, "two rows with the same ids"
@@ -197,7 +196,7 @@ def _through_a_tree(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
         inputs_embeds=tree.gather(embeds_BTD), attention_mask=mask, position_ids=tree.places, use_cache=False
     )
     ours_BTD = tree.scatter(output.last_hidden_state)
-    # The second row: in the sequence it stands behind the first one's branch.
+    # The second row is compared, because it follows the first one's branch in the sequence.
     return ours_BTD[1], theirs_BTD[1]
 
 
@@ -210,13 +209,13 @@ def embeds_of_rows(causal_lm: PreTrainedModel, count: int) -> Tensor:
 def _ids_of_rows(causal_lm: PreTrainedModel, count: int, most: int) -> Tensor:
     """(count, T): ids from all over the vocabulary, T at most `most`."""
     length = min(most, backbones.context_of(causal_lm.config.get_text_config()))
-    # By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many, which a model might
-    # leave out by itself.
+    # Multiples of a large prime put neighbours far apart in the vocabulary. Id 0 is not the first, because it is often
+    # padding, which a model might mask by itself.
     size = len(causal_lm.get_input_embeddings().weight)
     ids = torch.arange(1, 1 + count * length, device=causal_lm.device) * 7919 % size
     return ids.reshape(count, length)
 
 
 def _first_line(error: Exception) -> str:
-    """An error of other code, short enough for a line of ours."""
+    """The type and text of another library's error, short enough for a line of ours."""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 120, placeholder=' ...')}"

@@ -1,12 +1,12 @@
-"""Linear layers in 8 or 4 bits: the weights alone, their inputs stay in the model's dtype.
+"""Linear layers in 8 or 4 bits: only weights are quantised, and inputs stay in the model's dtype.
 
     int8    for inference: one scale a row of a weight. On a CPU by `Int8Linear`, on a GPU by torchao
     int4    for inference, torchao: one scale and one offset for each GROUP numbers of a row, chosen by HQQ
     nf4     below an adapter that is trained, bitsandbytes (QLoRA, Dettmers et al. 2023): scales are quantised as well
 
-Only linears below the LM head are quantised. The embedding stays as it is, because thoughts are sums of its rows and
-are fed back: their error would grow with the chain. The LM head is often the same weight, and the method's modules are
-small: both stay, too.
+Only linears below the LM head are quantised. The embedding is not, because thoughts are sums of its rows and are fed
+back, so that their error would grow with the chain. The LM head is not, because it is often the same weight, nor are
+the method's modules, because they are small.
 """
 
 import importlib.util
@@ -27,13 +27,13 @@ QUANTIZATIONS = ("int8", "int4")
 GROUP = 32
 """The smallest group of all kernels, and the most accurate. It divides the sizes of all known families."""
 FEW_ROWS = 8
-"""Rows up to which torch's product with int8 weights is faster than a product in bfloat16 where a CPU has one."""
+"""Rows up to which torch's int8 product is faster than a bfloat16 product, on a CPU with bfloat16 arithmetic."""
 
 
 class Int8Linear(nn.Module):
     """A linear layer of int8 weights with one scale a row, for a CPU and without gradient.
 
-    torch's kernel rounds its inputs and outputs to bfloat16 and adds up in float32.
+    torch's kernel rounds its inputs and outputs to bfloat16 and accumulates in float32.
     """
 
     weight: Tensor
@@ -42,7 +42,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
-        # A row of zeros has any scale.
+        # For a row of zeros any scale above 0 is right.
         scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
         self.register_buffer("scale", scale)
         self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
@@ -62,7 +62,7 @@ class Int8Linear(nn.Module):
 
 
 def check(quantization: str, dtype: str, device: torch.device) -> None:
-    """ValueError where weights cannot be quantised so; called before a model is loaded. Users name it `weights`."""
+    """ValueError if weights cannot be quantised so; called before a model is loaded. The option is named `weights`."""
     check_choice("weights", quantization, QUANTIZATIONS)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weights {quantization} runs on cpu and cuda, not on {device.type}")
@@ -77,10 +77,10 @@ def check(quantization: str, dtype: str, device: torch.device) -> None:
 def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
     """Quantise the linears below the LM head in place, one after another on `device`.
 
-    ValueError for a model that has most of its weights in something else than linears, as GPT-2.
+    ValueError for a model with most of its weights outside linears, such as GPT-2.
     """
     on_cpu = device.type == "cpu"
-    # torch's int8 kernel for CPUs reads a row in sixteens: of other rows it returns nonsense, or kills the process.
+    # torch's int8 kernel for CPUs reads a row in blocks of 16: other rows give garbage, or kill the process.
     columns = GROUP if quantization == "int4" else 16 if on_cpu else 1
     rows = GROUP if quantization == "int4" else 1
 
@@ -98,10 +98,10 @@ def quantize(lm: LatentLM, quantization: str, device: torch.device) -> None:
 
 
 def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
-    """Replace the linears below the LM head by bitsandbytes' of 4 bits, in place. ValueError as of `quantize`.
+    """Replace the linears below the LM head by bitsandbytes' 4-bit linears, in place. ValueError as in `quantize`.
 
-    peft's `prepare_model_for_kbit_training` is not called: it casts all other weights to float32, for which there is
-    model.dtype, and freezes them, which an adapter does.
+    peft's `prepare_model_for_kbit_training` is not called: it casts all other weights to float32, but model.dtype
+    decides that here, and freezes them, which the adapter does already.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
@@ -109,26 +109,26 @@ def quantize_below_adapter(causal_lm: PreTrainedModel) -> None:
         linear_4bit = Linear4bit(linear.in_features, linear.out_features, bias=False, device="meta")
         linear_4bit.weight = Params4bit(linear.weight.data, quant_type="nf4", module=linear_4bit)
         linear_4bit.bias = linear.bias
-        # In evaluation bitsandbytes packs weights for the CPU, and training would go on with those.
+        # In evaluation mode bitsandbytes packs weights for the CPU, and training would continue with packed weights.
         linear_4bit.support_avx512bf16_for_cpu = False
-        # To move it, to the same device as well, is what quantises it.
+        # Moving the layer quantises it, even if it is on that device already.
         moved: nn.Module = linear_4bit.to(linear.weight.device)
         return moved
 
     _check_share("model.load_in_4bit", causal_lm, _is_linear)
     _replace(causal_lm.base_model, quantized, _is_linear)
-    # peft chooses the kind of its layers by this.
+    # peft chooses the class of its layers by this flag.
     causal_lm.is_loaded_in_4bit = True
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """True for torch's own linear: a subclass may compute something else than x W^T + b."""
+    """True for torch's own linear only, because a subclass may compute something else than x W^T + b."""
     return type(module) is nn.Linear
 
 
 def _replace(model: nn.Module, make: Callable[[Any], nn.Module], fits: Callable[[nn.Module], bool]) -> None:
-    """Replace linears in place, one after another: the memory of each is free before the next is made."""
-    # By their names: a list of the linears would keep them all.
+    """Replace linears in place, one after another, so that the memory of each is freed before the next is made."""
+    # Listed by name, because a list of the linears would keep all of them in memory.
     places = [
         (parent, name) for parent in model.modules() for name, child in parent.named_children() if fits(child)
     ]
@@ -150,7 +150,7 @@ def _check_share(what: str, causal_lm: PreTrainedModel, fits: Callable[[nn.Modul
 
 
 def _config(quantization: str, device: torch.device) -> Any:
-    """torchao's config. Inductor's settings are global: they are left alone."""
+    """torchao's config. Inductor's settings are left unchanged, because they are global."""
     from torchao import quantization as schemes
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     from torchao.quantization.quantize_.workflows import Int4ChooseQParamsAlgorithm, Int4PackingFormat

@@ -3,7 +3,7 @@
     modules.safetensors                                     the modules of the method (absent where it has none)
     adapter_model.safetensors  or  model*.safetensors       the adapter, or all weights, as Hugging Face writes them
 
-A resumed run's optimiser knows its parameters, so loading copies into them.
+A resumed run's optimiser refers to the parameters, so loading copies values into them.
 
 Split weights (FSDP2, torch's `fully_shard`), of which a share lies on each device:
 
@@ -12,12 +12,12 @@ Split weights (FSDP2, torch's `fully_shard`), of which a share lies on each devi
     a backward   the same, and gradients are summed and split at once
     AdamW        on each process's own share
 
-The last unit stays gathered from the beginning of the objective's forward to the end of its backward pass. So inside
-of it embeddings and LM head are ordinary tensors: chunks of logits, parts of the head and tied weights need no case of
-their own. Outside of it they are shares.
+The last unit stays gathered from the beginning of the objective's forward to the end of its backward pass. So within
+it, embeddings and LM head are ordinary tensors: chunks of logits, parts of the head and tied weights need no special
+case. Outside of the objective they are shares.
 
 accelerate shards on GPUs only. Here `fully_shard` is called directly, and Trainer is told that nothing is to be
-wrapped: the same code runs on CPU processes, where it is tested.
+wrapped, so that the same code runs on CPU processes, where it is tested.
 """
 
 from collections.abc import Collection, Mapping
@@ -51,8 +51,8 @@ def save(
 ) -> None:
     """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
-    Modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share of each, by
-    the names of its state dict. ValueError for quantised weights.
+    Modules named in `leave_out` are not written. `gathered` are the whole weights, by the names of the state dict, if
+    `lm` has only a share of each. ValueError for quantised weights.
     """
     if lm.quantization is not None:
         raise ValueError(
@@ -62,7 +62,7 @@ def save(
     weights = None if gathered is None else _under("lm.", gathered)
     modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
     if isinstance(lm.lm, PeftModel):
-        # peft would write the path at which this machine keeps the backbone.
+        # peft would write the backbone's path on this machine.
         for config in lm.lm.peft_config.values():
             config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
         lm.lm.save_pretrained(
@@ -94,9 +94,9 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Put the weights of a checkpoint into an `lm` of the same shape, in place: a run that resumes.
+    """Load a checkpoint's weights into an `lm` of the same shape, in place, as a resumed run does.
 
-    Modules named in `leave_out` keep the weights that they have. `checkpoint.load` makes an `lm` of a folder.
+    Modules named in `leave_out` keep their weights. `checkpoint.load` builds a new `lm` from a folder.
     """
     if isinstance(lm.lm, PeftModel):
         load_adapter(lm.lm, folder / ADAPTER)
@@ -106,10 +106,10 @@ def load_into(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> No
 
 
 def _load_all(causal_lm: PreTrainedModel, folder: Path) -> None:
-    """Put all weights of a folder into a model of the same shape, in place.
+    """Load all weights of a folder into a model of the same shape, in place.
 
-    `save_pretrained` renames, splits and stacks the weights of many families, and only `from_pretrained` knows the way
-    back. It makes new parameters, of which an optimiser would know nothing: so they are copied.
+    `save_pretrained` renames, splits and stacks the weights of many families, and only `from_pretrained` reverses this.
+    It makes new parameters, to which an optimiser would not refer, so their values are copied.
     """
     if not list(folder.glob("model*.safetensors")):
         raise ValueError(f"{folder} lacks model.safetensors")
@@ -130,17 +130,17 @@ class Startable(Protocol):
     """A module that can start its training from weights of another shape, or from none: it changes nothing at first."""
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a checkpoint's weights, by their names in the module. ValueError where they cannot fit."""
+        """Start from a checkpoint's weights, by their names in the module. ValueError if they cannot fit."""
         ...
 
 
 def load_modules(
     extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] = (), starts: bool = False
 ) -> None:
-    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have.
+    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep their weights.
 
-    With `starts` another stage of training begins: a module may start from weights of another shape, and one that the
-    checkpoint lacks keeps its own (`Startable`).
+    `starts` is for the beginning of another stage of training: a `Startable` module may start from weights of another
+    shape, and keeps its own if the checkpoint has none for it.
     """
     wanted = nn.ModuleDict({name: module for name, module in extra.items() if name not in leave_out})
     if not wanted:
@@ -160,10 +160,10 @@ def load_modules(
 
 
 def with_empty_adapter(causal_lm: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with an adapter of a checkpoint's settings, whose weights hold nothing yet."""
+    """The model with an adapter of a checkpoint's settings, whose weights are not filled yet."""
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
-    # The file names the backbone as others find it: peft would warn that it lies elsewhere here.
+    # The file names the backbone as other machines find it, and peft would warn if it was loaded from elsewhere.
     config.base_model_name_or_path = getattr(causal_lm, "name_or_path", None) or None
     # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
     adapted = get_peft_model(causal_lm, config, low_cpu_mem_usage=True)
@@ -177,13 +177,13 @@ def with_empty_adapter(causal_lm: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def load_adapter(peft_lm: PeftModel, path: Path) -> None:
-    """Put an adapter's weights into a model that has one of the same shape, in place.
+    """Load an adapter's weights into a model that has one of the same shape, in place.
 
-    Not by `set_peft_model_state_dict`: it only warns of weights that are missing, and it applies the renamings
-    of old files to the names in this one, which turns some (Laguna's) into names that it then ignores.
+    `set_peft_model_state_dict` is not used, because it only warns of missing weights, and because it applies the
+    renamings of old files to the names in this one, which turns some (Laguna's) into names that it then ignores.
     """
     stored = read(path)
-    # The tensors under the names of a file are the model's own.
+    # The model's own tensors, under the names that an adapter's file has.
     own = get_peft_model_state_dict(peft_lm, save_embedding_layers=False)
     if own.keys() != stored.keys():
         missing = sorted(own.keys() - stored.keys())
@@ -198,7 +198,7 @@ def load_adapter(peft_lm: PeftModel, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. ValueError where it is missing or damaged."""
+    """The tensors of a file. ValueError if it is missing or damaged."""
     if not path.exists():
         raise ValueError(f"checkpoint {path.parent} lacks {path.name}")
     try:
@@ -212,7 +212,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def shard(model: nn.Module, layers: list[nn.Module], device: torch.device) -> None:
-    """Split the weights of `model`, of which `layers` are units of their own, between all processes, in place."""
+    """Split the weights of `model` between all processes, in place. Each of `layers` is a unit of its own."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
@@ -224,10 +224,10 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def gathered(lm: LatentLM) -> dict[str, Tensor] | None:
-    """The tensors of a checkpoint of `lm`, whole and on the CPU, by name in `lm.state_dict()`; all processes call it
-    together. None where `lm` is not split.
+    """The tensors of a checkpoint of `lm`, whole and on the CPU, by name in `lm.state_dict()`; all processes must call
+    it together. None if `lm` is not split.
 
-    Weights that an adapter leaves as they are stay away. Processes other than the main one get an empty dict.
+    Frozen weights under an adapter are left out. Processes other than the main one get an empty dict.
     """
     if not is_sharded(lm):
         return None
@@ -237,19 +237,25 @@ def gathered(lm: LatentLM) -> dict[str, Tensor] | None:
         if lm.has_adapter and name.startswith("lm.") and name not in trained:
             continue
         tensor = _whole(value)
-        if distributed.get_rank() == 0:
+        if tensor is not None:
             tensors[name] = tensor
     return tensors
 
 
-def _whole(value: Tensor) -> Tensor:
-    """A tensor of which each process has a share, on the CPU; all call it together."""
+def _whole(value: Tensor) -> Tensor | None:
+    """The whole tensor on the CPU, of which each process may have a share; all must call it together.
+
+    None in processes other than the main one: copies in all of them would fill the memory of a machine of many GPUs.
+    """
     full: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
-    return full.detach().cpu()
+    return full.detach().cpu() if distributed.get_rank() == 0 else None
 
 
 def whole_state(state: Any) -> Any:
-    """An optimiser's state dict with whole tensors on the CPU: that of one process. All call it together."""
+    """An optimiser's state dict with whole tensors on the CPU, as without splitting. All processes call it together.
+
+    Processes other than the main one get None in place of each tensor.
+    """
     return tree_map(lambda leaf: _whole(leaf) if isinstance(leaf, Tensor) else leaf, state)
 
 
@@ -264,9 +270,9 @@ def share_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> d
 
 
 def _share_like(weight: Tensor, value: Tensor) -> Tensor:
-    """This process's share of a tensor, as it has one of the weight; AdamW's step is a number and stays whole."""
+    """This process's share of a tensor, split as the weight is; AdamW's step is a number and stays whole."""
     if value.dim() == 0 or not isinstance(weight, DTensor):
         return value
     mesh = weight.device_mesh
-    # Each process has read the whole tensor: nothing is sent.
+    # Each process has read the whole tensor, so nothing is sent.
     return distribute_tensor(value.to(mesh.device_type), mesh, weight.placements, src_data_rank=None)

@@ -1,1 +1,1 @@
-"""Functions of tensors and numbers alone, and `devices`: what each kind of device has, and what it waits for."""
+"""Functions of tensors and numbers alone, and `devices`: capabilities of devices, and transfers that do not wait."""

@@ -1,7 +1,8 @@
 """Requirements of devices other than the CPU: few synchronisations, no float64 on Apple's, memory that is cached.
 
-A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
-all work that was queued on it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
+A GPU runs asynchronously to Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor)
+synchronises: it waits until all work queued on the GPU is done, and then the GPU waits for Python. Sending numbers to
+the GPU does not block.
 """
 
 import functools
@@ -25,28 +26,33 @@ def best() -> str:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """True if the device has bfloat16 arithmetic. A CPU without it computes it in software, many times slower."""
+    """True if the device has bfloat16 arithmetic.
+
+    A CPU without it computes it in software, many times slower, and a GPU older than Ampere emulates it. A device that
+    is not in this machine is assumed to have it.
+    """
+    if device.type == "cuda" and torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return True
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def inference_dtype(device: str) -> str:
-    """The dtype of weights that only answer: bfloat16 on a GPU that computes in it, float32 anywhere else."""
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return "float32"
+    """The dtype of weights for inference: bfloat16 on a CUDA GPU that computes in it, float32 on any other device."""
+    is_cuda = device.startswith("cuda") and torch.cuda.is_available()
+    return "bfloat16" if is_cuda and computes_bfloat16(torch.device(device)) else "float32"
 
 
 def can_compile(device: torch.device) -> bool:
-    """True where torch.compile has what it needs: a C++ compiler on a CPU; on a GPU a C compiler, and Triton."""
+    """True if torch.compile has its requirements: a C++ compiler on a CPU; on a GPU a C compiler, and Triton."""
     variable, *names = {"cpu": ("CXX", "g++", "clang++")}.get(device.type, ("CC", "gcc", "clang"))
     has_compiler = any(name and shutil.which(name) for name in (os.environ.get(variable), *names))
     return has_compiler and (device.type == "cpu" or importlib.util.find_spec("triton") is not None)
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums and temperatures on this device: float64, where it has that."""
+    """The dtype of sums and temperatures on this device: float64, or float32 if it has none."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
@@ -56,15 +62,15 @@ def to_widest(tensor: Tensor) -> Tensor:
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU where its device has none."""
+    """The tensor in float64, on the CPU if its device has none."""
     return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device, without waiting for its work; float64 becomes `widest_dtype`."""
+    """A CPU tensor on the device, sent without synchronising; float64 becomes `widest_dtype`."""
     if tensor.dtype == torch.float64:
         tensor = tensor.to(widest_dtype(device))
-    # Memory of a GPU cannot be pinned.
+    # GPU memory cannot be pinned.
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -76,13 +82,13 @@ def beside(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
-    """int64 numbers that Python knows, on the device, without waiting for its work."""
+    """Python integers as int64 on the device, sent without synchronising."""
     return send(torch.tensor(values, dtype=torch.int64), device)
 
 
 @functools.lru_cache(maxsize=256)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """int64 numbers on the device, sent once: `torch.tensor(values, device=device)` waits for a GPU each time.
+    """int64 numbers on the device, sent once: `torch.tensor(values, device=device)` would synchronise each time.
 
     All callers share the tensor, which must not be written to.
     """
@@ -92,15 +98,15 @@ def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """True where reading a number of the device synchronises: not on a CPU."""
+    """True if reading a number from the device synchronises, which is not so on a CPU."""
     return device.type != "cpu"
 
 
 def where_rows(chosen_B: Tensor, values_of: Callable[[Any], Tensor], others_B: Tensor) -> Tensor:
     """`values_of(rows)` in the rows that are chosen, `others_B` elsewhere; each value is a function of its row alone.
 
-    A CPU computes only these rows. A GPU computes all: finding out which they are would synchronise, and a CUDA graph
-    has one shape.
+    A CPU computes only the chosen rows. A GPU computes all rows, because finding the chosen ones would synchronise, and
+    because a CUDA graph has one shape.
     """
     if is_asynchronous(chosen_B.device):
         return torch.where(chosen_B, values_of(slice(None)), others_B)
@@ -109,13 +115,13 @@ def where_rows(chosen_B: Tensor, values_of: Callable[[Any], Tensor], others_B: T
 
 
 def empty_cache(device: torch.device) -> None:
-    """Release the memory that torch caches on the device, where it caches any."""
+    """Release the memory that torch caches on the device, if it caches any."""
     module = torch.get_device_module(device)
     if hasattr(module, "empty_cache"):
         module.empty_cache()
 
 
 def forked_rng(device: torch.device) -> AbstractContextManager[None]:
-    """Leave random numbers of the CPU and of the device as they were before the block."""
+    """Restore the random state of the CPU and of the device after the block."""
     others = [] if device.type == "cpu" else [device]
     return torch.random.fork_rng(others, device_type=device.type)

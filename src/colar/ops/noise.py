@@ -22,7 +22,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
-# Streams keep the draws of one step apart. 1 to 8 are taken (4, 5 and 8 by earlier results): a new stream takes 9.
+# Streams separate the draws of one step. 1 to 8 are taken (4, 5 and 8 by earlier results): a new stream takes 9.
 TOKEN = 1
 LATENT = 2
 LABEL = 3
@@ -43,8 +43,8 @@ def keys(seed_B: Tensor, *counters: Tensor | int) -> Tensor:
     """Fold counters (sample, step, stream ...) into int64 seeds, (B,)."""
     key_B = _mix(seed_B.long() + GOLDEN)
     for counter in counters:
-        # Mixed by itself first, so that neighbouring counters do not make neighbouring keys. A number of Python's is
-        # mixed on the CPU: to send it would wait for a GPU.
+        # Each counter is mixed by itself first, so that neighbouring counters do not make neighbouring keys. A Python
+        # integer is mixed on the CPU, because sending it would synchronise with a GPU.
         if isinstance(counter, Tensor):
             key_B = _mix(key_B ^ _mix(counter.long() + GOLDEN))
         else:
@@ -60,7 +60,7 @@ def _mixed(counter: int) -> int:
 def uniform(key_B: Tensor, n: int) -> Tensor:
     """(B, n) float64 in [0, 1), 53 bits each; float32 on a device without float64, made on the CPU."""
     if key_B.device.type in devices.WITHOUT_FLOAT64:
-        # Rounding to float32 could make a 1 of the largest.
+        # Rounding to float32 could turn the largest values into 1.
         drawn_BN = _uniform(key_B.cpu(), n).float().clamp(max=1 - 2.0**-24)
         return drawn_BN.to(key_B.device)
     return _uniform(key_B, n)

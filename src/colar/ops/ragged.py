@@ -9,16 +9,16 @@ A row is one sequence of a batch, made of segments, each of its own length. `pac
     packed        q q q # t t # a EOS .  .  .  .  .  .  .
                   q # t t t t # a EOS .  .  .  .  .  .  .      "." is padding, up to a multiple of `PAD_TO`
 
-Attention is causal, so no position sees the padding to its right, and padded rows need no attention mask. What is
-computed at the padding itself is never read: every use goes through the lengths. `take_from` reads the hidden states
-of a row from its own start on, for instance from the last question position, which predicts what follows:
+Attention is causal, so no position sees the padding to its right, and padded rows need no attention mask. Results at
+the padding itself are never read, because every use goes through the lengths. `take_from` reads the hidden states of a
+row from its own start on, for instance from the last question position, which predicts the next token:
 
     take_from(start = 3, 1; n = 6)      # t t # a EOS
                                     # t t t t #
 
-Each mean is within a row first, so that a row's loss does not depend on its batch mates.
+Each mean is taken within a row first, so that a row's loss does not depend on its batch mates.
 
-Lengths, starts and masks may be on the CPU where the values are on a GPU: sizes are then known without waiting for it.
+Lengths, starts and masks may be on the CPU and the values on a GPU: then sizes are known without synchronising.
 
 Shape suffixes: B rows, L positions of a segment, T positions, N positions read, D width.
 """
@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 from colar.ops import devices
 
 PAD_TO = 8
-"""Sequences that go through the backbone are padded to multiples of this: few lengths means few kernels to make."""
+"""Sequences that go through the backbone are padded to multiples of this, because fewer lengths need fewer kernels."""
 
 
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -70,18 +70,18 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
     shape = (*source_BT.shape, *(1 for _ in first.shape[2:]))
     source = devices.beside(source_BT.clamp(max=offset - 1).view(shape), first)
     real = devices.beside((column_T < start_B[:, None]).view(shape), first)
-    # `where`, not a product: what stands in a segment's padding may be NaN.
+    # `where`, not a product, because a segment's padding may hold NaN.
     return torch.where(real, side_by_side.gather(1, source.expand(-1, -1, *first.shape[2:])), 0)
 
 
 def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Move each row to the right end, so that all take a step at one column: values (B, T, D), and (B, T) bool, False
-    in the padding.
+    """Align rows at their ends, so that all take their next step at one column: values (B, T, D), and (B, T) bool,
+    False in the padding.
 
         q q q #        . . . . q q q #
         q # . .   ->   . . . . . . q #       T is a multiple of `PAD_TO`
 
-    Padding repeats the row's first value: the mask keeps it from being seen.
+    Padding repeats the row's first value, and the mask hides it.
     """
     longest = round_up(int(lengths_B.max()))
     # The column of the input that each column of the output takes; negative in the padding.
@@ -106,7 +106,7 @@ def take_from(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
 
 def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over each row's masked entries, (B,); 0 where a row has none."""
-    # `where`, not a product with the mask: what lies outside it may be NaN or infinite.
+    # `where`, not a product with the mask, because values outside it may be NaN or infinite.
     mask_BN = devices.beside(mask_BN, values_BN)
     total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
     return total_B / mask_BN.sum(-1).clamp(min=1)
@@ -115,7 +115,7 @@ def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
 def take_masked(values_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """The values (M, ...) at the masked positions, row by row."""
     (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
-    # Not by the mask itself: indexing by a mask waits for a GPU also where the mask is on the CPU.
+    # Not by the mask itself: indexing by a mask synchronises with a GPU even if the mask is on the CPU.
     return values_BND.flatten(0, 1).index_select(0, devices.beside(at_M, values_BND))
 
 
@@ -128,5 +128,5 @@ def put_masked(values_M: Tensor, mask_BN: Tensor) -> Tensor:
 
 
 def round_up(n: int, multiple: int = PAD_TO) -> int:
-    """The next multiple."""
+    """`n`, rounded up to a multiple."""
     return math.ceil(n / multiple) * multiple

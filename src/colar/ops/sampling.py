@@ -3,23 +3,23 @@
 Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
 probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
 
-A draw is the inverse CDF over ids in ascending order: where a number falls when a row's weights are laid end to end.
-Weights are float32, from 0 to 1. They are added up in blocks, and the blocks' sums in float64: errors do not grow along
-the row.
+A draw inverts the CDF over ids in ascending order: it is the id in whose weight a number falls, when a row's weights
+are laid end to end. Weights are float32, from 0 to 1. They are added up in blocks, and the blocks' sums in float64, so
+that errors do not grow along the row.
 
     weights       3 0 1 | 0 0 2 | 1 1 0        total 8
     blocks        4       2       2
     u = 0.7       5.6 falls into the second block, 1.6 behind its beginning: its third token
 
-A sort of the whole vocabulary would find the nucleus. Nearly always it is small, though, and a window holds it:
+A sort of the whole vocabulary would find the nucleus, but it is nearly always small enough for a window to hold it:
 
     weights, largest first    30  20  10  10 | 10   8   7 ...       window of 4, total 100
     mass before each           0  30  50  60
     p = 0.5                    *   *                                the window holds it
     p = 0.55                   *   *   *                            its last token equals one outside: not sure
 
-Only a row whose window might not hold it is sorted; on a GPU all rows are, because finding out which would
-synchronise. The nucleus is the same either way, a function of the row alone.
+On a CPU, only rows whose window might not hold the nucleus are sorted; on a GPU all rows are, because finding these
+rows would synchronise. The nucleus is the same either way, a function of the row alone.
 
 Shape suffixes: B rows, V vocabulary, N blocks of it, G tokens of a block, W tokens of the window, K likeliest tokens, X
 some of the rows; blocks or tokens in `_find`.
@@ -34,13 +34,13 @@ from torch import Tensor, nn
 from colar.ops import devices
 
 BLOCK = 256
-"""Tokens that are added up at a time."""
+"""Tokens whose weights are added up at a time."""
 WINDOW = 64
 """Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
 
 
 class DrawModes(NamedTuple):
-    """True for each mode in which at least one row of a batch chooses its token: Python branches by these."""
+    """True for each mode in which at least one row of a batch chooses its token; Python branches on these."""
 
     greedy: bool
     plain: bool
@@ -56,7 +56,7 @@ class DrawModes(NamedTuple):
 
     @property
     def drawn(self) -> bool:
-        """True if a row draws."""
+        """True if any row draws."""
         return self.plain or self.nucleus
 
 
@@ -70,8 +70,8 @@ def sample_tokens(
 ) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
-    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. `modes`
-    are those of these rows or more: with them, nothing synchronises.
+    A row's token is a function of the row alone. A token of probability 0, or outside the nucleus, is never drawn.
+    `modes` must include those of these rows; if they are given, nothing synchronises.
     """
     if modes is None:
         temperatures, top_ps = torch.stack([temperature_B, top_p_B]).tolist()
@@ -98,9 +98,9 @@ def is_drawn(
     uniform_B: Tensor,
     modes: DrawModes | None = None,
 ) -> Tensor:
-    """(B,) bool: True where this one token is drawn, at temperatures above 0; cheaper than drawing which one is.
+    """(B,) bool: True where this one token is drawn, at temperatures above 0; cheaper than `sample_tokens`.
 
-    It is as probable as in `sample_tokens`, but comes with other uniform numbers.
+    The token is as probable as in `sample_tokens`, but is drawn at other uniform numbers.
     """
     weights_BV = _weights(logits_BV, temperature_B)
     total_B = mass(weights_BV)
@@ -108,7 +108,7 @@ def is_drawn(
     drawn_B = uniform_B * total_B < mine_B
     if modes is not None and not modes.nucleus:
         return drawn_B
-    # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
+    # Below a top-p of 1 the nucleus's mass replaces the total. It is at least the goal, which decides most rows.
     cut_B = top_p_B < 1
     goal_B = top_p_B * total_B
 
@@ -134,7 +134,7 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
     """(B,) float32: log-probs of these ids at each row's temperature (at 1 where it is 0), before any top-p."""
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = mass(_weights(logits_BV, scale_B))
-    # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
+    # Not the logarithm of the weight, which may underflow to 0 while the log-probability is finite.
     mine_B = devices.to_widest(logits_BV.gather(1, ids_B[:, None])[:, 0])
     behind_B = mine_B - devices.to_widest(logits_BV.amax(-1))
     return (behind_B / scale_B - total_B.log()).float()
@@ -143,13 +143,13 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
 def unlikely_logps(
     logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor, allowed_BV: Tensor | None = None
 ) -> Tensor:
-    """(B,) float32: log-probability that a token is drawn which is less likely than `least`, or not allowed; -inf where
-    there is none. At each row's temperature (at 1 where it is 0), before any top-p.
+    """(B,) float32: log-probability of drawing a token that is less likely than `least_B`, or not allowed; -inf where
+    there is none. It is at each row's temperature (at 1 where it is 0), before any top-p.
     """
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     weights_BV = _weights(logits_BV, scale_B)
     total_B = mass(weights_BV)
-    # By their own sum, not as 1 - the others': exact where hardly anything is left.
+    # Their own sum, and not 1 - the others' sum, so that it is exact even if it is nearly 0.
     outside_BV = weights_BV < (least_B * total_B).float()[:, None]
     if allowed_BV is not None:
         outside_BV = outside_BV | ~allowed_BV
@@ -158,8 +158,8 @@ def unlikely_logps(
 
 
 def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
-    """Probabilities but for a factor, (B, V) float32: 1 for the likeliest token."""
-    # A temperature that is 0 in float32 would make 0 / 0.
+    """Probabilities up to a factor, (B, V) float32: 1 for the likeliest token."""
+    # A temperature that is 0 in float32 would give 0 / 0.
     least = torch.finfo(torch.float32).tiny
     behind_BV = logits_BV.float() - logits_BV.amax(-1, keepdim=True).float()
     return behind_BV.div_(temperature_B.float().clamp(min=least)[:, None]).exp_()
@@ -169,7 +169,7 @@ def _from_nucleus(weights_BV: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Ten
     """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
     goal_B = top_p_B * mass(weights_BV)
     ids_BW, nucleus_BW, holds_B = in_window(weights_BV, goal_B)
-    # Both in the order of the ids: a uniform number draws the same token either way.
+    # Window and vocabulary are both in the order of ids, so that a uniform number draws the same token from either.
     place_B = first_above(nucleus_BW, uniform_B)
     ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
 
@@ -185,10 +185,10 @@ def _from_nucleus(weights_BV: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Ten
 def first_above(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """(B,) the first index whose cumulated weight exceeds `uniform_B` (in [0, 1)) times the row's total.
 
-    Never one of weight 0, while the row has another.
+    An index of weight 0 is returned only if the row has no other.
     """
     blocks_BNG = _blocks(weights_BV)
-    # First the block: `behind` is how far behind its beginning the number lies, as a share of the block's sum.
+    # First the block: `behind_B` is the number's distance from the block's beginning, as a share of the block's sum.
     sums_BN = devices.to_widest(blocks_BNG.sum(-1))
     block_B, behind_B = _find(sums_BN, uniform_B)
     row_B = torch.arange(len(block_B), device=block_B.device)
@@ -198,9 +198,9 @@ def first_above(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
 
 
 def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse CDF over a few weights, float64: the index (B,), and where in it the number fell, (B,) in [0, 1]."""
+    """Inverse CDF over a few weights, float64: the index (B,), and the number's place in its weight, (B,) in [0, 1]."""
     cdf_BX = weights_BX.cumsum(-1)
-    # Below the end, also by rounding: some weight above 0 then ends behind it, and none of 0 is the first to.
+    # Below the end even after rounding: then some weight ends behind it, and the first to do so is above 0.
     end_B1 = torch.nextafter(cdf_BX[:, -1:], torch.zeros_like(cdf_BX[:, -1:]))
     at_B1 = torch.minimum(devices.to_widest(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
     # The clamp is for a row of NaN, which has no such index.
@@ -216,11 +216,11 @@ def mass(weights_BV: Tensor) -> Tensor:
 
 
 def _blocks(weights_BV: Tensor) -> Tensor:
-    """The weights in blocks of neighbours, (B, N, G), with zeros behind the last; a vocabulary of fewer is one."""
+    """The weights in blocks of neighbours, (B, N, G), padded with zeros; a vocabulary smaller than a block is one."""
     V = weights_BV.shape[1]
     size = min(BLOCK, V)
     missing = -V % size
-    # A copy only where the vocabulary is no multiple of the size.
+    # Copied only if the vocabulary is no multiple of the size.
     padded = nn.functional.pad(weights_BV, (0, missing)) if missing else weights_BV
     return padded.view(len(weights_BV), -1, size)
 
@@ -229,18 +229,18 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
     """The nucleus whose mass reaches `goal_B` among the likeliest tokens of each row.
 
     Returns their ids in ascending order (B, W), their weights (B, W) float64, 0 outside the nucleus, and (B,) bool:
-    True if the window holds all of the nucleus. Where it does not, the row's weights mean nothing.
+    True if the window holds all of the nucleus. Where it is False, the row's weights are meaningless.
     """
     likeliest = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
     ids_BW, order_BW = likeliest.indices.sort(-1)
     values_BW = devices.to_widest(likeliest.values.gather(1, order_BW))
-    # All tokens that are likelier than the window's last are in it. Of those equal to the last some may be outside.
+    # The window holds all tokens likelier than its least likely one. Of those equal to that, some may be outside.
     sure_BW = values_BW > values_BW.amin(-1, keepdim=True)
     holds_B = torch.where(sure_BW, values_BW, 0).sum(-1) >= goal_B
     if ids_BW.shape[1] >= weights_BV.shape[1]:
         holds_B = torch.ones_like(holds_B)
 
-    # The mass before a token: of those that are likelier, and of its equals with smaller ids.
+    # The mass before a token: of all likelier tokens, and of its equals with smaller ids.
     mine_BW1, other_B1W = values_BW[:, :, None], values_BW[:, None, :]
     place_W = torch.arange(ids_BW.shape[1], device=ids_BW.device)
     is_before_BWW = (other_B1W > mine_BW1) | ((other_B1W == mine_BW1) & (place_W < place_W[:, None]))
@@ -258,7 +258,7 @@ def nucleus_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
 
 def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     """The nucleus whose mass reaches `goal_B`, searched in the whole vocabulary: weights (B, V), 0 outside it."""
-    # Stable: of equals those with the smaller ids come first.
+    # A stable sort, so that of equals those with the smaller ids come first.
     sorted_BV, ids_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
     wide_BV = devices.to_widest(sorted_BV)
     before_BV = wide_BV.cumsum(-1) - wide_BV

@@ -1,14 +1,14 @@
-"""Rows as one sequence: what rows that begin alike share goes through the backbone once, and rows are packed.
+"""Rows as one sequence: a beginning that rows share goes through the backbone once, and rows are packed.
 
     rows     q q q q # a a            laid out   q q q q | # a a | # b b b | + c
              q q q q # b b b          places     0 1 2 3   4 5 6   4 5 6 7   4 5
              q q q q + c                         trunk     branches
 
-A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row: each
-row's hidden states are what they would be alone. Outputs of one question (GRPO) and one example at several speeds are
-such rows; "Prefix Grouper" (2506.05433) has it for GRPO. A row that is like no other is a tree of its own.
+A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row, so that
+each row's hidden states are the same as in isolation. Outputs of one question (GRPO) and one example at several speeds
+are such rows; "Prefix Grouper" (2506.05433) does this for GRPO. A row that joins no other is a tree of its own.
 
-A sequence holds one tree, or several trees end to end where rows are packed:
+A sequence holds one tree, or several trees end to end if rows are packed:
 
     one each    a a a a a a     packed    a a a a a a d d d
                 b b b b . .               b b b b c c c c .       "." is padding
@@ -30,18 +30,18 @@ from colar.ops import devices
 from colar.ops.ragged import round_up
 
 SPARED = 0.5
-"""A row joins a tree where that spares at least this part of its ids."""
+"""A row joins a tree if that spares at least this part of its ids."""
 PACKED = (1.5, 3)
-"""Positions of a packed sequence, about this many times those of the longest tree: attention grows with its length."""
+"""Approximate bounds of a packed sequence's length, in longest trees: attention's cost grows with the length."""
 
 
 class Tree(NamedTuple):
     """Position in the sequences of each position of the rows, and the other way round.
 
-    `source` (S, P): the position of a row, as an index into rows x positions. `target` (B, T): the position of a
-    sequence, as an index into sequences x positions; 0 in a row's padding. `places` (S, P): positions in the row.
-    `branches` (S, P): trunks and branches of a sequence are numbered from 0 on; -1 in the padding. `trunks` (S, P): the
-    number of the trunk that a position sees.
+    `source` (S, P): the row position that is laid there, as an index into rows x positions. `target` (B, T): the
+    sequence position of a row's position, as an index into sequences x positions; 0 in a row's padding. `places`
+    (S, P): positions in the row. `branches` (S, P): the number of the trunk or branch, counted from 0 in each sequence;
+    -1 in the padding. `trunks` (S, P): the number of the trunk that a position sees.
     """
 
     source: Tensor
@@ -58,15 +58,15 @@ class Tree(NamedTuple):
         return values_BTD.flatten(0, 1)[self.source]
 
     def scatter(self, values_SPD: Tensor) -> Tensor:
-        """(S, P, D) of sequences -> (B, T, D) of rows. What stands in a row's padding is never read."""
+        """(S, P, D) of sequences -> (B, T, D) of rows. Values in a row's padding are never read."""
         return values_SPD.flatten(0, 1)[self.target]
 
     def seen(self) -> Tensor:
-        """(S, P, P) bool: which keys a query sees. Padding sees itself."""
+        """(S, P, P) bool: True where a query sees a key. Padding sees itself."""
         key_S1P = self.branches[:, None, :]
         own = (self.branches[:, :, None] == key_S1P) | (self.trunks[:, :, None] == key_S1P)
         columns_P = torch.arange(self.branches.shape[1], device=self.branches.device)
-        # A tree has trunk and branches one after another: within each, columns are in the order of the row.
+        # Trunk and branches of a tree follow one another, and within each, columns are in the order of the row.
         return own & (columns_P <= columns_P[:, None])
 
     def sees(self, sequence: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Tree(NamedTuple):
         return own & (key <= query)
 
     def behind(self) -> Tensor:
-        """(S, P, P): how many positions of the row a key stands before a query."""
+        """(S, P, P): the number of positions by which a key precedes a query in the row."""
         return self.places[:, :, None] - self.places[:, None, :]
 
 
@@ -85,10 +85,10 @@ def plan(
 ) -> Tree | None:
     """The trees, on the CPU, of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions.
 
-    `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None where every row would be a
+    `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None if every row would be a
     sequence of its own.
     """
-    # One copy for all: each would wait for a GPU.
+    # One copy for all columns, because each copy would synchronise with a GPU.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
@@ -127,10 +127,10 @@ def plan(
 
 
 def _bins(sizes: Sequence[int]) -> list[list[int]]:
-    """Indices of trees of these sizes, by sequence: of some numbers of sequences the one with the least padding."""
+    """Indices of trees of these sizes, by sequence, for the number of sequences with the least padding among a few."""
     total, longest = sum(sizes), max(sizes)
     fewest, most = (math.ceil(total / int(times * longest)) for times in reversed(PACKED))
-    # Of many trees there are many numbers, all with little padding.
+    # Many trees allow many numbers of sequences, all with little padding: only about ten of them are tried.
     counts = range(fewest, most + 1, 1 + (most - fewest) // 10)
     packings = [_packing(sizes, count) for count in counts]
     return min(packings, key=lambda bins: len(bins) * _padded_length(sizes, bins))
@@ -142,7 +142,7 @@ def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
 
 
 def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Trees in `count` sequences of nearly equal length: the longest that is left goes into the shortest."""
+    """Trees in `count` sequences of nearly equal length: the longest remaining tree goes into the shortest sequence."""
     bins: list[list[int]] = [[] for _ in range(count)]
     shortest_first = [(0, number) for number in range(count)]
     for tree in sorted(range(len(sizes)), key=lambda tree: (-sizes[tree], tree)):
@@ -154,14 +154,14 @@ def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
     """(length of the trunk, rows) of each tree, in the order of their first rows."""
-    # Sorted, rows that begin alike are neighbours.
+    # Sorting makes rows that begin alike neighbours.
     order = sorted(range(len(starts)), key=lambda row: (starts[row], row))
     trees: list[tuple[int, list[int]]] = []
     for row in order:
         if trees:
             trunk, rows = trees[-1]
             common = _common(starts[rows[-1]][:trunk], starts[row])
-            # A shorter trunk means longer branches for the rows that are there.
+            # A shorter trunk means longer branches for the rows already in the tree.
             spared = common - (trunk - common) * (len(rows) - 1)
             if common > 0 and spared >= SPARED * len(starts[row]):
                 trees[-1] = (common, [*rows, row])
@@ -171,7 +171,7 @@ def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of ids that two rows have in common at their starts."""
+    """Number of equal ids at the starts of two rows."""
     pairs = zip(first, second, strict=False)
     shorter = min(len(first), len(second))
     return next((place for place, (mine, other) in enumerate(pairs) if mine != other), shorter)

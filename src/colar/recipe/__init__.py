@@ -2,7 +2,7 @@
 
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
-An unknown key is an error that names the nearest right one; all that needs no data or weights is checked at first.
+An unknown key is an error that names the nearest right one; all that needs neither data nor weights is checked first.
 
     schema         the sections and keys;  parsing reads a file of them, with overrides
     run            stages, one after another, each in a folder of its own; the rows to train on, and to validate with

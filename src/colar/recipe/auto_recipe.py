@@ -1,4 +1,4 @@
-"""The recipe of `colar train auto`, for any backbone and any rows: `Facts` about these, and the values chosen by them.
+"""The recipe of `colar train auto`, for any backbone and any rows: `Facts` about these, and the values that follow.
 
 model, rows, device -> facts -> OUTPUT/recipe.yaml, with the reason of each choice
 stages: cot, then the method's own, then grpo where it is requested
@@ -25,7 +25,7 @@ from colar.ops import devices
 from colar.template.template import Format, Template, TemplateConfig
 
 PERCENTILE = 99.5
-"""Of the rows' lengths: generation is cut at limits that follow from it."""
+"""Percentile of the rows' lengths from which the limits of generation follow."""
 SLOT = 32
 """Positions reserved for the speed in the prompt."""
 LONGER = "choose a --model with a longer context"
@@ -33,11 +33,11 @@ LONGER = "choose a --model with a longer context"
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 METHODS = ("sequential", "colar")
 ROOM = 1.25
-"""Limits of generation over that percentile: a model also makes longer chains than its rows have."""
+"""Factor of the limits over that percentile, because a model also generates longer chains than those of its rows."""
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
-"""Parameters from which compiled layers repay their half minute on a CPU."""
+"""Parameters from which compiling the layers on a CPU pays off: it takes half a minute."""
 VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 
@@ -87,7 +87,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class RowReader:
-    """A backbone's config and its template, by which rows are measured."""
+    """A backbone's config and its template, to measure the lengths of rows."""
 
     model: str
     config: Any
@@ -95,7 +95,7 @@ class RowReader:
 
     @classmethod
     def of(cls, model: str, prompt_format: str = "auto", separator: str | None = None) -> "RowReader":
-        """Read a backbone's config and tokenizer, without its weights. ValueError where it is not there.
+        """Read a backbone's config and tokenizer, without weights unless it is built in. ValueError if there is none.
 
         `prompt_format` is plain, chat, or auto, which is chat where the tokenizer has a chat template. `separator` is
         that of `TemplateConfig`.
@@ -121,9 +121,9 @@ class RowReader:
         return len(question), sum(map(len, chain)), len(self.template.answer(example.answer)) - 2
 
     def too_long(self, examples: Sequence[Example], generated: int | None = None) -> dict[int, str]:
-        """The rows that do not fit the context: their indices, each with the reason.
+        """Rows that do not fit the context, by index, each with the reason.
 
-        Positions are those of the question, its chain and answer; with `generated`, of the question and that many.
+        A row needs positions for its question, chain and answer; with `generated`, for the question and that many more.
         """
         context = backbones.context_of(self.config)
         reasons = {}
@@ -137,7 +137,7 @@ class RowReader:
         return reasons
 
     def fitting(self, examples: Sequence[Example], kind: str, generated: int | None = None) -> list[Example]:
-        """The rows without those that are `too_long`, which are logged; `kind` names them ("training rows")."""
+        """The rows without those that are `too_long`, whose number is logged; `kind` names them ("training rows")."""
         return without_too_long(examples, self.too_long(examples, generated), kind, LONGER)
 
 
@@ -147,7 +147,7 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
     question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()
     device = device or devices.best()
     fast = devices.computes_bfloat16(torch.device(device))
-    # On meta a model has shapes, and no memory.
+    # On the meta device a model has shapes but takes no memory.
     with torch.device("meta"):
         parameters = int(AutoModelForCausalLM.from_config(reader.config).num_parameters())
     digits, signs = _single_tokens(reader.template, examples)
@@ -173,13 +173,13 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
 def _bfloat16_speed() -> float:
     """Speed of this CPU's matrix products in bfloat16 over float32.
 
-    Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
+    Some CPUs have the instructions but are slower with them: oneDNN needs matrix units (AMX) to gain much.
     """
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        # The shape of a small model's layer with a batch of rows.
+        # Shapes of a small model's layer with a batch of rows.
         factors = {"left": torch.ones(1024, 576, dtype=dtype), "right": torch.ones(576, 1536, dtype=dtype)}
-        # The fastest of five: another may have been the first, or have shared the cores.
+        # The fastest of five, because the first one is slower, and so is one that shared the cores.
         seconds[dtype] = min(timeit.repeat("left @ right", globals=factors, number=1, repeat=5))
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
@@ -193,7 +193,7 @@ def _equations(examples: Sequence[Example]) -> bool:
 
 
 def _single_tokens(template: Template, examples: Sequence[Example]) -> tuple[bool, bool]:
-    """`Facts.digits` and `Facts.signs`: what of equations the tokenizer has as tokens by themselves."""
+    """Values of `Facts.digits` and `Facts.signs`."""
     try:
         equations = Equations.of(template)
     except ValueError:
@@ -208,7 +208,7 @@ def _single_tokens(template: Template, examples: Sequence[Example]) -> tuple[boo
 def make_recipe(
     facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the recipe, and the reasons of most. ValueError for `grpo` with nothing to judge answers by."""
+    """The keys of the recipe, and the reasons for most values. ValueError for `grpo` if answers cannot be judged."""
     check_choice("--method", method, METHODS)
     if grpo and not facts.judged and judge is None:
         raise ValueError(
@@ -227,7 +227,7 @@ def make_recipe(
         model["attn_implementation"] = "eager"
         why.append("attention: eager, faster than sdpa for short rows on a CPU")
 
-    # Within the context: nearly every question must leave enough of it for chain and answer.
+    # Within the context, so that nearly every question leaves room for chain and answer.
     room = max(2, facts.context - facts.question - SLOT)
     answer = min(math.ceil(ROOM * facts.answer) + 4, room // 2)
     chain = min(math.ceil(ROOM * facts.chain) + 4, room - answer)
@@ -257,7 +257,7 @@ def make_recipe(
 def _training(facts: Facts) -> dict[str, Any]:
     """Length, batch and rates of the stages of SFT."""
     scratch, on_cpu = facts.scratch, facts.on_cpu
-    # About 20,000 rows in all, within these numbers of epochs.
+    # About 20,000 rows over all epochs, within these bounds on the number of epochs.
     fewest, most = (2 if facts.rows < 100_000 else 1), (20 if scratch else 6)
     epochs = min(most, max(fewest, round(20_000 / facts.rows)))
     batch = 8 if facts.rows * epochs < 8_000 else 16
@@ -289,7 +289,7 @@ def _rate(facts: Facts) -> float:
         return 2e-3
     if not facts.lora:
         return 3e-4
-    # Of an adapter on all linears.
+    # Rates of an adapter on all linears.
     if facts.parameters < 300e6:
         return 8e-4
     return 4e-4 if facts.parameters < 2e9 else 2e-4
@@ -334,7 +334,7 @@ def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
 def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
     """The stage of reinforcement, which starts from the method's own stage."""
     return {
-        # No other keys: the checkpoint has its own, which a command line may have changed.
+        # No other keys: those of the checkpoint hold, which a command line may have changed.
         "method": {"name": method},
         "grpo": {
             "num_generations": 8,

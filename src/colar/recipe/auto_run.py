@@ -30,7 +30,7 @@ from colar.training.run_folder import AutoFolder, RunFolder, input_digest
 
 @dataclass(frozen=True)
 class AutoCall:
-    """The arguments of `train` that decide what its run is: another call in the same folder is an error."""
+    """The arguments of `train` that identify its run: once a stage has saved weights, others are an error."""
 
     model: str
     data: Any
@@ -84,7 +84,7 @@ def train(
         model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).
         data: A file, a folder (its `train` file, and those of `validation` and `test` where it has them), a Hub data
             set `owner/name[:split]` (default: `train`), a list of dicts, or a `datasets.Dataset`.
-        output: Folder of the run; afterwards a checkpoint by its name.
+        output: Folder of the run, which loads as a checkpoint afterwards.
         method: `sequential` (ours) or `colar` (the paper's Gaussian head).
         grpo: Also learn by reinforcement, for answers that can be judged.
         test: Rows for the table at the end; by default the folder's own, or a part of `data` that is held out.
@@ -96,7 +96,7 @@ def train(
         resume: False begins all stages anew.
 
     Raises:
-        ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
+        ValueError: If the rows, the model or a value are wrong, before anything is trained.
     """
     rows, test_rows = _in_memory(data), _in_memory(test)
     folder = files.require_writable(output)
@@ -111,18 +111,18 @@ def prepare_run(
 ) -> list[Stage]:
     """Read and split the rows, make the recipe, and return its stages, or those in `only`.
 
-    A recipe that is there for the same call is taken as it is: a user may have changed it.
+    An existing recipe of the same call is used as it is, because a user may have changed it.
     """
-    # Before rows are read: the error of a misspelt key comes within a second.
+    # Before rows are read, so that a misspelt key is reported within a second.
     keys = parsing.keys_of_overrides(overrides).get("training", {})
     timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
-    # Processes join before the main one makes the recipe: their timeout is read from the overrides.
+    # Processes join before there is a recipe, so their timeout is read from the overrides.
     processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
     processes.from_main(lambda: _make_recipe(call, overrides, only))
     recipe = AutoFolder(call.output).recipe
     progress.say(f"recipe: {recipe}")
     stages = parsing.load_stages(recipe, overrides, only)
-    # The stages and the rows stand in it by their paths: a copy would train in the folder that it was copied from.
+    # The recipe has the paths of its stages and rows, so a copy of the folder would train in the original.
     made_in = Path(stages[0].recipe.output).parent
     if made_in.resolve() != call.output.resolve():
         raise ValueError(f"{recipe} is of the run in {made_in}: give --output {made_in}, or a new folder")
@@ -145,7 +145,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         check_same_run(folder.path, before or {}, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
         return
-    # Files of an earlier call that trained nothing may be of a mistaken one: they are made anew.
+    # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
     reader = auto_recipe.RowReader.of(call.model, call.template, separator)
     split = _split(call)
@@ -159,7 +159,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         "validation": reader.fitting(split.validation, "validation questions", generated),
         "test": reader.fitting(split.test, "test questions", generated),
     }
-    # Into the file: the same command without its overrides, and the recipe by itself, run with them too.
+    # Written into the file, so that the same command without overrides, and the recipe by itself, run with them too.
     parsing.override_stages(tree["stages"], overrides, only)
     try:
         auto_recipe.write_recipe(folder.recipe, tree, why)
@@ -175,7 +175,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
 
 
 def _split(call: AutoCall) -> user_rows.Divided:
-    """Read and split the rows, and log how they were understood."""
+    """Read and split the rows, and log how they were read."""
     rows = user_rows.read(call.data, call.columns, judge=call.judge_name)
     for line in rows.summary():
         progress.say(line)
@@ -193,12 +193,12 @@ def _split(call: AutoCall) -> user_rows.Divided:
 
 
 def _in_memory(data: Any) -> Any:
-    """An iterator's rows as a list: they are read twice, first for a digest."""
+    """An iterator's rows as a list, because they are read twice, first for a digest."""
     return list(data) if isinstance(data, Iterator) else data
 
 
 def _identity(data: Any) -> str | None:
-    """A digest of the file, the folder's files or the rows; of a Hub data set its id. The path does not matter."""
+    """Digest of the file, the folder's files or the rows, independent of the path; of a Hub data set its id."""
     if data is None:
         return None
     if isinstance(data, str | Path):
@@ -207,9 +207,9 @@ def _identity(data: Any) -> str | None:
 
 
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
-    """Measure every speed of the last stage beside the first one's CoT, and publish the model.
+    """Measure every speed of the last stage and the CoT of the first one, and publish the model.
 
-    All are measured within the limits of the first stage.
+    All are measured with the limits of the first stage.
     """
     first, last = stages[0].recipe, stages[-1].recipe
     if last.validation.limits != first.validation.limits:

@@ -1,4 +1,4 @@
-"""The end of `colar train auto`: every speed is measured beside the run's own CoT on questions held out.
+"""The end of `colar train auto`: every speed is compared with the run's own CoT on held-out questions.
 
 records, seconds of single questions -> report -> table, picture                   OUTPUT/results
 report -> the speed with the fewest thoughts that answers as well as CoT           OUTPUT/best
@@ -33,18 +33,18 @@ SPEEDS: tuple[Mapping[str, Any], ...] = (
     # Groups of two that also end before a token of low confidence.
     {"compression_factor": 2, "confidence_threshold": 0.8},
 )
-"""Per-request values of the table, where the method has them and was trained with them."""
+"""Per-request values of the table, if the method has them and was trained with them."""
 NO_CHAIN = "no chain"
-"""Label of the CoT model that answers at once."""
+"""Label of the CoT model that has to answer without a chain."""
 DATASET = "held out"
 WITHIN = 0.01
 """Accuracy that the default speed may lose to CoT: a point."""
 LEARNT = 0.05
 """Accuracy of CoT below which other speeds are not compared with it."""
 NARROW = 2.0
-"""Points of half an interval below which a decimal is shown."""
+"""Half width of an interval, in points, below which a decimal is shown."""
 TOO_WIDE = 0.05
-"""Half of a 95% interval from which rows are too few to choose by."""
+"""Half width of a 95% interval from which rows are too few to choose by."""
 TIMED_SINGLY = 16
 """Questions that are timed one at a time."""
 
@@ -54,10 +54,10 @@ class Outcome:
     """The speeds of a run on questions held out."""
 
     output: Path
-    """The run's folder; also a checkpoint by its name."""
+    """The run's folder, which also loads as a checkpoint."""
     report: Report
     default: Mapping[str, Any]
-    """The per-request values that `best` is asked with where a request names none."""
+    """The per-request values that `best` uses if a request names none."""
     sentence: str
     speeds_table: tables.TextTable
 
@@ -90,9 +90,9 @@ def measure_and_publish(
     settings: evaluate.AnswerSettings,
     dtype: str,
 ) -> Outcome:
-    """Ask the checkpoints `cot` and `last` the held-out `examples`, and write the run's `results` and `best`.
+    """Evaluate the checkpoints `cot` and `last` on the held-out `examples`, and write the run's `results` and `best`.
 
-    Answers that are there already are not made again. Processes that have joined call it together.
+    Existing answers are reused. Processes that have joined call it together.
     """
     records: list[Path] = []
     seconds: dict[str, float] = {}
@@ -104,12 +104,13 @@ def measure_and_publish(
         weights = processes.from_main(partial(checkpoint.digest, trained))
         asked = {"weights": weights, "questions": files.digest(map(repr, examples)), "dtype": dtype}
         _answer(records[-1], asked, model, params, examples, settings)
-        seconds |= _time_singly(model, params, examples[:TIMED_SINGLY], settings, records[-1])
+        timed = partial(_time_singly, model, params, examples[:TIMED_SINGLY], settings, records[-1])
+        seconds |= processes.from_main(timed)
         if name == "cot":
             records.append(folder.results / "records-no-chain.jsonl")
             at_once = replace(settings, max_latents=0)
             _answer(records[-1], asked, replace(model, label=NO_CHAIN), params, examples, at_once)
-        # Before the next one is loaded: a GPU may have room for one.
+        # Freed before the next model is loaded, because a GPU may have room for one only.
         del lm, method, model
 
     def write() -> tuple[Report, dict[str, Any], str]:
@@ -131,12 +132,12 @@ def _answer(
     examples: Sequence[Example],
     settings: evaluate.AnswerSettings,
 ) -> None:
-    """Append to `records` the answers at each of `params` that are not there yet.
+    """Append the missing answers at each of `params` to `records`.
 
     Records of other weights, questions or dtype (`asked`), or of other settings, are dropped first.
     """
     processes.from_main(partial(_drop_stale_records, records, {**asked, **asdict(settings)}))
-    # One speed after another: in shared batches the time of each could not be told.
+    # One speed after another, because in shared batches their times could not be separated.
     for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
         evaluate.evaluate([point], {DATASET: list(examples)}, records, settings)
 
@@ -145,16 +146,16 @@ def params_of_speeds(method: Method) -> list[Any]:
     """The values in `SPEEDS` that the method was trained with, or else its own default."""
     names = set(registry.param_names(method))
     possible = registry.possible_params(method, [values for values in SPEEDS if names.issuperset(values)])
-    # The default is chosen among them: it must be no speed that warns.
+    # The default is chosen from these, so speeds for which the method warns are left out.
     trained = [params for params in possible if method.check_params(params) is None]
     return trained or [registry.make_params(method, {})]
 
 
 def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
-    """Drop answers, and their times, unless they were `asked` so: a stage may be trained again, a limit changed."""
+    """Drop answers and times of other values than `asked`: a stage may have been trained again, a limit changed."""
     path = records.with_suffix(".json")
     before = files.read_json(path) if path.exists() else {}
-    # No answer depends on it: times of single questions.
+    # The times of single questions, on which no answer depends.
     before.pop("alone", None)
     if before != asked:
         records.unlink(missing_ok=True)
@@ -168,12 +169,15 @@ def _time_singly(
     settings: evaluate.AnswerSettings,
     records: Path,
 ) -> dict[str, float]:
-    """Median seconds of a question that is computed alone, by `system_key`. Measured once: stored with the records."""
+    """Median seconds of a question in isolation, by `system_key`. Measured once, and stored with the records.
+
+    By the main process alone: others that answered meanwhile would take its cores.
+    """
     path = records.with_suffix(".json")
     stored: dict[str, Any] = files.read_json(path)
     if "alone" in stored:
         return dict(stored["alone"])
-    engine = Engine(model.lm, model.method, 1)
+    engine = Engine(model.lm, model.method, 1, cuda_graphs=False if settings.eager else None)
     medians = {}
     with progress.bar("timing, one question at a time", len(params) * len(examples)) as bar:
         for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
@@ -183,14 +187,14 @@ def _time_singly(
                 seconds.append(completion.seconds)
                 bar.update()
             medians[system_key(point.cell.system)] = statistics.median(seconds)
-    processes.from_main(lambda: files.write_json(path, {**stored, "alone": medians}))
+    files.write_json(path, {**stored, "alone": medians})
     return medians
 
 
 def publish(
     trained: Path, target: Path, default: Mapping[str, Any], settings: evaluate.AnswerSettings
 ) -> None:
-    """Write a checkpoint as `target` with a speed and limits of its own; its weights are links to the same files."""
+    """Publish a checkpoint as `target`, with a default speed and limits; its weights are links to the same files."""
     info = files.read_json(trained / "colar.json")
     info["method"] |= {
         "params": dict(default),
@@ -219,9 +223,9 @@ def _link(source: str, target: str) -> None:
 def choose(report: Report) -> tuple[dict[str, Any], str]:
     """The default speed, and a sentence about it.
 
-    Of the speeds within a point of CoT and of the slowest speed it is that with the fewest thoughts. It is the slowest
-    (c = 1 if that was trained) where no speed is within a point, where CoT has not learnt, and where the rows are too
-    few to tell.
+    Among the speeds within a point of both CoT and the slowest speed, it is the one with the fewest thoughts. It is the
+    slowest (c = 1 if that was trained) if no speed is within a point, if CoT has not learnt, or if the rows are too few
+    to tell.
     """
     cot, _, latent_rows, differences = _rows_of(report)
     percent = f"{100 * cot.accuracy:.{_decimals(cot.accuracy_se)}f}%"
@@ -234,7 +238,7 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     within = [row for row in latent_rows if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
     difference = differences[best.system]
-    # Where all verdicts are the same their spread is 0, and says nothing: by the rule of three up to 3 / n may differ.
+    # If all verdicts agree, their spread of 0 says nothing: by the rule of three, up to 3 / n may differ.
     half = max(half_interval(difference.se) or 0.0, 3 / cot.n)
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # So far behind CoT that even a few rows show it.
@@ -267,7 +271,7 @@ def _beside(
 
 
 def _rows_of(report: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
-    """The row of CoT, that of CoT without a chain, those of the method's speeds, and the differences to CoT."""
+    """Rows of CoT, of CoT without a chain and of the method's speeds, and the differences to CoT."""
     rows = [row for row in report.rows if row.dataset == DATASET]
     [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
     [no_chain] = [row for row in rows if row.system.label == NO_CHAIN]
@@ -288,14 +292,14 @@ def speed_name(params: ParamValues) -> str:
 
 
 def system_key(system: System) -> str:
-    """The key of a system's seconds, a text as JSON needs."""
+    """The key of a system's seconds: text, because JSON needs it."""
     return json.dumps([system.method, system.label, system.params])
 
 
 def speeds_table(
     report: Report, seconds: Mapping[str, float], default: Mapping[str, Any]
 ) -> tables.TextTable:
-    """The rows of all speeds, CoT's first; `seconds` of questions computed one at a time, by `system_key`."""
+    """Table of all speeds, CoT first; `seconds` are those of questions run one at a time, by `system_key`."""
     cot, no_chain, latent_rows, differences = _rows_of(report)
     rows = []
     for row in [cot, no_chain, *latent_rows]:

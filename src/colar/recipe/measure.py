@@ -1,7 +1,7 @@
 """`colar train --check`: a recipe's longest batch, a few of its updates and a validation batch, measured here.
 
-Data and model are loaded as for the run, in a temporary folder. The numbers are those of this device: on another one,
-or with other processes beside this one, they differ.
+Data and model are loaded as for the run, with a temporary output folder. The numbers hold for this device, and change
+if other processes run beside this one.
 """
 
 import math
@@ -28,12 +28,12 @@ from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 WARMUP, UPDATES = 2, 10
-"""Updates of SFT: those that allocate and compile, and those that are timed."""
+"""Updates of SFT that allocate and compile, and updates that are timed."""
 GIB = 2**30
 
 
 class Updates(TrainerCallback):  # type: ignore[misc]
-    """Seconds of an update of SFT, reading the rows included."""
+    """Mean seconds of an update of SFT, reading the rows included."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,7 +50,7 @@ def measure_stages(stages: Sequence[Stage]) -> Iterator[Table]:
     """Measure the stages one after another; stop, with a message, at one whose start is yet to be trained."""
     for place, stage in enumerate(stages):
         start = stage.recipe.model.init_from
-        # A start that no earlier stage trains must be there: where it is missing, `measure` raises an error.
+        # A start that no earlier stage trains must exist: if it is missing, `measure` raises an error.
         earlier_outputs = {earlier.recipe.output for earlier in stages[:place]}
         if start is not None and str(Path(start).parent) in earlier_outputs and not Path(start).exists():
             others = ", ".join(later.name for later in stages[place:])
@@ -63,9 +63,9 @@ def measure_stages(stages: Sequence[Stage]) -> Iterator[Table]:
 
 
 def measure(recipe: Recipe) -> Table:
-    """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
+    """Measure a recipe on this machine, as a table for a terminal. ValueError if it is invalid."""
     recipe.training.check_installed()
-    # It is no run that a tracker should keep.
+    # No tracker should record it as a run.
     training = replace(recipe.training, report_to="none")
     method = load_method(recipe)
     with tempfile.TemporaryDirectory() as folder, sampling_pool(recipe, method) as roll_out:
@@ -98,14 +98,14 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
         lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing, packed=config.packing
     ):
         started = time.perf_counter()
-        # Before its weights are split the model would have to fit into one device.
+        # With fsdp the weights are not split yet, and the whole model may not fit into one device.
         if not trainer.fsdp:
             longest = preflight.before_training(trainer)
             peak, _ = peak_memory(lm.device)
             memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
             size = f"{longest.rows} rows, {longest.positions:,} positions at once{memory}"
             table.add_row("longest batch", duration(longest.seconds), size)
-            # This batch is no part of an update. The outputs that GRPO samples for it are, so their time stays counted.
+            # This batch is not part of an update. The outputs that GRPO sampled for it are, so their time is counted.
             started += longest.seconds
         trainer.remove_callback(PrinterCallback)
         trainer.args.save_strategy = "no"
@@ -126,9 +126,9 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
 
 
 def _grpo_update(table: Table, trainer: LatentTrainer, started: float) -> float:
-    """Make the updates of one generation, whose sampling has `started`, and add a row; returns the seconds of one."""
+    """Make the updates of one generation, whose sampling began at `started`; add a row. Returns seconds per update."""
     assert isinstance(trainer, GrpoTrainer), "the trainer that samples"
-    # A generation is sampled once, and learnt from in several updates: all of these are made.
+    # A generation is sampled once and used in several updates, so all of these are timed.
     trainer.args.max_steps = trainer.plan.updates_per_generation
     trainer.train()
     seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
@@ -137,7 +137,7 @@ def _grpo_update(table: Table, trainer: LatentTrainer, started: float) -> float:
 
 
 def _sft_update(table: Table, trainer: LatentTrainer) -> float:
-    """Make some updates of SFT and add a row about them; returns the seconds of one."""
+    """Make some updates of SFT; add a row. Returns seconds per update."""
     updates = Updates(trainer.objective.lm.device)
     trainer.add_callback(updates)
     trainer.args.max_steps = WARMUP + UPDATES
@@ -147,8 +147,8 @@ def _sft_update(table: Table, trainer: LatentTrainer) -> float:
 
 
 def _validation_row(table: Table, trainer: LatentTrainer, validation: Validation) -> None:
-    """Time the first batch of the validation questions, and add a row."""
-    batch_size, n = validation.limits.batch_size, len(validation.examples)
+    """Time the first batch of each process of the validation questions, and add a row."""
+    batch_size, n = validation.limits.batch_size * trainer.args.world_size, len(validation.examples)
     first = replace(validation, examples=validation.examples[:batch_size])
     lm = trainer.objective.lm
     lm.eval()
@@ -161,15 +161,15 @@ def _validation_row(table: Table, trainer: LatentTrainer, validation: Validation
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int]:
-    """Peak bytes, and all that there are: allocated on a device, or of this process where that is the CPU.
+    """Peak and total bytes: the peak is that of torch's allocations on a device, and of this process on the CPU.
 
-    The peak is None where neither torch nor the operating system counts it.
+    The peak is None if neither torch nor the operating system counts it.
     """
     if device.type != "cpu":
         module: Any = torch.get_device_module(device)
         if hasattr(module, "max_memory_allocated"):
             return module.max_memory_allocated(device), int(module.mem_get_info(device)[1])
-        # Apple's: only torch.accelerator counts it, from torch 2.9 on.
+        # On Apple's mps only torch.accelerator counts the peak, from torch 2.9 on.
         peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
         return peak(device), int(module.recommended_max_memory())
     try:

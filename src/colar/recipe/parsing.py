@@ -1,4 +1,4 @@
-"""From a YAML file and dotted overrides to recipes, or to a ValueError that says what is wrong with them.
+"""Parsing of a YAML file and dotted overrides into recipes; a ValueError says what is wrong with them.
 
 A recipe may have stages, each a run of its own that starts from the weights of the one before:
 
@@ -12,9 +12,9 @@ A recipe may have stages, each a run of its own that starts from the weights of 
         method: {name: colar}
         training: {learning_rate: 1.0e-3}
 
-A stage has the keys beside `stages`, and its own laid over them. On the command line `--key value` is for all stages,
-`--stages.colar.key value` for one; what the model starts from (`--model.backbone`, `--model.init_from`, `--template`)
-is for the first stage that runs.
+A stage has the keys beside `stages`, and its own laid over them. On the command line `--key value` applies to all
+stages, `--stages.colar.key value` to one; the keys of the initial model (`--model.backbone`, `--model.init_from`,
+`--template`) apply to the first stage that runs.
 """
 
 import re
@@ -31,13 +31,13 @@ from colar.training.grpo import rewards
 
 NO_OUTPUT = "output is missing: name the run's folder"
 Override = tuple[str, str]
-"""A dotted key and its value, as the command line has them."""
+"""A dotted key and its value, as on the command line."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
-"""A stage's name is also that of its folder. No hyphen: the command line takes `-` for `_` in options."""
+"""A stage's name, and that of its folder. No hyphen, because the command line takes `-` for `_` in options."""
 OF_THE_RECIPE = ("output", "stages", "base")
 """Keys of the whole recipe, which a stage must not have."""
 START = ("model.backbone", "model.init_from", "template")
-"""Keys of the command line for the first stage alone: the others start from the stage before them."""
+"""Keys of the command line for the first stage alone, because the others start from the stage before them."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -54,10 +54,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def load_stages(
     path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] | None = None
 ) -> list[Stage]:
-    """The stages of a recipe, in their order; a recipe without stages is one. `only` names those that are wanted.
+    """The stages of a recipe in order, or those that `only` names; a recipe without stages is one.
 
-    All that can be checked without data or weights is checked here, in every stage that is wanted. ValueError names
-    the stage, the key, and what it must be.
+    All that can be checked without data or weights is checked here, in every stage returned. ValueError names the
+    stage, the key, and what it must be.
     """
     tree = _read(path)
     pairs = parse_overrides(overrides)
@@ -84,7 +84,7 @@ def load_stages(
         try:
             stages.append(Stage(name, _parsed(where, keys, by_stage[name])))
         except ValueError as error:
-            # An override's error does not know which stage it is.
+            # The error of an override does not name the stage.
             raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
     return stages
 
@@ -92,7 +92,7 @@ def load_stages(
 def override_stages(
     stages: dict[str, dict[str, Any]], overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> None:
-    """Set the overrides of a command line in the keys of the stages that they are for, of all or of `only` some."""
+    """Set the overrides of a command line in the keys of the stages that they apply to: all, or those in `only`."""
     for name, pairs in _overrides_by_stage(parse_overrides(overrides), list(stages), only).items():
         for pair in pairs:
             stages[name] = _overridden(stages[name], *pair)
@@ -109,7 +109,7 @@ def keys_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def _overrides_by_stage(
     pairs: Sequence[Override], names: Sequence[str], only: Sequence[str] | None
 ) -> dict[str, list[Override]]:
-    """The overrides of each stage that is wanted, by its name."""
+    """The overrides of each stage, or of each in `only`, by its name."""
     check_known("--stages", only or [], names)
     check_known("--stages", [key.split(".")[1] for key, _ in pairs if key.startswith("stages.")], names)
     by_stage: dict[str, list[Override]] = {}
@@ -125,7 +125,7 @@ def _overrides_by_stage(
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
+    """The keys of a file laid over those of its bases. An error names the file that has the wrong key."""
     tree: dict[str, Any] = {}
     for layer, own in reversed(yaml_settings.yaml_layers(recipes.find(path)).items()):
         beside_stages = {key: value for key, value in own.items() if key != "stages"}
@@ -135,7 +135,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _checked_stages(path: str | Path, stages: Any) -> dict[str, dict[str, Any]]:
-    """The stages of a file. ValueError for a name that cannot be a folder's, and for what is no keys and values."""
+    """The checked stages of a file. ValueError for a wrong name, a wrong key, and a stage without keys and values."""
     if not isinstance(stages, dict) or not stages:
         raise ValueError(f"{path}: stages must name each stage with its keys, got {stages!r}")
     for name, own in stages.items():
@@ -209,7 +209,7 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
     value: Any = text
     if hint == str | None and text == "null":
         value = None
-    # The shell has removed a text's quotes: 12 for a field of text is the text "12".
+    # The shell has removed a text's quotes, so 12 for a field of text is the text "12".
     elif hint not in (str, str | None):
         value = yaml_settings.read_yaml(where, text)
     yaml_settings.check(where, Recipe, _with_key({}, path, value))
@@ -217,7 +217,7 @@ def _overridden(tree: dict[str, Any], key: str, text: str) -> dict[str, Any]:
 
 
 def _with_key(tree: dict[str, Any], path: Sequence[str], value: Any, merge: bool = False) -> dict[str, Any]:
-    """The tree with a value at a path. With `merge` the value is a section, laid over the one that is there."""
+    """The tree with a value at a path. With `merge` the value is a section, laid over the existing one."""
     first, *rest = path
     before = tree.get(first)
     if rest:
@@ -228,7 +228,7 @@ def _with_key(tree: dict[str, Any], path: Sequence[str], value: Any, merge: bool
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
-    """Reject a backbone or layout of the command line that would not be used. A file may have it from its base."""
+    """Reject a backbone or layout of the command line that has no effect. A file may inherit one from its base."""
     start = recipe.model.init_from
     if start is None:
         return
@@ -245,5 +245,5 @@ def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
 
 
 def _below(key: str, sections: Sequence[str]) -> bool:
-    """True if a key is one of some sections, or stands in one."""
+    """True if a key is one of `sections`, or lies in one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)

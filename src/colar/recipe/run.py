@@ -38,11 +38,11 @@ VALIDATION = "validation"
 
 @dataclass(frozen=True)
 class Validation:
-    """Questions that select the checkpoint, and how they are answered; called, it validates a model."""
+    """Questions that select the checkpoint, and the settings to answer them. Calling it validates a model."""
 
     examples: list[Example]
     params: list[Any]
-    """Per-request values of the method: each question is asked at every one."""
+    """Per-request values of the method; each question is answered at every one."""
     decoding: str
     limits: evaluate.AnswerSettings
 
@@ -51,11 +51,11 @@ class Validation:
 
 
 def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
-    """Run stages one after another, without those that are finished. Returns the last one's published checkpoint.
+    """Run stages one after another, skipping those that are finished. Returns the last one's published checkpoint.
 
-    A stage that was stopped resumes. ValueError for a finished one whose start has other weights by now.
+    A stage that was stopped resumes. ValueError if the weights that a finished stage started from have changed.
     """
-    # Processes join once, for all stages: with the longest timeout of any.
+    # Processes join once for all stages, with the longest of their timeouts.
     processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
         stage.recipe.training.check_installed()
@@ -74,8 +74,8 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
-    """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
-    # A package that is not installed is named before a model is loaded.
+    """Train a recipe in its own folder. ValueError, before the first step, if it is invalid."""
+    # A missing package is reported before a model is loaded.
     recipe.training.check_installed()
     folder = RunFolder(files.require_writable(recipe.output))
     method = load_method(recipe)
@@ -94,11 +94,11 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
 
 
 def load_method(recipe: Recipe) -> Method:
-    """The method that the run trains. A checkpoint of the Hub to start from is downloaded.
+    """The method that the run trains. Downloads the checkpoint to start from if it is on the Hub.
 
-    Reinforcement continues with the checkpoint's method, its measured sigma_e, default speed and limits included.
-    ValueError, before rows are read, where `model.init_from` is no checkpoint; and, under reinforcement, where the
-    recipe names another method, gives a key another value than the checkpoint has, or validates at values that the
+    Reinforcement continues with the checkpoint's method, including its measured sigma_e, default speed and limits.
+    ValueError, before rows are read, if `model.init_from` is no checkpoint; under reinforcement also if the recipe
+    names another method, gives a key another value than the checkpoint has, or validates at values that the
     checkpoint's method cannot work with.
     """
     method = build_method(recipe)
@@ -143,7 +143,7 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
             )
         pretrained.attach(lm, method, seed)
     # Otherwise the engine would refuse the backbone at the first validation, or once training has ended. Checked before
-    # the attention is replaced: the engine goes on with this one where the other takes no mask.
+    # the attention is replaced, because the engine uses this one if the other takes no mask.
     cache.check_attention(lm.causal_lm)
     if model.attn_implementation is not None:
         try:
@@ -154,7 +154,7 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
 
 
 def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], Validation | None]:
-    """The model, the training rows, and the validation with those questions that fit the model's context."""
+    """The model, the training rows, and the validation with the questions that fit the model's context, if any."""
     examples, held_out = load_example_sets(recipe.data)
     lm = load_model(recipe, method)
     if not held_out:
@@ -168,15 +168,15 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
 
 @contextmanager
 def sampling_pool(recipe: Recipe, method: Method) -> Iterator[rollout.RollOut | None]:
-    """The pool of processes that sample for a run with `grpo.rollout_workers`; None where the one that trains does."""
+    """The processes that sample for a run with `grpo.rollout_workers`; None if the training process samples."""
     n = 0 if recipe.grpo is None else recipe.grpo.rollout_workers
     if n == 0:
         yield None
         return
-    # Nothing of Ray is imported without them.
+    # Ray is imported for them alone.
     from colar.integrations import ray_cluster
 
-    # An absolute path: the workers have working directories of their own.
+    # An absolute path, because the workers have working directories of their own.
     start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
     there = replace(recipe, model=replace(recipe.model, init_from=start))
     with ray_cluster.rollout_pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
@@ -219,9 +219,9 @@ def _train(
 def _write_page(
     folder: RunFolder, lm: LatentLM, method: Method, validation: Validation, page_size: int
 ) -> None:
-    """Write what the published weights think of the first validation questions: a page, and the numbers on it.
+    """Write a page of the published weights' thoughts on the first validation questions, and the numbers on it.
 
-    They are those of `colar inspect` without controls, which take long. A failure is a warning, and harmless.
+    Both are those of `colar inspect` without controls, which take long. A failure is only a warning.
     """
     examples = validation.examples[:page_size]
     decoding = validation.limits.decoding(validation.decoding)
@@ -238,15 +238,15 @@ def _write_page(
         progress.say(f"page of the best checkpoint: {folder.page}")
 
 
-# Rows. None is both trained on and validated with. Two rows may ask the same question, as published sets overlap a
-# little: that is logged.
+# Rows. No row is used in both training and validation. Two rows may ask the same question, because published sets
+# overlap a little: this is logged.
 
 
 def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows, and validation rows ([] where the recipe has none).
 
-    ValueError where validation would be on training rows, where rows occur twice, or where none are left. Logs how
-    many validation questions are also trained on, if any.
+    ValueError if validation would be on training rows, if rows occur twice, or if none are left. Logs how many
+    validation questions are also trained on, if any.
     """
     load = partial(
         sources.load_examples,
@@ -282,7 +282,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
             "rows, there or in data.train_split, or set data.validation_size 0"
         )
-    # Under another id: ids name their split or file, so two copies of a question have two.
+    # The same question under another id: ids name their split or file, so its copies have different ids.
     questions = {row.conversation for row in train_rows}
     both = [row.id for row in held_out if row.conversation in questions]
     if both:
@@ -294,7 +294,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
 
 
 def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
-    """The main source's rows from train_skip on, without those of too many steps."""
+    """The main source's rows from train_skip on, without those that have too many steps."""
     rows = rows[data.train_skip :]
     if not rows:
         raise ValueError(
@@ -319,7 +319,7 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
     if data.validation_size == 0:
         return []
     source = data.validation_source or data.source
-    # By the file: its rows have ids by their split, and its path may be written in several ways.
+    # Compared by file, because ids of rows name their split, and a path may be written in several ways.
     file = sources.user_file(source, VALIDATION)
     sections: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for trained in sections:
@@ -328,6 +328,6 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
                 f"{trained.source} is one file, {file}, which would validate on its own training rows: name another in "
                 "data.validation_source, or set data.validation_size 0"
             )
-    # The main source's options mean nothing to another one.
+    # The main source's options do not apply to another one.
     options = data.options if source == data.source else {}
     return load(source, VALIDATION, limit=data.validation_size, seed=data.seed, options=options)

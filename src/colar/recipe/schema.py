@@ -32,8 +32,8 @@ class ModelConfig:
     """Source of the weights."""
 
     backbone: str = "tiny"
-    """tiny | tiny-digits | smollm2-135m | a folder | a Hub id. Unused beside `init_from`, where the command line
-    may not give it."""
+    """tiny | tiny-digits | smollm2-135m | a folder | a Hub id. Beside `init_from` it has no effect, and
+    is an error on the command line."""
     init_from: str | None = None
     """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
     lora: LoraSettings | None = None
@@ -88,7 +88,7 @@ class SourceRows:
     seed: int | None = None
     """null: data.seed."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of a generated source."""
+    """Options of a generated source."""
 
     def __post_init__(self) -> None:
         if self.train_size is not None:
@@ -108,10 +108,10 @@ class DataConfig:
     train_size: int | None = None
     """First N rows; null: all."""
     train_skip: int = 0
-    """Skip N rows before them: those that the weights to start from were trained on."""
+    """Skip N rows before these: the rows that the initial weights were trained on."""
     max_reasoning_steps: int | None = None
-    """Of these rows, those whose chain has at most N steps; null: all. Reinforcement learns from groups that are right
-    in part: a small model has these where chains are short."""
+    """Use only the rows whose chain has at most N steps; null: all. Reinforcement learns from groups of outputs that
+    are partly right, which a small model has where chains are short."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_size: int | None = 200
@@ -137,10 +137,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """Validation of a checkpoint: by thinking as at test time."""
+    """Validation of a checkpoint, by generation as at test time."""
 
     params: tuple[dict[str, Any], ...] = ({},)
-    """The per-request values asked for, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
+    """The per-request values to validate at, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
     decoding: str = "greedy"
     """greedy | sampled."""
     limits: AnswerSettings = field(default_factory=AnswerSettings)
@@ -155,11 +155,11 @@ class ValidationConfig:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
 
     def method_params(self, method: Method) -> list[Any]:
-        """`params` as objects of the method's `Params`. ValueError for a value that it lacks."""
+        """`params` as objects of the method's `Params`. ValueError for a value that it does not have."""
         return [registry.make_params(method, values) for values in self.params]
 
     def check_params(self, method: Method) -> None:
-        """Reject `params` that the method lacks, or with which its weights, as they are trained, cannot work."""
+        """Reject `params` that the method does not have, or that cannot work with its weights as trained."""
         for params in self.method_params(method):
             try:
                 method.check_params(params)
@@ -205,17 +205,17 @@ class Stage:
 
 
 def build_method(recipe: Recipe) -> Method:
-    """The method as the recipe says. ValueError for an unknown name, key or per-request value."""
+    """The method that the recipe names. ValueError for an unknown name, key or per-request value."""
     config = dict(recipe.method)
     name = config.pop("name", "")
     if name is None:
         raise ValueError(f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}")
     method = registry.build(str(name), config)
-    # A value that the method lacks fails here, and not at the first validation.
+    # A value that the method does not have fails here, and not at the first validation.
     if recipe.grpo is None:
         recipe.validation.check_params(method)
     else:
-        # What was trained, and so what it can work with, only the start knows (`run.load_method`).
+        # The supported values depend on the checkpoint to start from: `run.load_method` checks them.
         recipe.validation.method_params(method)
     return method
 

@@ -3,5 +3,5 @@
 app            paths, keys, streams and metrics, and uvicorn around them
 protocol       OpenAI's format: the body of a request, checked by pydantic; its response; errors
 served_model   a checkpoint: a body as requests to its engine, thoughts and text as they come
-ray_serve      replicas of it all on a Ray cluster
+ray_serve      replicas of the server on a Ray cluster
 """

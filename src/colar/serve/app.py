@@ -1,11 +1,12 @@
-"""The application: paths, keys, streams, metrics, and the way of a request; and the server around it.
+"""The application: paths, keys, streams, metrics, and the handling of a request; and the server around it.
 
 POST /v1/chat/completions        GET /v1/models   /v1/models/NAME   /health   /metrics   /   /static/NAME
 
 body (protocol.py) -> engine's requests, and pieces of their answers (served_model.py) -> response (protocol.py)
 
-The server is uvicorn. SIGTERM or SIGINT: no new connections, requests that run or wait are answered for up to `drain`
-seconds, then the engines close. Limits on slow or numerous clients are a reverse proxy's (docs/serve.md).
+The server is uvicorn. After SIGTERM or SIGINT no new connections are accepted, requests that run or wait are answered
+for up to `drain` seconds, then the engines close. Limits on slow or numerous clients are left to a reverse proxy
+(docs/serve.md).
 """
 
 import asyncio
@@ -49,18 +50,18 @@ PAGE_HEADERS = {
 }
 """The page needs nothing from other sites, and no other site may frame it."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""The second keeps nginx from collecting events."""
+"""The second one keeps nginx from buffering events."""
 LEFT = 499
 """The status of a request whose client has left (nginx's)."""
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Seconds, of the histograms."""
+"""Bounds of the histograms' buckets, in seconds."""
 
 Pieces = AsyncGenerator[SamplePiece, None]
 T = TypeVar("T")
 
 
 def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> FastAPI:
-    """The ASGI application. `keys`: one is required, where there are any. `hosts`: the only Host names it answers."""
+    """The ASGI application. One of `keys` is required, if any are given; only the `hosts` are answered, if any are."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -74,7 +75,7 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
         lifespan=lifespan,
         exception_handlers=HANDLERS,
         max_body_size=MAX_BODY,
-        # The pages of FastAPI's own load scripts from other sites.
+        # FastAPI's own documentation pages load scripts from other sites.
         openapi_url=None,
     )
     guard = [Depends(_guard(keys))] if keys else []
@@ -83,7 +84,7 @@ def build(models: Sequence[ServedModel], keys: Sequence[str] = (), hosts: Sequen
     # `path`, because NAME=CHECKPOINT may give a name with slashes.
     app.get("/v1/models/{name:path}", dependencies=guard)(api.model)
     app.get("/metrics", dependencies=guard)(api.metrics_text)
-    # The page holds nothing that needs a key; its requests do.
+    # The page itself needs no key; its requests do.
     app.get("/health")(api.health)
     app.get("/")(api.index)
     app.get("/static/{name}")(api.static)
@@ -105,18 +106,18 @@ class Api:
         answer = self.metrics.counted(response, pieces(served, response))
         try:
             if body.stream:
-                # Awaited before any header is sent: a full queue is still a 429.
+                # Awaited before any header is sent, so that a full queue is still a 429.
                 first = await unless_gone(request.receive, anext(answer))
                 return EventStream(_events(response, first, answer), headers=STREAM_HEADERS)
             await unless_gone(request.receive, _finish(answer))
             return JSONResponse(response.whole())
         except BaseException:
-            # A generator that is not closed would cancel the engine's requests only when it is collected.
+            # A generator that is not closed would cancel the engine's requests only when it is garbage-collected.
             await answer.aclose()
             raise
 
     def _served(self, name: str | None) -> ServedModel:
-        """The model of that name; the only one, where none is named."""
+        """The model of that name, or the only one if none is named."""
         known = ", ".join(self.models)
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
@@ -159,7 +160,7 @@ class Metrics:
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.engines = {model.name: model.engine.engine for model in models}
-        # Its own: the global registry refuses the metrics of a second server in one process.
+        # Not the global registry, which refuses the metrics of a second server in one process.
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "colar_requests", "Requests that reached a model, by status (499: the client left)",
@@ -186,12 +187,12 @@ class Metrics:
 
     def text(self) -> bytes:
         for name, engine in self.engines.items():
-            self.running.labels(name).set(len(engine.running))
+            self.running.labels(name).set(len(engine.running) + len(engine.scheduler.in_prefill))
             self.waiting.labels(name).set(len(engine.scheduler.waiting))
         return generate_latest(self.registry)
 
     async def counted(self, response: ChatResponse, pieces: Pieces) -> Pieces:
-        """The same pieces, those of a response, which is counted when they end."""
+        """Pass on the pieces of a response, and count the response when they end."""
         name, samples = response.model, response.samples
         started = time.perf_counter()
         status = LEFT
@@ -220,7 +221,7 @@ class Metrics:
 def read_keys(path: str | None) -> list[str]:
     """The keys of a file, one a line (lines that begin with # are left out), else those of the environment.
 
-    ValueError for a file without any: everyone could use the server.
+    ValueError for a file without any key, because everyone could then use the server.
     """
     if path is None:
         return os.environ.get("COLAR_API_KEYS", "").split()
@@ -232,11 +233,11 @@ def read_keys(path: str | None) -> list[str]:
 
 
 def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
-    """The dependency that asks for a key."""
+    """The FastAPI dependency that requires a key."""
     bearer = Depends(HTTPBearer(auto_error=False))
 
     async def check(authorization: HTTPAuthorizationCredentials | None = bearer) -> None:
-        # Starlette decodes headers as Latin-1: encoded so again, a key is the bytes that were sent.
+        # Starlette decodes headers as Latin-1, so encoding a key as Latin-1 restores the bytes that were sent.
         sent = authorization.credentials.encode("latin-1") if authorization else b""
         if not any(secrets.compare_digest(sent, key.encode()) for key in keys):
             words = "no valid API key: send it as Authorization: Bearer KEY"
@@ -259,7 +260,7 @@ async def error_response(request: Request, error: Exception) -> Response:
         code = "not_found" if error.status_code == 404 else None
         error = ApiError(error.status_code, words, code=code, headers=error.headers)
     elif not isinstance(error, ApiError):
-        # The client learns nothing of a defect of ours; uvicorn logs it with its traceback.
+        # The client is not told the details of a defect; uvicorn logs it with its traceback.
         error = ApiError(500, "the server failed", code="engine_error", type="server_error")
     return Response(error.body(), error.status, error.headers, "application/json")
 
@@ -320,18 +321,18 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         leaving.cancel()
-        # The caller closes the generator next, which must not run any more.
+        # The caller closes the generator next, which must have stopped running by then.
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 # The server: a socket, logs, signals
 
 MAX_CONNECTIONS = 1000
-"""Open connections and running requests; more get 503. Shells often start processes with 1,024 files at most."""
+"""Most open connections and running requests; more get 503. Shells often limit processes to 1,024 open files."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect before `run` wait for it. ValueError where the address is not free."""
+    """A listening socket; clients that connect before `run_server` wait. ValueError if the address is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -349,11 +350,11 @@ def url(bound: socket.socket) -> str:
 def make_server(app: ASGIApp, drain: int = 60) -> uvicorn.Server:
     """uvicorn around an application; `drain` is the seconds that requests have to finish after a signal."""
     log_config = copy.deepcopy(LOGGING_CONFIG)
-    # Results alone go to stdout.
+    # Only results go to stdout.
     log_config["handlers"]["access"]["stream"] = "ext://sys.stderr"
     config = uvicorn.Config(
         app,
-        # Also where httptools is installed (by Ray Serve), which takes headers of any size.
+        # Even if httptools is installed (by Ray Serve), because it accepts headers of any size.
         http="h11",
         ws="none",
         lifespan="on",
@@ -367,7 +368,7 @@ def make_server(app: ASGIApp, drain: int = 60) -> uvicorn.Server:
 
 def run_server(server: uvicorn.Server, bound: socket.socket) -> None:
     """Serve until a signal, and drain."""
-    # uvicorn raises the signal again when all is done, which would end the process with an error.
+    # uvicorn raises the signal again after shutdown, which would end the process with an error.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     server.run(sockets=[bound])

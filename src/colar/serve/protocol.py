@@ -1,7 +1,7 @@
 """OpenAI's chat completions: the body of a request, checked by pydantic; the response, whole or as events; errors.
 
-Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields of a body too, which differ from method
-to method: `ChatRequest.params` has them. docs/serve.md has the tables of all fields.
+Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields of a body too. They differ from method
+to method, and are in `ChatRequest.params`. docs/serve.md has the tables of all fields.
 """
 
 import json
@@ -17,9 +17,9 @@ from colar.engine.request import Request
 from colar.methods import registry
 
 MAX_BODY = 2**20
-"""Bytes of a request's body."""
+"""Most bytes of a request's body."""
 MAX_CHOICES = 16
-"""Samples of a question, and stop strings."""
+"""Most samples of a question, and most stop strings."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -36,10 +36,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
 }
-"""OpenAI's fields for features that this server does not have, with the values that ask for nothing."""
+"""OpenAI's fields for features that this server does not have, with the neutral values that are accepted."""
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
-"""Of an answer that a client sends back in its next request: thoughts of earlier turns are not shown to a model."""
+"""Ignored fields of an answer that a client sends back: thoughts of earlier turns are not shown to a model."""
 
 
 @dataclass(eq=False)
@@ -57,13 +57,13 @@ class ApiError(Exception):
         return self.message
 
     def body(self) -> str:
-        """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
+        """JSON in ASCII, because a name that a client sent may hold half of a surrogate pair."""
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": fields})
 
 
-# The body of a request. A value of two forms is brought into the long one before it is checked: the errors of a union
-# would name pydantic's branches, `messages.0.content.list[TextPart].0`.
+# The body of a request. A value that has two forms is converted to the long one before it is checked, because errors of
+# a union would name pydantic's branches, `messages.0.content.list[TextPart].0`.
 
 
 class Strict(BaseModel):
@@ -154,7 +154,7 @@ class ChatRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, body: Any) -> Any:
-        """Reject unknown fields, and leave out those that change nothing. One that is null counts as missing."""
+        """Reject unknown fields, and leave out those that change nothing. A null counts as missing."""
         # ApiErrors, because the error of a validator of the whole model has no field.
         if not isinstance(body, dict):
             raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
@@ -180,7 +180,7 @@ class ChatRequest(Strict):
 
     @property
     def question(self) -> str:
-        """The last message, a user's. ApiError 400 for anything else."""
+        """The text of the last message. ApiError 400 unless it is a user's."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "messages: the last message must be of role user", "messages")
         return self.messages[-1].text
@@ -192,7 +192,7 @@ class ChatRequest(Strict):
         for message in self.messages[:-1]:
             if message.role == "tool":
                 raise ApiError(400, "messages: these models have no place for a tool message", "messages")
-            # OpenAI's newer name of the same.
+            # OpenAI's newer name for a system message.
             role = "system" if message.role == "developer" else message.role
             if message.text.strip():
                 turns.append((role, message.text))
@@ -205,7 +205,7 @@ def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     kind = mistake["type"]
     if kind == "json_invalid":
         return ApiError(400, f"the body must be JSON: {mistake['ctx']['error']}")
-    # FastAPI's places begin with "body".
+    # FastAPI's locations begin with "body".
     place = ".".join(str(part) for part in mistake["loc"][1:])
     if kind == "extra_forbidden":
         return ApiError(400, f"unknown field {place!r}", place, "unknown_parameter")
@@ -224,9 +224,9 @@ class Sample:
     """One sample of an answer so far; complete with its last piece."""
 
     request: Request
-    """The engine's. Its `sample` is the index of the choice."""
+    """The engine's request. Its `sample` is the index of the choice."""
     begun: bool = False
-    """True once a stream has had an event of it."""
+    """True once a stream has sent an event of this sample."""
     text: str = ""
     reasoning: str = ""
     thoughts: list[dict[str, Any]] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Sample:
     def add(
         self, text: str = "", reasoning: str = "", thought: dict[str, Any] | None = None, last: bool = False
     ) -> "SamplePiece":
-        """The piece of such news, after which the sample has them too."""
+        """Add this news to the sample, and return it as a piece."""
         self.text += text
         self.reasoning += reasoning
         if thought is not None:
@@ -256,14 +256,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class SamplePiece:
-    """The news of a sample: a thought, some text, or its end."""
+    """News of a sample: a thought, some text, or its end."""
 
     sample: Sample
     text: str
     reasoning: str
     thought: dict[str, Any] | None
     last: bool
-    """True for the last piece. `sample` itself may be ahead of pieces that wait."""
+    """True for the last piece. `sample` itself may be ahead of a piece that waits to be sent."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class ChatResponse:
     samples: Sequence[Sample]
     prompt_tokens: int
     warning: str | None
-    """Of values beyond those that were trained."""
+    """The warning about values beyond those that were trained."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class ChatResponse:
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
     def events(self, piece: SamplePiece) -> list[bytes]:
-        """The events of a piece, none where it has nothing to show."""
+        """The events of a piece; none if it has nothing to show."""
         sample = piece.sample
         delta: dict[str, Any] = {} if sample.begun else {"role": "assistant", "content": ""}
         sample.begun = True
@@ -360,5 +360,5 @@ def _choice(key: str, sample: Sample, fields: dict[str, Any], finish: str | None
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """The two names that clients look for."""
+    """The text of the thoughts, under the two names that clients look for."""
     return {"reasoning": text, "reasoning_content": text}

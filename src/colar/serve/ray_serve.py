@@ -2,9 +2,9 @@
 
     client -> uvicorn and Front (this process) -> Ray Serve's router -> Replica (an actor with the app of app.py)
 
-Ray Serve starts replicas, replaces those that die, adds and removes some within bounds, and gives a request to the one
-of two with the shorter queue. Its HTTP proxy is not used: a stream whose replica dies would end there without an error
-event, and there is one port for the whole cluster.
+Ray Serve starts replicas, replaces those that die, adds and removes some within bounds, and routes a request to the one
+of two with the shorter queue. Its HTTP proxy is not used, because a stream whose replica dies would end without an
+error event, and because it has one port for the whole cluster.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ from colar.serve import protocol
 from colar.serve.app import HANDLERS, LEFT, MAX_CONNECTIONS, unless_gone
 from colar.serve.protocol import MAX_BODY, ApiError
 
-# The router asks a replica for its queue where it has not heard of it for some time, and takes another one unless that
-# answers at once. A busy CPU does not: its replica would get nothing. All requests come from here, so it may count.
+# The router asks a replica for its queue length if its cached value is old, and takes another replica unless the answer
+# comes at once. A replica on a busy CPU answers too late, and would get no requests. All requests come from here, so
+# the router's own count is right.
 os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600")
 os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
 try:
@@ -44,13 +45,13 @@ except ImportError as error:
     ) from error
 
 CONTROL_SECONDS = 5.0
-"""Time for /health and /metrics: without any replica they fail, where a question waits for a new one."""
+"""Time limit of /health and /metrics: without any replica they fail, while a question waits for a new one."""
 HEALTH_PERIOD = 2.0
 """Seconds between two checks of a replica; a dead one is replaced at the next check."""
 UPSCALE_SECONDS = 30.0
-"""Time that replicas have more requests than a batch each before there is another one."""
+"""Time for which replicas have more requests than a batch each before another one is added."""
 DOWNSCALE_SECONDS = 600.0
-"""Time that fewer replicas would do before there is one less: a model may take minutes to load."""
+"""Time for which fewer replicas suffice before one is removed; long, because a model may take minutes to load."""
 
 HEALTH: Scope = {
     "asgi": {"version": "3.0"}, "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http",
@@ -63,13 +64,13 @@ log = logging.getLogger("uvicorn.error")
 
 @dataclass(frozen=True)
 class Replicas:
-    """N replicas, or between two bounds as requests come."""
+    """N replicas, or a number between two bounds that follows the load."""
 
     pool: ray_cluster.Pool
     """The cluster, and the lower bound."""
     maximum: int
     per_replica: int
-    """Requests of each replica from which on there is another one."""
+    """Requests of each replica from which on another one is added."""
 
     @classmethod
     def parse(cls, text: str, address: str | None, cpus: int, per_replica: int) -> "Replicas":
@@ -83,7 +84,7 @@ class Replicas:
         return cls(ray_cluster.Pool(address, low, cpus), high, per_replica)
 
     def options(self) -> dict[str, Any]:
-        """Ray Serve's words for them."""
+        """Ray Serve's options for them."""
         low = self.pool.actors
         if low == self.maximum:
             return {"num_replicas": low}
@@ -102,13 +103,13 @@ def running(
 ) -> Iterator[ASGIApp]:
     """An application in front of replicas, each of which calls `make_app`. `models`: folders or Hub ids by name.
 
-    ValueError where the cluster, one of its machines or a replica is not as it should be.
+    ValueError as of `ray_cluster.joined`, or if a replica cannot start.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     paths = list(models.values())
     with ray_cluster.joined(replicas.pool, device, paths, [], "--ray_address") as actors:
         progress.say(f"starting {actors.n} replicas on {len(ray_cluster.machines())} machines")
-        # Of each command its own: an application of the same name would replace another's replicas.
+        # A name for each command, because an application of the same name would replace another's replicas.
         name = "-".join(["colar", *models, ray.get_runtime_context().get_job_id()])
         command = _actor_of_this_command()
         deployment = serve.deployment(
@@ -130,9 +131,9 @@ def running(
 
 
 def _start(application: Any, name: str) -> Any:
-    """Ray Serve's handle of the replicas, once all are there. ValueError where one cannot start."""
+    """Ray Serve's handle of the replicas, once all have started. ValueError if one cannot."""
     try:
-        # Without its proxies: they would listen on every machine.
+        # Without Ray Serve's proxies, which would listen on every machine.
         serve.start(proxy_location="Disabled")
         return serve.run(application, name=name, route_prefix=None)
     except (ray.exceptions.RayError, RuntimeError) as error:
@@ -140,9 +141,9 @@ def _start(application: Any, name: str) -> Any:
 
 
 def _actor_of_this_command() -> Any:
-    """An actor that ends with this process, also by kill -9: replicas, which are the cluster's own, notice that."""
+    """An actor that ends with this process, also by kill -9. Replicas belong to the cluster, and watch this actor."""
 
-    # Sent as it stands here: its process imports no colar.
+    # A local class, which Ray pickles by value, so that its process imports no colar.
     class Command:
         async def ended(self) -> None:
             await asyncio.Future()
@@ -156,24 +157,24 @@ def _actor_of_this_command() -> Any:
 
 
 class Replica:
-    """The application of one process, which has messages in place of a socket."""
+    """The application of one process, which exchanges messages instead of a socket's bytes."""
 
     def __init__(self, make_app: Callable[[], ASGIApp], name: str, command: Any) -> None:
-        """`name` is that of all replicas together, which end when `command`, the actor, has ended."""
+        """`name` is that of all replicas together, which end when the actor `command` has ended."""
         self.app = make_app()
         self.name = name
         self.command = command
         self.watch: asyncio.Task[None] | None = None
 
     async def respond(self, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
-        """ASGI's messages of a response, those together that are there. Closing it cancels the request."""
+        """The ASGI messages of a response, in lists of those available. Closing the generator cancels the request."""
         received: list[Message] = [{"type": "http.request", "body": body}]
         sent: list[Message] = []
         # Set while something is sent, and at the end.
         news = asyncio.Event()
 
         async def receive() -> Message:
-            # A client that leaves cancels this call: there is no message of it.
+            # A client that leaves cancels `respond`, so there is no message about it.
             return received.pop() if received else await asyncio.Future()
 
         async def send(message: Message) -> None:
@@ -206,7 +207,7 @@ class Replica:
         return response
 
     async def check_health(self) -> None:
-        """Raise where /health is not 200: Ray Serve then replaces this replica."""
+        """Raise if /health is not 200; Ray Serve then replaces this replica."""
         if self.watch is None:
             self.watch = asyncio.create_task(self._end_with_command())
         found = await self.whole(HEALTH)
@@ -224,7 +225,7 @@ class Replica:
 
 
 class Front:
-    """Gives requests to replicas."""
+    """Forwards requests to replicas."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -233,7 +234,7 @@ class Front:
         self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
 
     async def metrics_text(self, request: Request) -> Response:
-        """The metrics of all replicas, each with its name as a label."""
+        """The metrics of all replicas, each labelled with the replica's name."""
         try:
             responses = self.handle.broadcast("named", _portable(request.scope))
             found = await responses.results_async(timeout_s=CONTROL_SECONDS, return_exceptions=True)
@@ -243,7 +244,7 @@ class Front:
         if not answers:
             raise _failed(found[0])
         for answer in answers.values():
-            # Without a valid key all say so.
+            # Without a valid key, each replica rejects the request.
             if answer.status_code != 200:
                 return answer
         texts = {replica: bytes(answer.body).decode() for replica, answer in answers.items()}
@@ -254,7 +255,7 @@ class Front:
         try:
             async for part in Request(scope, receive).stream():
                 body += part
-                # The replica says that it is too large.
+                # The replica rejects a body that is too large.
                 if len(body) > MAX_BODY:
                     break
         except ClientDisconnect:
@@ -262,12 +263,12 @@ class Front:
         try:
             await unless_gone(receive, self._forward(scope, body, send))
         except ApiError as error:
-            # Of a response that has begun no other can be made, and this one has no reader.
+            # The client has left: an error response would have no reader, and one may have begun already.
             if error.status != LEFT:
                 raise
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Have a replica answer. ApiError 503 where it fails and nothing is sent; a stream ends with that error."""
+        """Have a replica answer. ApiError 503 if it fails and nothing is sent; a stream ends with that error."""
         seconds = CONTROL_SECONDS if scope["path"] == "/health" else None
         answer = self.replicas.respond.remote(_portable(scope), body)
         first: Message | None = None
@@ -292,7 +293,7 @@ class Front:
 
 
 def _failed(error: Exception) -> ApiError:
-    # Of a defect the whole traceback; a dead process has a page of advice.
+    # The whole traceback of a defect, but not the page of advice that Ray adds for a dead process.
     died = isinstance(error, ray.exceptions.RayActorError)
     log.error("a replica failed: %s", ray_cluster.last_line(error) if died else error)
     words = "the replica that had this request failed, or there is none: send it again"
@@ -300,7 +301,7 @@ def _failed(error: Exception) -> ApiError:
 
 
 def _portable(scope: Scope) -> Scope:
-    """A request as another process can have it."""
+    """The parts of a request that can be sent to another process."""
     keys = (
         "type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server",
     )  # fmt: skip

@@ -14,19 +14,16 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from colar import yaml_settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.completion import AnswerText, Event, not_finite
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, TooLong, check_context, check_runnable, prompt_ids
-from colar.look.thought import NEIGHBOURS, Neighbour, ThoughtReader, vocabulary_of
+from colar.look.thought import NEIGHBOURS, ThoughtReader, infos_on_cpu, read_together, vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -36,7 +33,7 @@ log = logging.getLogger("uvicorn.error")
 
 
 class ServedModel:
-    """One checkpoint under one name. `decoding` has the defaults of a request, and the most of its limits."""
+    """One checkpoint under one name. `decoding` has a request's defaults; its limits are maxima, too."""
 
     def __init__(self, name: str, engine: Engine, decoding: Decoding) -> None:
         self.name = name
@@ -44,13 +41,13 @@ class ServedModel:
         self.method = engine.method
         self.decoding = decoding
         self.engine = AsyncEngine(engine)
-        # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
-        self.nearest = NearestTokens(self.lm, self.engine.run)
+        # In the engine's thread, because a second thread that computes would slow its steps (`async_engine.py`).
+        self.step_reader = StepReader(self.lm, self.engine.run)
         self.created = int(time.time())
         self.efforts = {"none": {"thinking_token_budget": 0}, **registry.efforts_of(self.method)}
 
     def effort(self, effort: str) -> dict[str, Any]:
-        """The fields that an effort stands for. ApiError 400 where this checkpoint does not have it."""
+        """The fields that an effort stands for. ApiError 400 if this checkpoint does not have it."""
         if effort not in self.efforts:
             known = ", ".join(self.efforts)
             words = (
@@ -65,7 +62,7 @@ class ServedModel:
             params = registry.make_params(self.method, values)
             return params, self.method.check_params(params)
         except ValueError as error:
-            # The checks' messages have the name of the field in them.
+            # The checks' messages contain the name of the field.
             named = [name for name in values if name in str(error)]
             raise ApiError(400, str(error), named[0] if named else None) from error
 
@@ -105,14 +102,14 @@ def _params_card(method: Method) -> dict[str, Any]:
 
 
 def begin(served: ServedModel, body: ChatRequest) -> ChatResponse:
-    """The response to a body, with nothing in it yet. ApiError 400 names the field of what the engine would reject."""
+    """The response to a body, still empty. ApiError 400, with the field, for a request that the engine would reject."""
     values = served.effort(body.reasoning_effort) if body.reasoning_effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
     budget = values.pop("thinking_token_budget", None)
     if body.thinking_token_budget is not None:
         budget = body.thinking_token_budget
     params, warning = served.params({**values, **body.params})
-    # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
+    # A method that thinks in tokens shows these as its reasoning, so no embeddings need to be kept.
     latent = body.include_reasoning and served.method.thinks_in_latents
     request = Request(
         f"chatcmpl-{secrets.token_hex(12)}",
@@ -120,13 +117,13 @@ def begin(served: ServedModel, body: ChatRequest) -> ChatResponse:
         params,
         _decoding(served.decoding, body, budget),
         # Without a seed, draws differ from request to request.
-        # JavaScript reads a number of more bits as another one.
+        # 53 bits, because JavaScript rounds larger numbers.
         secrets.randbits(53) if body.seed is None else body.seed,
         keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
     prompt_tokens = len(_prompt_ids(served, request))
-    # They share the seed: `sample` makes their draws differ.
+    # The samples share the seed; `sample` makes their draws differ.
     samples = [Sample(dataclasses.replace(request, sample=index)) for index in range(body.n)]
     return ChatResponse(request.id, served.name, body, samples, prompt_tokens, warning)
 
@@ -140,7 +137,7 @@ def _prompt_ids(served: ServedModel, request: Request) -> list[int]:
         check_runnable(served.method, request)
         return prompt_ids(served.lm, served.method, request)
     except ValueError as error:
-        # Without the name that the request has here: the client did not give it.
+        # Without the id of the request, which the client did not give.
         words = str(error).removeprefix(f"request {request.id}: ")
         code = "context_length_exceeded" if isinstance(error, TooLong) else None
         raise ApiError(400, words, "messages", code) from error
@@ -172,11 +169,11 @@ def _decoding(default: Decoding, body: ChatRequest, budget: int | None) -> Decod
 
 
 async def pieces(served: ServedModel, response: ChatResponse) -> AsyncGenerator[SamplePiece, None]:
-    """The pieces of all samples as they come. ApiError where one fails.
+    """The pieces of all samples as they come. ApiError if one fails.
 
-    Closing it, or cancelling its caller, cancels the engine's requests.
+    Closing the generator, or cancelling its caller, cancels the engine's requests.
     """
-    # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
+    # Unbounded, because the engine must not wait for a client; the limits of the requests bound its size.
     queue: asyncio.Queue[SamplePiece | ApiError] = asyncio.Queue()
     tasks = [
         asyncio.create_task(_run(served, response.body, sample, queue.put_nowait))
@@ -206,7 +203,7 @@ async def _run(
         words = f"the queue is full: {error}; try again later"
         put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
     except Exception as error:
-        # Before the first event the engine rejects the request: it may need more positions than its budget has.
+        # A ValueError before the first event: the engine rejects a request that exceeds its budget of positions.
         if isinstance(error, ValueError) and not sample.last_event:
             put(ApiError(400, str(error)))
             return
@@ -234,7 +231,7 @@ async def _answer(
                 put(sample.add(reasoning=incomplete))
             if event.kind == "token":
                 put(_token(sample, answer, event, template.eos_id))
-                # Leaving this loop cancels the engine's request, so that its last event does not come.
+                # Leaving this loop cancels the engine's request, so there is no "finished" event.
                 if answer.stopped:
                     sample.finish = "stop"
                     sample.cut = not stopped
@@ -249,18 +246,18 @@ async def _answer(
 async def _thought(
     served: ServedModel, body: ChatRequest, sample: Sample, reader: ThoughtReader, event: Event
 ) -> SamplePiece:
-    """The piece of a thought; empty where thoughts are not shown."""
+    """The piece of a thought; empty if thoughts are not shown."""
     sample.n_thoughts += 1
     sample.forward_passes += 1
     if not body.include_reasoning and not body.return_thoughts:
         return sample.add()
-    thought = await served.nearest.read(reader, event)
+    thought = await served.step_reader.read(reader, event)
     return sample.add(reasoning=thought["text"], thought=thought if body.return_thoughts else None)
 
 
 def _token(sample: Sample, answer: AnswerText, event: Event, eos_id: int) -> SamplePiece:
-    """The piece of an answer's token; its text may be kept back."""
-    # EOS counts too: each token comes out of one pass, the first out of the separator's.
+    """The piece of an answer's token; its text may be held back."""
+    # EOS counts too: each token is the result of one pass, the first that of the separator's.
     sample.forward_passes += 1
     if sample.answer_began is None:
         sample.answer_began = event.at
@@ -270,41 +267,42 @@ def _token(sample: Sample, answer: AnswerText, event: Event, eos_id: int) -> Sam
     return sample.add(answer.add(event.token_id))
 
 
-class NearestTokens:
-    """The tokens nearest to embeddings, for many callers at once.
+class StepReader:
+    """Reads thoughts as tokens, those of all requests in a step together.
 
-    One embedding costs as much as an LM head. All thoughts of one step are therefore computed together. `run` computes
-    in another thread; the model's embeddings must not change.
+    A product with the vocabulary costs as much as an LM head, and reading values synchronises with a GPU. Both are
+    therefore done once for a step, in the engine's thread by `run`; the model's embeddings must not change.
     """
 
     def __init__(self, lm: LatentLM, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self.vocabulary = vocabulary_of(lm)
+        self.on_cpu = lm.device.type == "cpu"
         self.run = run
-        self._wanted: list[tuple[Tensor, int]] = []
-        self._task: asyncio.Task[list[list[Neighbour]]] | None = None
+        self._step: list[tuple[ThoughtReader, Event]] = []
+        self._task: asyncio.Task[list[dict[str, Any]]] | None = None
 
     async def read(self, reader: ThoughtReader, event: Event) -> dict[str, Any]:
-        """The THOUGHT of an event, the next one of its answer, as `look/thought.py` has it."""
-        n = reader.wanted(event.token_id, event.info)
-        near: list[Neighbour] = []
-        if n:
-            assert event.embed is not None, "latents that are read are kept"
-            near = await self.of(event.embed, n)
-        return reader.read(event.token_id, event.info, near)
-
-    async def of(self, embed_D: Tensor, k: int) -> list[Neighbour]:
-        """The `k` nearest tokens of an embedding."""
-        # A task begins after all callers that are ready now, which are those of the same step.
+        """The THOUGHT (`look/thought.py`) of an event, the next one of its answer."""
+        if self.on_cpu and not reader.wanted(event.token_id, event.info):
+            # Nothing to compute, and nothing to synchronise: no need to wait for the engine's step.
+            return reader.read(event.token_id, event.info, [])
+        # A task starts after all callers that are ready now have run: those of the same step.
         if self._task is None:
             self._task = asyncio.create_task(self._work())
-        task, place = self._task, len(self._wanted)
-        self._wanted.append((embed_D, k))
-        # Shielded: one caller may leave, the others still wait.
+        task, place = self._task, len(self._step)
+        self._step.append((reader, event))
+        # Shielded, because one caller may leave while the others still wait.
         return (await asyncio.shield(task))[place]
 
-    async def _work(self) -> list[list[Neighbour]]:
-        wanted, self._wanted, self._task = self._wanted, [], None
-        embeds_KD = torch.stack([embed_D for embed_D, _ in wanted])
-        most = max(k for _, k in wanted)
-        neighbours = await self.run(partial(self.vocabulary.nearest, embeds_KD, most))
-        return [near[:k] for near, (_, k) in zip(neighbours, wanted, strict=True)]
+    async def _work(self) -> list[dict[str, Any]]:
+        step, self._step, self._task = self._step, [], None
+        thoughts: list[dict[str, Any]] = await self.run(partial(self._read, step))
+        return thoughts
+
+    def _read(self, step: Sequence[tuple[ThoughtReader, Event]]) -> list[dict[str, Any]]:
+        infos = infos_on_cpu([event.info for _, event in step])
+        thoughts = []
+        for (reader, event), info in zip(step, infos, strict=True):
+            assert event.embed is not None, "latents that are read are kept"
+            thoughts.append((reader, event.token_id, event.embed, info))
+        return read_together(thoughts, self.vocabulary)

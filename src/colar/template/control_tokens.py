@@ -6,11 +6,12 @@ Text never becomes a control token, even if it spells one:
     ordinary    2| |<eos>| |###| Task                 how tokenizers read it: the answer ends, the reasoning closes
     as text     2| <|eos|>| |##|#| Task               the same text of other tokens
 
-A text is encoded as always first, and this is what it gets unless a control token is among its ids. Only then it is
-encoded again, with special tokens as text (`split_special_tokens` of transformers). What is left is declared ordinary,
-or comes from the vocabulary itself, as `###` does from merges: the fewest other tokens of the same text replace it.
+A text is encoded as usual first, and keeps these ids unless a control token is among them. Only then is it encoded
+again, with special tokens as text (`split_special_tokens` of transformers). Control tokens that remain are declared
+ordinary, or come from the vocabulary itself, as `###` does from merges: each is replaced by the fewest other tokens
+that spell it.
 
-A chat template is texts around the contents of the turns:
+A chat template puts texts around the contents of the turns:
 
     <|im_start|>system\\n{0}<|im_end|>\\n<|im_start|>user\\n{1}<|im_end|>\\n<|im_start|>assistant\\n[<think>\\n]
                         `- text        markers are control tokens                generation prompt  `- opening
@@ -18,9 +19,9 @@ A chat template is texts around the contents of the turns:
 It is rendered once for each sequence of roles, with marks in place of the contents, which are text. For contents that
 spell no marker, stripped of outer white space, the ids are those of `apply_chat_template`, token for token.
 
-A system message that the template rejects, or leaves out, stands in front of the next user's turn, a blank line
-between. Earlier turns of an assistant lose their reasoning where the template has `</think>`, as reasoning models'
-templates do it.
+A system message that the template rejects, or leaves out, is put in front of the next user's turn, separated by a
+blank line. Earlier turns of an assistant lose their reasoning if the template has `</think>`, as in the templates of
+reasoning models.
 """
 
 import copy
@@ -42,11 +43,11 @@ Encode = Callable[[str], list[int]]
 BYTE = "<0x{:02X}>"
 """A token of one byte, in the vocabularies of SentencePiece."""
 SIGN = re.compile(r"[<\[|]")
-"""A marker has one of these; other added tokens are words."""
+"""A marker has one of these characters; other added tokens are words."""
 DAY = date(2024, 7, 26)
 """Stands for today in templates that name it, so that a prompt does not depend on the day; Llama 3's default."""
 TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-"""Transformers' function for it, with a format: it accepts no function in place of its own."""
+"""A call of transformers' date function, replaced in the template because the function itself cannot be replaced."""
 OPEN, CLOSE = "<think>", "</think>"
 CONTENT = re.compile("\ue000([0-9]+)\ue001")
 """The mark of a turn's content: private-use characters, which no template contains."""
@@ -56,14 +57,14 @@ class ControlTokens:
     """The control tokens of a tokenizer, one of which is the separator.
 
     They are the special tokens, by name or by declaration, and the added tokens that only a chat template should
-    write: those that stand in it and look like a marker. All other added tokens are words, and text. So is a special
+    write: those that occur in it and look like a marker. All other added tokens count as text, and so does a special
     token of one character, such as "!" for padding, unless it is BOS, EOS or the separator.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
         self._tokenizer: Any = tokenizer
         self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
-        """Ids that colar itself writes: no text may contain them, even one that cannot be spelled otherwise."""
+        """Ids that colar itself writes: no text may contain them, even if it cannot be spelled in other tokens."""
         named = {
             token_id
             for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
@@ -88,7 +89,7 @@ class ControlTokens:
 
     def among(self, ids: list[int], text: str) -> bool:
         """True if control tokens are among the ids of `text`."""
-        # Nearly all texts end here: this has to be fast.
+        # Nearly all texts return here, so this check has to be fast.
         if self.ids.isdisjoint(ids):
             return False
         # The unknown token stands for characters that the tokenizer lacks, unless the text spells it.
@@ -97,7 +98,7 @@ class ControlTokens:
         return self.ids.intersection(ids) != {self._unknown_id} or self._unknown in text
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` without control tokens. ValueError where the tokenizer cannot write it without one."""
+        """Ids of `text` without control tokens. ValueError if the tokenizer cannot write it without one."""
         ids = []
         spells_unknown = self._unknown in text
         for token_id in self._as_text(text):
@@ -106,8 +107,8 @@ class ControlTokens:
         return ids
 
     def encode_within(self, pieces: Iterable[tuple[str, bool]], text_ids: Encode) -> list[int]:
-        """Ids of texts end to end, each with True where the names of control tokens in it are these tokens, as a
-        layout's are: all between two of them is encoded by `text_ids`."""
+        """Ids of (text, is_layout) pieces, end to end. In a layout's pieces the names of control tokens become these
+        tokens; all text between two of them is encoded by `text_ids`."""
         ids: list[int] = []
         text = ""
         for piece, is_layout in pieces:
@@ -120,9 +121,10 @@ class ControlTokens:
         return [*ids, *text_ids(text)]
 
     def others(self, token_id: int) -> list[int]:
-        """The fewest tokens that make the text of a control token. ValueError where there are none."""
+        """The fewest other tokens that spell a control token. If there are none: the token itself unless colar
+        writes it, else the unknown token, else ValueError."""
         token = str(self._tokenizer.convert_ids_to_tokens(token_id))
-        # The shortest way to each place in the token, from those to the places before it.
+        # The shortest spelling of each prefix of the token, from those of the shorter prefixes.
         ways: list[list[int] | None] = [[]]
         for end in range(1, len(token) + 1):
             found = []
@@ -143,7 +145,7 @@ class ControlTokens:
         )
 
     def _ids_of(self, piece: str) -> list[int]:
-        """The token of this name that is none of the control tokens, or the tokens of one character; or []."""
+        """The token of this name if it is no control token, else the tokens of a single character; or []."""
         token_id = self._known(piece)
         if token_id is not None:
             return [token_id]
@@ -152,7 +154,7 @@ class ControlTokens:
         ids = [self._known(BYTE.format(byte)) for byte in piece.encode()]
         if None not in ids:
             return [one for one in ids if one is not None]
-        # A byte-level vocabulary has another spelling of bytes, which its own pre-tokenizer makes.
+        # A byte-level vocabulary spells bytes differently: its own pre-tokenizer converts them.
         spelled = self._as_text(piece)
         return spelled if self.ids.isdisjoint(spelled) else []
 
@@ -160,7 +162,7 @@ class ControlTokens:
         token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)
         if token_id is None or token_id in self.ids:
             return None
-        # Tokenizers give the unknown token's id for a token that there is not.
+        # Tokenizers give the unknown token's id for a token that they lack.
         return token_id if self._tokenizer.convert_ids_to_tokens(token_id) == token else None
 
     def _as_text(self, text: str) -> list[int]:
@@ -169,7 +171,7 @@ class ControlTokens:
             encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
             return list(encoded["input_ids"])
         if self._backend is None:
-            # A copy: others read markers by the tokenizer at the same time.
+            # A copy, because other callers encode markers by the tokenizer at the same time.
             self._backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
             self._backend.encode_special_tokens = True
         return list(self._backend.encode(text, add_special_tokens=False).ids)
@@ -183,13 +185,13 @@ class Skeleton:
     controls: list[int]
     """The control tokens of the template's own texts."""
     folded: bool
-    """True if system messages stand in the users' turns."""
+    """True if system messages are put into the users' turns."""
 
 
 class ChatFormat:
-    """Ids of turns in the format of a tokenizer. ValueError where it has no chat template.
+    """Encoder of turns in the chat format of a tokenizer. ValueError if it has no chat template.
 
-    `raw_ids` encodes a text whose control tokens count, `text_ids` of one whose control tokens are text.
+    `raw_ids` encodes a text whose control tokens count, `text_ids` one whose control tokens are text.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class ChatFormat:
         self._text_ids = text_ids
         template = str(tokenizer.get_chat_template())
         self.digest = files.digest([template])
-        """Of the template's text, by which a checkpoint knows it again."""
+        """Digest of the template's text, by which a checkpoint detects a different template."""
         self._template = TODAY.sub(lambda call: repr(DAY.strftime(call[2])), template)
         if "strftime_now(" in self._template:
             raise ValueError(
@@ -216,7 +218,7 @@ class ChatFormat:
         self._skeletons: dict[tuple[str, ...], Skeleton] = {}
         self._drops_reasoning = CLOSE in template
         self.opening_ids: list[int] = []
-        """`<think>` and a line break, where the template has them and the generation prompt does not."""
+        """`<think>` and a line break, if the template has them and the generation prompt does not."""
         last = self._skeleton(("user",)).pieces[-1]
         if OPEN in template and CLOSE in template and OPEN not in str(last):
             self.opening_ids = raw_ids(f"{OPEN}\n")
@@ -228,7 +230,7 @@ class ChatFormat:
         if skeleton.folded:
             turns = _folded(turns)
         contents = [self._content(role, text) for role, text in turns]
-        # Of the template's texts the control tokens count, of the contents none.
+        # Control tokens count in the template's texts, but not in the contents.
         pieces = [
             (contents[piece], False) if isinstance(piece, int) else (piece, True) for piece in skeleton.pieces
         ]
@@ -243,7 +245,7 @@ class ChatFormat:
         return text.strip()
 
     def _skeleton(self, roles: tuple[str, ...]) -> Skeleton:
-        """The rendered chat of these roles, cached. ValueError where the template rejects them."""
+        """The rendered chat of these roles, cached. ValueError if the template rejects them."""
         if roles not in self._skeletons:
             pieces, refusal = self._render(roles)
             folded = bool(refusal) and "system" in roles
@@ -259,7 +261,7 @@ class ChatFormat:
         return self._skeletons[roles]
 
     def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
-        """The pieces, and why the template rejects the roles ("" where it does not)."""
+        """The pieces, and the reason why the template rejects the roles ("" if it does not)."""
         turns = [{"role": role, "content": f"\ue000{place}\ue001"} for place, role in enumerate(roles)]
         try:
             text = self._tokenizer.apply_chat_template(

@@ -1,12 +1,12 @@
-"""`Template`: how a problem becomes token ids, the same in training and at inference.
+"""`Template`: the layout of a problem as token ids, the same in training and at inference.
 
     question segment                          reasoning            answer segment
     [BOS] question text (Thinking speed: 2) ### [steps or latents] ### answer EOS
                                             `-- one token each --'
 
-Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated. So no token straddles a
-border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
-one. The template is saved with the checkpoint: a model is prompted as it was trained.
+Every segment (and every reasoning step) is tokenised in isolation and the ids are concatenated, so that no token
+straddles a border, and a step can be dropped or compressed without changing its neighbours. BOS is added if the
+tokenizer has one. The template is saved with the checkpoint, so that a model is prompted as it was trained.
 
 With `format: chat` the question segment is a chat by the tokenizer's chat template, and the token that ends a turn
 takes the place of EOS:
@@ -31,13 +31,13 @@ from colar.template.control_tokens import ChatFormat, ControlTokens, Turn
 
 Format = Literal["plain", "chat"]
 VERSIONS: dict[Format, int] = {"plain": 2, "chat": 3}
-"""The "version" in template.json: a release of colar refuses those that it lacks."""
+"""The "version" in template.json: a release of colar rejects those that it does not know."""
 CACHED = 50_000
-"""Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
+"""Most texts whose ids are cached: steps recur between rows, rows between epochs. A full cache is cleared."""
 LONGEST_CACHED = 1000
-"""Characters of a cached text, or of a question with all that stands before it."""
+"""Most characters of a cached text, or of a cached question with the turns before it."""
 SEPARATORS = ("###", "##", "####", "***", "---", "~~~", "|||", "§", "¶")
-"""Tried in this order where `template.separator` names none. Chains hardly ever begin a step with one of these."""
+"""Tried in this order if `template.separator` is not set. Steps of a chain hardly ever begin with one of these."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TemplateConfig:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
             )
-        # `format` is what fills the layout later: other braces must fail here, not at the first row.
+        # `str.format` fills the layout later, so other braces must fail here, not at the first row.
         try:
             self.question.format(question="", speed="")
         except (KeyError, IndexError, ValueError) as error:
@@ -76,11 +76,10 @@ class TemplateConfig:
 
 
 class Template:
-    """Text to ids and back for one tokenizer.
+    """Conversion between text and ids for one tokenizer.
 
-    Its `config` names the separator, also where the one that it is built from does not. ValueError where the tokenizer
-    has no EOS, no chat template for the format `chat`, no token for the separator, or no way to write the separator as
-    text.
+    Its `config` always names the separator, even if the given one does not. ValueError if the tokenizer has no EOS,
+    no chat template for the format `chat`, no token for the separator, or no way to write the separator as text.
     """
 
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -89,8 +88,8 @@ class Template:
         """Tokens that the model has weights for; None until the model is known."""
         self._cached: dict[tuple[str, ...], array[int]] = {}
         self._looked_up: dict[str | tuple[str, ...], tuple[int, ...]] = {}
-        """By tokens or by a pattern: a whole vocabulary is copied to look, once and not for every row or thought."""
-        # A call that truncates or pads leaves that in a fast tokenizer, and `save_pretrained` in its file.
+        """Ids by tokens or by pattern, cached because a lookup copies the whole vocabulary."""
+        # A call's truncation and padding persist in a fast tokenizer, and `save_pretrained` writes them to its file.
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
             backend.no_truncation()
@@ -104,7 +103,7 @@ class Template:
         self.eos_id: int = tokenizer.eos_token_id
 
         self._control = ControlTokens(tokenizer, self.separator_id)
-        # If it cannot be written in other tokens, the first text that contains it would fail.
+        # ValueError now rather than at the first text with the separator, if that cannot be written in other tokens.
         if self.separator_id not in tokenizer.added_tokens_decoder:
             self._control.others(self.separator_id)
         for name in ("question", "step_joiner"):
@@ -125,9 +124,9 @@ class Template:
     ) -> list[int]:
         """Ids up to and including the opening separator.
 
-        With `cached` a question that comes again is tokenised once, as a training row's is in every epoch. `context`
-        are the turns before the question. In the plain format their texts stand before it, without the roles, a blank
-        line behind each.
+        With `cached` a question that recurs, such as a training row's in every epoch, is tokenised once. `context`
+        holds the turns before the question. In the plain format their texts precede it, without the roles, each
+        followed by a blank line.
         """
         question = question.strip()
         if self.chat is None:
@@ -162,20 +161,20 @@ class Template:
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
 
-        Special tokens are left out: none that was generated passes for text. The separator is shown, because "1###2"
-        without it would be another number.
+        Special tokens are left out, so that a generated one does not pass for text. The separator is shown, because
+        "1###2" without it would be another number.
         """
         # Tidying spaces would change an answer: "1 , 2" would come back as "1, 2".
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text).strip()
 
     def token(self, token_id: int) -> str:
-        """One token as a person reads it."""
+        """The readable text of one token."""
         return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
-        """The ids of single tokens, as the vocabulary spells them. ValueError names the key that asked for one that
-        there is not."""
+        """The ids of single tokens, as the vocabulary spells them. ValueError names the key that requested a token
+        that is not in it."""
         if tokens not in self._looked_up:
             vocabulary = self.tokenizer.get_vocab()
             for token in tokens:
@@ -185,8 +184,8 @@ class Template:
         return self._looked_up[tokens]
 
     def ids_matching(self, pattern: str) -> tuple[int, ...]:
-        """The ids of all tokens that match a regular expression whole, as the vocabulary spells them but for a space
-        before them; ascending."""
+        """The ascending ids of all tokens that a regular expression matches in full, as the vocabulary spells them
+        without the mark of a leading space."""
         if pattern not in self._looked_up:
             vocabulary = self.tokenizer.get_vocab()
             ids = [i for token, i in vocabulary.items() if re.fullmatch(pattern, token.lstrip("Ġ▁ "))]
@@ -194,10 +193,10 @@ class Template:
         return self._looked_up[pattern]
 
     def to_json(self) -> dict[str, Any]:
-        """The layout, and the ids by which `from_json` knows its tokenizer again."""
+        """The layout, and the ids by which `from_json` checks the tokenizer."""
         layout = asdict(self.config)
         if self.chat is None:
-            # The version says it.
+            # The version implies it.
             del layout["format"]
         else:
             layout["chat_digest"] = self.chat.digest
@@ -216,7 +215,7 @@ class Template:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> "Template":
-        """The saved template. ValueError when it is of another version or does not fit `tokenizer`."""
+        """The saved template. ValueError if it is of another version or does not fit `tokenizer`."""
         formats = {version: format for format, version in VERSIONS.items()}
         if saved.get("version") not in list(formats):
             known = ", ".join(map(str, formats))
@@ -230,7 +229,7 @@ class Template:
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
                 f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
             )
-        # Ids that moved would be read without an error and mean other tokens.
+        # Ids that have changed would cause no error, but mean other tokens.
         for key in ("separator_id", "bos_id", "eos_id"):
             if getattr(template, key) != saved.get(key):
                 raise ValueError(
@@ -243,25 +242,24 @@ class Template:
     def _separator(self, named: str | None) -> tuple[str, int]:
         """The separator and its id: the one that is named, or else the first of `SEPARATORS` that is one token.
 
-        It must be one token, because the LM head chooses it in one step to stop thinking.
+        It must be one token, because the LM head chooses it in one step to stop thinking; and no special one, which
+        `decode` would leave out of an answer.
         """
-        if named is not None:
-            ids = self._raw_ids(named)
-            if len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id:
-                return named, ids[0]
         fitting = {}
-        for text in SEPARATORS:
+        for text in SEPARATORS if named is None else (named, *SEPARATORS):
             ids = self._raw_ids(text)
             if len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids:
                 fitting[text] = ids[0]
-        if named is None and fitting:
+        if fitting and (named is None or named in fitting):
             return next(iter(fitting.items()))
-        fault = (
-            f"none of {' '.join(SEPARATORS)} is" if named is None else f"template.separator {named!r} is not"
-        )
+        fault = "is not one token of this tokenizer"
+        if named in self.tokenizer.all_special_tokens:
+            fault = "is a special token, which the text of an answer leaves out"
+        wrong = f"none of {' '.join(SEPARATORS)} is one token of this tokenizer"
         such_as = f", such as {' '.join(fitting)}" if fitting else ""
         raise ValueError(
-            f"{fault} one token of this tokenizer: set template.separator to a text that is{such_as}"
+            f"{wrong if named is None else f'template.separator {named!r} {fault}'}: set template.separator to a text "
+            f"that is{such_as}"
         )
 
     # Encoders, each on top of the one before it
@@ -274,7 +272,7 @@ class Template:
         """Ids as the tokenizer makes them: the name of a control token becomes that token."""
         if not text:
             return []
-        # The same ids without the batching around them: three times as fast.
+        # The same ids without transformers' batching around it: three times as fast.
         if self.tokenizer.is_fast:
             return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -288,7 +286,7 @@ class Template:
         return ids
 
     def _cached_text_ids(self, text: str) -> list[int]:
-        """`_text_ids` of a text that may come again."""
+        """`_text_ids` of a text that may recur, cached."""
         return self._from_cache((text,), lambda: self._text_ids(text))
 
     def _from_cache(self, texts: tuple[str, ...], encode: Callable[[], list[int]]) -> list[int]:
@@ -305,14 +303,14 @@ class Template:
     def limit_to(self, n_known: int) -> None:
         """Reject texts with ids from `n_known` on, for which the model has no weights.
 
-        ValueError where BOS, separator or EOS is such an id.
+        ValueError if BOS, separator or EOS is such an id.
         """
         self.n_known = n_known
         bos = [] if self.bos_id is None else [self.bos_id]
         self.require_known([*bos, self.separator_id, self.eos_id])
 
     def require_known(self, ids: list[int]) -> None:
-        """ValueError for a token that the model has no weights for: on a CUDA device it would end the process."""
+        """Raise ValueError for a token without weights in the model: on a CUDA device it would end the process."""
         if self.n_known is None or max(ids, default=0) < self.n_known:
             return
         token_id = next(token_id for token_id in ids if token_id >= self.n_known)

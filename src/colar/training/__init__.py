@@ -1,6 +1,6 @@
 """Training: one objective for all methods, runs that survive a kill.
 
-sft            supervised fine-tuning: `train`;  grpo/ is reinforcement
+sft            supervised fine-tuning: `train`;  grpo/ is reinforcement learning
 config         length and speed of a run
 rows           rows as functions of (seed, epoch, row id), their order, and the stages of iCoT and Coconut
 objective      the loss of a batch, and a batch in parts;  trainer is transformers' Trainer around it

@@ -2,16 +2,16 @@
 
     on_train_begin      Clock starts, ProgressBar opens, RunFiles sets how often to save and log
     on_epoch_begin      Epochs sets the schedule's epoch
-    on_step_begin       Epochs forgets the optimiser's moments where a stage begins
+    on_step_begin       Epochs clears the optimiser's moments where a stage begins
       one update
     on_step_end         Evaluations, RunFiles and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         RunFiles writes history.json; Publisher writes `best/` where validation is better than before
-    on_save             RunFiles marks the state that was saved as whole, deletes old ones, and writes history.json
+    on_save             RunFiles marks the saved state as whole, deletes old ones, and writes history.json
     on_train_end        Clock stops
 
-None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
-With `load_best_model_at_end` false the last weights are published at the end, and nothing before it.
+None holds state that a resumed run would lack, except the clock, whose seconds are saved in `trainer_state.json`.
+With `load_best_model_at_end` false, only the last weights are published, at the end.
 """
 
 import math
@@ -36,25 +36,25 @@ from colar.training.run_folder import RunFolder
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Sets the schedule's epoch, and forgets the optimiser's moments where the curriculum's stage changes."""
+    """Sets the schedule's epoch, and clears the optimiser's moments where the curriculum's stage changes."""
 
     def __init__(self, schedule: Schedule, curriculum: Curriculum) -> None:
         self.schedule = schedule
         self.curriculum = curriculum
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # From the step, not by counting calls: a resumed run begins in the middle of an epoch.
+        # From the step, not by counting calls, because a resumed run may begin in the middle of an epoch.
         self.schedule.epoch = state.global_step // self.curriculum.steps_per_epoch
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
         if self.curriculum.stage(step) != self.curriculum.stage(step + 1):
-            # AdamW's moments belong to the gradients of the stage before (iCoT and Coconut forget them, too).
+            # AdamW's moments belong to the previous stage's gradients (iCoT and Coconut reset them, too).
             kwargs["optimizer"].state.clear()
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Requests an evaluation every `every` steps (below 1: a share of all) and at the end."""
+    """Requests an evaluation every `every` steps (below 1: a share of all steps) and at the end."""
 
     def __init__(self, every: float) -> None:
         self.every = every
@@ -66,21 +66,21 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
 
 
 class RunFiles(TrainerCallback):  # type: ignore[misc]
-    """Writes history.json, marks a resume state as whole when all processes have written, and deletes old ones.
+    """Writes history.json, marks a resume state as whole once all processes have written it, deletes old ones.
 
-    Requests a log where a save is due: a row of the log is a mean over the steps since the last one in the same
-    process, and a resumed run's first row would otherwise cover fewer steps than an uninterrupted run's.
+    Requests a log when a save is due. A row of the log is a mean over the steps since the previous row of the same
+    process, so a resumed run's first row would otherwise cover fewer steps than an uninterrupted run's.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # A resumed run would save and log as often as the saved state says.
+        # Otherwise a resumed run would save and log at the intervals of the saved state.
         state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Trainer's own callback has set this before.
+        # Trainer's own callback, which runs first, has set `should_save`.
         if control.should_save:
             control.should_log = True
 
@@ -89,7 +89,7 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
             self.folder.write_history(state.log_history)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Every process has saved its random numbers.
+        # A state is whole only once every process has saved its random numbers.
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             self.folder.finish_state(state.global_step)
@@ -97,11 +97,11 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Wall-clock seconds since Trainer's start, evaluations included, summed over resumes; stops at a limit. GRPO's
-    generation 0 is sampled before.
+    """Wall-clock seconds since Trainer's start, evaluations included, summed over resumes; stops the run at a limit.
 
-    Its saved state also has what the run began with and must go on with, on any number of devices: the rows of an
-    update, digests of all rows, the frozen backbone (`resumable_run.py`).
+    GRPO's generation 0 is sampled before that start, so its time does not count. The saved state also holds the values
+    that a resumed run must keep, on any number of devices: rows per update, digests of all rows, and the fingerprint of
+    the frozen backbone (`resumable_run.py`).
     """
 
     def __init__(self, seconds: float, max_hours: float | None, begun_with: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         # Clocks differ between processes, but all must stop at the same step.
         if processes.from_main(lambda: self.is_up):
-            # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
+            # Validate and save at the last step, so that the run can resume from it with a longer limit.
             control.should_training_stop = True
             control.should_evaluate = True
             control.should_save = True
@@ -146,7 +146,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class ProgressBar(TrainerCallback):  # type: ignore[misc]
-    """The project's progress bar on stderr, in the place of Trainer's, which writes logs to stdout."""
+    """The project's progress bar on stderr, in place of Trainer's, which writes logs to stdout."""
 
     def __init__(self) -> None:
         self.bar: Any = None
@@ -171,7 +171,7 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
         progress.say(f"step {state.global_step}, epoch {state.epoch:.2f}: {result}")
 
     def close(self) -> None:
-        """Take the bar off the terminal, also after an error."""
+        """Remove the bar from the terminal, also after an error."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
@@ -179,7 +179,7 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
 
 @dataclass
 class Publisher(TrainerCallback):  # type: ignore[misc]
-    """Writes `best/` with its provenance, and loads it again; as a callback, at each `best_evaluation` so far."""
+    """Writes `best/` with its provenance, and loads it again. As a callback, publishes each new `best_evaluation`."""
 
     lm: LatentLM
     method: Method
@@ -196,7 +196,7 @@ class Publisher(TrainerCallback):  # type: ignore[misc]
     def publish(self, state: TrainerState, gathered: dict[str, Tensor] | None = None) -> None:
         """Write model, method and model card; the old folder stays until the new one is whole.
 
-        `gathered` are the weights where the model has only a share of each.
+        `gathered` holds the whole weights if the model has only a share of each (FSDP).
         """
         # The entry in colar.json by which these weights can be traced to their run.
         run = {
@@ -211,9 +211,9 @@ class Publisher(TrainerCallback):  # type: ignore[misc]
         pretrained.save(self.lm, self.method, self.folder.best, run, card, gathered)
 
     def load(self) -> dict[str, float]:
-        """Put the published weights into the model of every process, and return their metrics. All call it together.
+        """Load the published weights into every process's model, and return their metrics. All processes call it.
 
-        `Trainer` would load them with a warning only where some do not fit; here that is an error.
+        `Trainer` would only warn about weights that do not fit; here they are an error.
         """
 
         def from_folder() -> dict[str, float]:
@@ -229,16 +229,16 @@ class Publisher(TrainerCallback):  # type: ignore[misc]
 
 
 def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, Any] | None:
-    """The logged evaluation with the highest accuracy; None where there is none in the stage that the run ends with.
+    """The logged evaluation with the highest accuracy; None if the stage that the run ends with has none.
 
-    Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
-    A curriculum is judged in its last stage only, where the model thinks as it will at test time: before that, the
-    best of iCoT would be plain CoT.
+    Ties in accuracy, which are frequent with few questions, are broken by the lower loss on held-out rows, then by the
+    earlier step. Only the curriculum's last stage counts, because there the model thinks as it will at test time:
+    otherwise the best of iCoT would be plain CoT.
     """
 
     def rank(row: dict[str, Any]) -> tuple[float, float]:
         loss = row.get("eval_loss", math.inf)
-        # A NaN would be larger than all and smaller than none.
+        # Every comparison with a NaN is False, so the maximum would depend on the order of the rows.
         return row["eval_accuracy"], -loss if math.isfinite(loss) else -math.inf
 
     rows = [row for row in state.log_history if "eval_accuracy" in row]
@@ -246,7 +246,7 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
 
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
-    """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
+    """Metrics of the evaluation at the current step, without the prefix `eval_`; empty if there was none."""
     metrics = {}
     for row in state.log_history:
         if "eval_accuracy" in row and row["step"] == state.global_step:

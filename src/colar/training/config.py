@@ -13,7 +13,7 @@ from colar.ops import devices
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 DEVICES = ("cuda", "mps", "cpu")
 OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
-"""Names of transformers, and the package that each comes from."""
+"""Optimisers by their names in transformers, with the package that each comes from."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 WHOLE = {
     "seed": (0, 2**32 - 1),
@@ -22,12 +22,12 @@ WHOLE = {
     "gradient_accumulation_steps": (1, math.inf),
     "dataloader_num_workers": (0, 256),
 }
-"""Keys that are whole numbers, their least and largest value: numpy's largest seed; more processes that load rows
-exhaust a machine before the first update."""
+"""Keys that are whole numbers, with their least and largest values. The largest seed is numpy's; more loader processes
+would exhaust a machine before the first update."""
 ABOVE_0 = ("learning_rate", "logging_steps", "save_steps", "ddp_timeout")
 ABOVE_0_OR_NULL = ("max_hours", "modules_learning_rate", "eval_steps", "tokens_per_batch")
 SHARES = ("logging_steps", "eval_steps", "save_steps")
-"""Keys that count updates, or below 1 name a share of all."""
+"""Keys that count updates or, below 1, are a share of all updates."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class TrainingConfig:
     per_device_train_batch_size: int = 32
     """Rows that go through the model at once on each device."""
     draws_per_example: int = 1
-    """Rows of each example in a batch, each with draws of its own: CoLaR draws another speed. They share the question,
-    which is computed once: four cost about as much as two of other examples. An epoch has N times the rows."""
+    """Rows of each example in a batch, each with its own draws (for CoLaR, its own speed). They share the question,
+    which is computed once, so four cost about as much as two of different examples. An epoch has N times the rows."""
     tokens_per_batch: int | None = None
-    """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
-    like length. A limit of memory: updates and results are the same. null: none."""
+    """Most positions (rows x the longest) that go through the model at once; a larger batch is split into parts of
+    rows of similar length. Bounds memory only: updates and results are the same. null: no limit."""
     packing: bool = False
     """Put several rows into one sequence, with attention restricted to each row: less padding, the same updates. Not
     for methods whose loss feeds the model several times (coconut, sim_cot, distill, sequential with
@@ -63,9 +63,9 @@ class TrainingConfig:
     """adamw_torch_fused | adamw_8bit (bitsandbytes) | adamw_torch_8bit (torchao): with 8 bits AdamW's moments need a
     quarter of the memory."""
     learning_rate: float = 1e-4
-    """Of AdamW, after warm-up."""
+    """Learning rate of AdamW, after warm-up."""
     modules_learning_rate: float | None = None
-    """Of what the method adds to the backbone (a latent head); null: the same."""
+    """Learning rate of the modules that the method adds to the backbone (a latent head); null: the same."""
     lr_scheduler_type: str = "constant"
     """constant | constant_with_warmup | linear | cosine."""
     warmup_steps: float = 0
@@ -82,8 +82,8 @@ class TrainingConfig:
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     fsdp: bool = False
-    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one GPU does not
-    hold. SFT without validation (data.validation_size 0); docs/parallel.md."""
+    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that do not fit on
+    one GPU. SFT without validation (data.validation_size 0); docs/parallel.md."""
     compile: bool | None = None
     """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after on a CPU, and
     more on a GPU; null: on CUDA, where a C compiler is installed."""
@@ -97,8 +97,8 @@ class TrainingConfig:
     eval_steps: float | None = None
     """Updates between two validations; below 1: a share of all; null: once an epoch. One more at the end."""
     load_best_model_at_end: bool = True
-    """Publish the weights that were best on validation, by loss on held-out rows where two are equally accurate; false:
-    the last ones, without regard to validation."""
+    """Publish the weights with the best validation accuracy, ties broken by the loss on held-out rows; false: the last
+    weights, regardless of validation."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
     report_to: str = "tensorboard"
@@ -142,28 +142,28 @@ class TrainingConfig:
             raise ValueError(f"training.fsdp needs training.optim adamw_torch_fused, got {self.optim}")
         if self.fsdp and self.compile:
             raise ValueError("training.fsdp and training.compile exclude each other: set one of them false")
-        # Trainer would ignore the warm-up without a word.
+        # Trainer would silently ignore the warm-up.
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
             )
 
     def resolved(self) -> "TrainingConfig":
-        """The same with `compile` decided for this machine: what a run does, and what its record holds."""
+        """The configuration with `compile` decided for this machine, as a run applies and records it."""
         if self.compile is not None:
             return self
         on_cuda = not self.on_cpu and self.device != "mps"
         return replace(self, compile=on_cuda and not self.fsdp and devices.can_compile(torch.device("cuda")))
 
     def check_method(self, method: Method) -> None:
-        """ValueError for what SFT by the method cannot do."""
+        """Raise ValueError for settings that SFT by the method does not support."""
         if self.draws_per_example > 1 and not method.draws:
             raise ValueError(
                 f"training.draws_per_example must be 1 for {method.name}, which draws no per-request values, got "
                 f"{self.draws_per_example}"
             )
-        # With fsdp a layer's weights are dropped behind the backward pass of one of its forwards, while another still
-        # needs them; and processes must have equally many.
+        # With fsdp a layer's weights are dropped after the backward pass of one of its forwards, while another forward
+        # still needs them; and all processes must make the same number of forwards.
         for name in ("packing", "fsdp"):
             if getattr(self, name) and method.multiple_forwards:
                 raise ValueError(
@@ -179,7 +179,7 @@ class TrainingConfig:
         return self.device == "cpu"
 
     def check_validation(self, wanted: bool) -> None:
-        """ValueError where a model that is to be validated is split between processes."""
+        """Raise ValueError if validation is requested for a model that is split between processes."""
         if self.fsdp and wanted:
             raise ValueError(
                 "training.fsdp trains without validation, as no process has all weights to answer with: set "
@@ -187,7 +187,7 @@ class TrainingConfig:
             )
 
     def check_installed(self) -> None:
-        """ValueError where the packages of `report_to` and `optim` are not installed, or `device` is not there."""
+        """Raise ValueError if the package of `report_to` or `optim` is not installed, or `device` is not available."""
         if self.device in ("cuda", "mps") and not getattr(torch, self.device).is_available():
             raise ValueError(
                 f"training.device {self.device} is not there: use cpu, or null for what this machine has"

@@ -1,6 +1,6 @@
-"""The loss of a batch of rows, as the module that Trainer wraps, and a batch in parts.
+"""The loss of a batch of rows, as the module that Trainer wraps, and the division of a batch into parts.
 
-A batch goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
+A batch with more positions than `training.tokens_per_batch` goes through the model in parts:
 
     batch           ------------            8 rows, in any order
                     ---
@@ -32,9 +32,9 @@ class Objective(nn.Module):
 
         loss of an update = sum over the rows of its global batch of (sum of the row's terms) / number of those rows
 
-    However the rows are split into devices and accumulation steps, the loss and its gradient are the same. The forward
-    IS the objective: a `compute_loss` that called `method.loss(unwrapped_model)` would go round
-    DistributedDataParallel, and the processes' gradients would never meet.
+    The loss and its gradient are the same for any split of the rows into devices and accumulation steps. The objective
+    must be the module's forward: a `compute_loss` that called `method.loss(unwrapped_model)` would bypass
+    DistributedDataParallel, and gradients would not be synchronised between processes.
     """
 
     accepts_loss_kwargs = True
@@ -48,9 +48,9 @@ class Objective(nn.Module):
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        The tensors are on the CPU, so that all that Python decides by them waits for no GPU. Without
-        `num_items_in_batch`, by the rows given. Rows for which `counted` (B,) is False weigh nothing (`mark_copies`).
-        A term whose name starts with "_" is no part of the loss, and is logged without the underscore.
+        Without `num_items_in_batch`, divided by the number of rows given. The tensors are on the CPU, so that Python
+        can branch on them without synchronising with a GPU. Rows for which `counted` (B,) is False have weight 0
+        (`mark_copies`). A term whose name starts with "_" is logged without the underscore, and not part of the loss.
         """
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
@@ -86,7 +86,7 @@ class LossTermSums:
 
     def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
         """Mean of each term over the summed rows of all processes."""
-        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
+        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather: every gather waits for all processes.
         parts = [devices.to_widest(value).reshape(()) for value in self.sums.values()]
         parts.append(devices.send(torch.tensor(float(self.rows), dtype=torch.float64), device))
         *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
@@ -108,14 +108,14 @@ def count_rows(batch: dict[str, Tensor]) -> int:
 def mark_copies(
     batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
 ) -> None:
-    """Give batches a column `counted`, False for copies, where they hold some.
+    """Add a column `counted`, False for copies, to the batches that hold copies.
 
         epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
         first turn                                           0 1           2 3           4 5
         second turn                                          6 7           8 9           copies of 0 1
 
-    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
-    is the turn of the first of these batches, `size` the rows of a batch.
+    accelerate fills the last turn with the epoch's first rows, so that every process has a batch. `first` is the turn
+    of the first of `batches`, `size` the rows of a batch.
     """
     for turn, batch in enumerate(batches, first):
         rows = count_rows(batch)
@@ -125,14 +125,14 @@ def mark_copies(
 
 
 def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
-    """Rows of these lengths in parts of at most `most` positions, padding included: the indices of each part's rows.
+    """Divide rows of these lengths into parts of at most `most` positions, padding included; returns rows' indices.
 
-    A row that is longer is a part of its own. Rows that fit together, or without a limit, are one part in their order.
+    A longer row is a part of its own. Rows that fit together, or have no limit, are one part in their given order.
     """
     B = lengths_B.shape[0]
     if most is None or B == 0 or B * round_up(int(lengths_B.max())) <= most:
         return [torch.arange(B, device=lengths_B.device)]
-    # The longest first: a run that does not fit into memory fails at the first part.
+    # The longest first, so that a run that does not fit into memory fails at the first part.
     order_B = lengths_B.argsort(descending=True, stable=True)
     widths = [round_up(length) for length in lengths_B[order_B].tolist()]
     parts = []
@@ -147,7 +147,7 @@ def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
 def divide(
     parts: list[dict[str, Tensor]], n: int, positions: Callable[[dict[str, Tensor]], Tensor]
 ) -> list[dict[str, Tensor]]:
-    """The same rows in `n` parts or more: the largest part with two rows is cut in half until there are as many.
+    """The same rows in `n` parts or more: the largest part of at least two rows is halved until there are `n`.
 
     `positions` gives the length of each row of a part. ValueError for fewer rows than parts.
     """
@@ -170,7 +170,7 @@ def divide(
 
 
 def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Some rows of a batch of SFT, or of outputs; their segments are cut to the longest of these rows."""
+    """Some rows of an SFT batch or of outputs, with padded segments cut to the longest of these rows."""
     rows = {name: column[index] for name, column in batch.items()}
     for name, lengths in PADDED.items():
         if name in rows:

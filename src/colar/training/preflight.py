@@ -1,16 +1,16 @@
 """A model made ready for training: its layers fused, compiled or recomputed, its longest batch measured before step 1.
 
-Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer sees
+Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer takes
 one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
-new graph. A layer that is recomputed (gradient checkpointing) keeps its input only.
+new graph. A layer that is recomputed (gradient checkpointing) saves only its input.
 
-The longest batch goes forward and backward once, and nothing of it stays: weights, random numbers and gradients are as
-before. One that does not fit into the device's memory is found now, and not after hours; it is taken in smaller parts
-(`training.tokens_per_batch`) until it fits. Under GRPO it is the longest batch of generation 0, which is sampled now,
-and not again.
+The longest batch goes forward and backward once before training, and leaves weights, random numbers and gradients as
+they were. If it does not fit into the device's memory, this is found now, not after hours, and the batch is split into
+smaller parts (`training.tokens_per_batch`) until they fit. Under GRPO it is the longest batch of generation 0, which is
+sampled now, and not again.
 
 A curriculum's rows change from stage to stage: the batch that is longest in the first is measured in the stage where it
-has the most positions. In a later epoch TokenSkip may draw more of a chain, and iCoT some tokens.
+has the most positions. A later epoch's may be longer: TokenSkip may draw more of a chain, and iCoT a few more tokens.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from colar.training.trainer import LatentTrainer
 def prepared(
     lm: LatentLM, *, compiled: bool = False, recomputed: bool = False, packed: bool = False
 ) -> Iterator[None]:
-    """Fuse or compile, and recompute, the layers inside the block, and pack rows; the model is as before after it, its
-    state dict throughout."""
-    # torch would fail on this at the first update, with a traceback of its own.
+    """Inside the block, fuse or compile the layers, and recompute them and pack rows if requested. The model is
+    restored after it, and its state dict is the same throughout."""
+    # torch would only fail at the first update, with a traceback of its own.
     if compiled and not devices.can_compile(lm.device):
         raise ValueError(
             "training.compile needs a compiler: on a CPU g++ or clang++, on a GPU gcc or clang, and Triton; or set it "
@@ -54,7 +54,7 @@ def prepared(
         layer.compile(dynamic=True)
     lm.packs_rows = packed
     try:
-        # On a CPU there is memory enough, and no kernel to wait for.
+        # Not on a CPU, which has memory enough, and no kernels to launch.
         plain = compiled or lm.device.type == "cpu"
         with (
             masks_without_waiting(),
@@ -71,9 +71,9 @@ def prepared(
 
 
 def _kernels(lm: LatentLM, compiled: bool) -> Any:
-    """Room for the kernels of flex attention and of compiled layers: with full and near masks or none, one sequence or
-    several, with and without a backward pass. Beyond torch's limit of 8 flex attention would compute all scores, and
-    layers would run uncompiled."""
+    """Raise torch's limit of compiled variants for flex attention and compiled layers: full and near masks or none, one
+    sequence or several, with and without a backward pass. Beyond the default of 8, flex attention would compute all
+    scores, and layers would run uncompiled."""
     if lm.config._attn_implementation != FLEX and not compiled:
         return contextlib.nullcontext()
     from torch._dynamo import config  # seconds
@@ -82,7 +82,7 @@ def _kernels(lm: LatentLM, compiled: bool) -> Any:
 
 
 def check_attention(lm: LatentLM, device: torch.device) -> None:
-    """ValueError for flex attention where torch has no backward pass of it, or cannot compile it."""
+    """Raise ValueError for flex attention on a device where torch has no backward pass of it, or cannot compile it."""
     if lm.config._attn_implementation == FLEX and (device.type != "cuda" or not devices.can_compile(device)):
         raise ValueError(
             f"model.attn_implementation {FLEX} trains on CUDA alone, with a C compiler and Triton: use sdpa or eager"
@@ -90,7 +90,7 @@ def check_attention(lm: LatentLM, device: torch.device) -> None:
 
 
 def check_packing(lm: LatentLM) -> None:
-    """ValueError for a backbone in which rows of one sequence would see each other."""
+    """Raise ValueError for a backbone in which rows packed into one sequence would see each other."""
     reason = lm.why_no_trees()
     if reason is not None:
         name = type(lm.causal_lm).__name__
@@ -98,7 +98,7 @@ def check_packing(lm: LatentLM) -> None:
 
 
 def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
-    # Its name differs between releases of transformers 5.
+    # The name of this call differs between releases of transformers 5.
     new = getattr(lm.causal_lm, f"activation_checkpointing_{verb}", None)
     (new or getattr(lm.causal_lm, f"gradient_checkpointing_{verb}"))(*options)
 
@@ -109,28 +109,28 @@ class LongestBatch:
 
     rows: int
     positions: int
-    """Of its longest part, padding included: the positions that are in memory at once."""
+    """Positions of its largest part, padding included: those in memory at once."""
     seconds: float
 
 
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
-    """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic."""
+    """Warn if a run computes in bfloat16 on a device that has no such arithmetic."""
     lm = trainer.objective.lm
     overrides = ["--training.bf16 false"] if trainer.args.bf16 else []
     if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
         overrides.append("--model.dtype float32")
     if overrides and not devices.computes_bfloat16(lm.device):
         progress.say(
-            "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
-            f"more: set {' '.join(overrides)}"
+            f"warning: {lm.device} has no bfloat16 arithmetic, and training in it takes ten times as long as in "
+            f"float32 or more: set {' '.join(overrides)}"
         )
 
 
 def before_training(trainer: LatentTrainer) -> LongestBatch:
     """Measure the run's longest batch, and log it.
 
-    Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
-    results stay the same. ValueError where one row alone does not fit.
+    If it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
+    results stay the same. ValueError if one row alone does not fit.
     """
     batch = trainer.longest_batch()
     # Compiled layers would be compiled for this one batch.
@@ -147,7 +147,7 @@ def before_training(trainer: LatentTrainer) -> LongestBatch:
 
 
 def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
-    """Halve the parts that a batch is taken in. ValueError where none has more positions than the longest row."""
+    """Halve `tokens_per_batch`. ValueError if a batch's parts have no more positions than its longest row already."""
     rows, longest = count_rows(batch), int(trainer.positions(batch).max())
     at_once = min(rows * longest, trainer.tokens_per_batch or rows * longest)
     device = trainer.objective.lm.device
@@ -155,7 +155,7 @@ def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
         raise ValueError(
             f"the longest row ({longest} positions) does not fit into the memory of {device}: {advice(trainer)}"
         )
-    # Not below the longest row, which is a part by itself: several shorter ones may be what does not fit.
+    # Not below the longest row, a part by itself: a part of several shorter rows may be the one that does not fit.
     trainer.tokens_per_batch = max(at_once // 2, longest)
     progress.say(
         f"{at_once} positions at once do not fit into the memory of {device}: "
@@ -164,7 +164,7 @@ def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
 
 
 def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:
-    """Forward and backward of a batch, part by part as in training; None where memory does not suffice."""
+    """Forward and backward of a batch, part by part as in training; None if memory runs out."""
     objective = trainer.objective
     device = objective.lm.device
     parts = trainer.parts(batch)
@@ -172,8 +172,10 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
     was_training = objective.training
     objective.train()
     started = time.perf_counter()
+    reserved: list[Tensor] = []
+    loss: Tensor | None = None
     try:
-        # They come with the first update: memory is left for them.
+        # Reserves memory for the optimiser's moments, which the first update allocates.
         reserved = moments(trainer) if device.type != "cpu" else []
         with devices.forked_rng(device):
             for part in parts:
@@ -181,12 +183,13 @@ def measure_batch(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBa
                     loss = objective(**part)["loss"]
                 loss.backward()
         torch.get_device_module(device).synchronize()
-        del reserved
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         return None
     finally:
+        # Freed before the cache is emptied, so that a smaller part finds their memory.
+        del reserved, loss
         for weight in objective.parameters():
             weight.grad = None
         objective.train(was_training)
@@ -204,7 +207,7 @@ def moments(trainer: LatentTrainer) -> list[Tensor]:
 
 
 def advice(trainer: LatentTrainer) -> str:
-    """The settings that need less memory, as far as the run does not have them yet."""
+    """Advice on memory: the settings that need less of it, as far as the run does not use them yet."""
     lm = trainer.objective.lm
     helps = []
     if not any(getattr(layer, "gradient_checkpointing", False) for layer in lm.causal_lm.modules()):

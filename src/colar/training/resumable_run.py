@@ -1,13 +1,13 @@
 """The run of a trainer in its folder: callbacks, resume, the published checkpoint. SFT and GRPO share it.
 
-A run lives in one folder (`run_folder.py`). Run again, it resumes from its last whole checkpoint, and ends as an
+A run has one folder (`run_folder.py`). Started again, it resumes from its last whole checkpoint, and ends as an
 uninterrupted run of the same budget would have: rows, draws, order, optimiser and random numbers are the same.
 
     steps          1 .. 20      21 .. 40      41 .. 47          41 .. 60     ...
     checkpoint           save 20       save 40     X kill  resume 40     save 60
     best/                   published when validation improves                          loaded at the end
 
-A checkpoint that was torn by a kill is dropped at the resume, and the one before it is taken. Updates after it are made
+A checkpoint that a kill left incomplete is dropped on resume, and the one before it is used. Updates after it are made
 again, with the same numbers.
 """
 
@@ -44,15 +44,15 @@ from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 OURS = {"eval_steps", "fsdp", "gradient_checkpointing", "load_best_model_at_end", "report_to"}
-"""Keys of `TrainingConfig` that `TrainingArguments` has, too, and that colar acts on in its place."""
+"""Keys of `TrainingConfig` that `TrainingArguments` has, too, but that colar handles itself."""
 
 
 class Arguments(TrainingArguments):  # type: ignore[misc]
-    """Trainer's arguments for a process that has one device, on which the model lies already."""
+    """Trainer's arguments for a process with one device, on which the model already is."""
 
     @property
     def n_gpu(self) -> int:
-        """1 or 0: of several GPUs without torchrun one is used, never DataParallel."""
+        """1 or 0: without torchrun one of several GPUs is used, never DataParallel."""
         return min(int(super().n_gpu), 1)
 
     @property
@@ -87,7 +87,7 @@ def run_trainer(
     """Run a trainer in its folder, or resume the run that is there.
 
     `run_info` goes into the checkpoint's colar.json, and its `recipe` also into recipe.json. `held_out` are the
-    validation rows. `stopped_for_good` says of a saved state that its run has ended and must not resume.
+    validation rows. `stopped_for_good` is True for a saved state whose run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -95,13 +95,13 @@ def run_trainer(
         )
     objective, config = trainer.objective, trainer.config
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    # Before a file of an earlier run is touched.
+    # Checked before any file of an earlier run is touched.
     pretrained.check_loadable(objective.lm)
     processes.require_shared(folder.path)
     with processes.locked(folder.path):
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
-        # A resumed run is not validated once more: its history has that row.
+        # A resumed run is not validated at its start: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
         clock = _clock(trainer, saved, held_out)
         curriculum = trainer.curriculum
@@ -112,16 +112,16 @@ def run_trainer(
                 f"{curriculum.max_steps:,}: give the length that it has (training.num_train_epochs or max_steps), "
                 "another output, or --no_resume"
             )
-        # Files of an earlier run are touched only now, when nothing is wrong with the call.
+        # Files of an earlier run are touched only now, after all checks of the call.
         processes.from_main(lambda: folder.begin(info.get("recipe"), resume))
         if trainer.args.should_save:
-            # Outputs of a killed run after its last checkpoint. Only now is it sure that the run resumes there.
+            # Those after the last checkpoint of a killed run: only now is it certain that the run resumes there.
             folder.drop_completions(saved.global_step)
         if resume_from is not None:
             progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
         is_over = saved.global_step >= curriculum.max_steps or clock.is_up or stopped_for_good(saved)
         if resume_from is not None and is_over:
-            # Trainer would make one more step.
+            # Trainer would still make one more step.
             weights.load_into(objective.lm, resume_from)
             state = saved
         else:
@@ -134,7 +134,7 @@ def run_trainer(
 
 
 def _resume_point(folder: RunFolder) -> Path | None:
-    """The newest checkpoint that is whole; None where there is none. Drops the newer ones, which a kill has cut."""
+    """The newest checkpoint that is whole; None if there is none. Drops newer ones, which a kill left incomplete."""
     newest_whole = folder.last_resume_state()
     states = folder.resume_states()
     torn = states if newest_whole is None else states[: states.index(newest_whole)]
@@ -147,7 +147,7 @@ def _resume_point(folder: RunFolder) -> Path | None:
 def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | None) -> TrainerState:
     """Train to the end, from the start or from the checkpoint `resume_from`.
 
-    An error for numbers that are not finite names the checkpoints that are still good.
+    The error for numbers that are not finite names the checkpoints that are still good.
     """
     config, curriculum = trainer.config, publisher.curriculum
     curriculum.warn()
@@ -164,8 +164,8 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
             recomputed=config.gradient_checkpointing,
             packed=config.packing,
         ):
-            # A resumed run has made steps already; its parts are fitted to the device again, but not where the first
-            # batches would be sampled anew. Before its weights are split the model need not fit into one device.
+            # A resumed run is measured on a GPU only, to fit its parts to the device again, and not if batches would be
+            # sampled for it. With fsdp nothing is: before its weights are split the model need not fit on one device.
             on_gpu = trainer.args.device.type == "cuda"
             measures = resume_from is None or (on_gpu and not trainer.samples)
             if measures and not trainer.fsdp:
@@ -218,8 +218,8 @@ def _still_good(folder: RunFolder) -> str:
 def _finish(
     trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
 ) -> TrainResult:
-    """Publish the last weights where `publish_last` or nothing is there; leave the published ones in the model."""
-    # All take part: each has a share of every weight.
+    """Publish the last weights if `publish_last` or if nothing is published; leave the published ones in the model."""
+    # All processes take part: with fsdp each has a share of every weight.
     gathered = weights.gathered(publisher.lm)
     if trainer.is_world_process_zero() and (publish_last or not publisher.folder.best.exists()):
         publisher.publish(state, gathered)
@@ -236,17 +236,17 @@ def _finish(
 
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Example]) -> Clock:
-    """The clock where it stood. ValueError for other rows than before, or another backbone under an adapter."""
+    """The clock at its saved time. ValueError if rows, or the backbone under an adapter, are not those of before."""
     lm = trainer.objective.lm
     begun_with = {
         "rows_per_update": trainer.get_total_train_batch_size(trainer.args),
         "rows": digest_of(trainer.schedule.examples),
         "digest of the validation rows": digest_of(held_out, "answer_type", "judge"),
-        # A checkpoint has all other weights.
+        # A checkpoint holds all weights but those of an adapter's backbone.
         "fingerprint of the frozen backbone": lm.fingerprint if lm.has_adapter else None,
     }
     saved_clock = run_folder.clock_of(saved)
-    # A new run has saved none of them, and earlier versions not all.
+    # A new run has saved none of these values, and earlier versions did not save all.
     before = {key: saved_clock.get(key, value) for key, value in begun_with.items()}
     names = {"rows_per_update": "rows per update", "rows": "digest of the training rows"}
     checks.check_same_run(
@@ -260,20 +260,20 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Examp
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
+    """Trainer's arguments: the configuration's fields under their names, and those that colar sets."""
     processes.join(config.ddp_timeout)
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
     args = Arguments(
         output_dir=str(folder.checkpoints),
         run_name=str(folder.path),
         save_strategy="steps",
-        # Trainer would take Apple's mps by itself: here it is requested.
+        # Trainer would use Apple's mps by default; here it must be requested.
         use_cpu=config.on_cpu,
         remove_unused_columns=False,
         # A loss that is not finite is an error here, not a gap in the log.
         logging_nan_inf_filter=False,
         dataloader_pin_memory=torch.cuda.is_available() and not config.on_cpu,
-        # With fsdp gradients are split batch by batch: else each process would hold them whole until an update's last.
+        # With fsdp gradients are split after each batch: else each process would hold them whole until the last one.
         accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": config.fsdp}},
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
@@ -285,12 +285,12 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
 
 
 def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Put a model on the device that it is trained on; Trainer's arguments. ValueError if it cannot be trained so."""
+    """Put a model on its training device; returns Trainer's arguments. ValueError if the settings cannot train it."""
     args = arguments(config, folder)
     preflight.check_attention(lm, args.device)
     if config.packing:
         preflight.check_packing(lm)
-    # Where weights are split, each device gets its share when training begins.
+    # With fsdp each device gets its share of the weights when training begins.
     if not config.fsdp:
         lm.to(args.device)
     return args

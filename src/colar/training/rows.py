@@ -1,8 +1,8 @@
 """Rows for training, as functions of (seed, epoch, row id), and their order.
 
-A row's draws (the factor c, the labels' seed) depend on nothing else, its stage on its place in the epoch too. The
-order also depends on lengths and on the rows of an update; how these are divided into batches, steps and processes
-changes nothing. The schedule yields (epoch, index, draw), so no worker holds a state that could go stale.
+A row's draws (the factor c, the labels' seed) depend on nothing else; its stage also depends on its place in the epoch.
+The order also depends on lengths and on the number of rows per update, but not on how these are divided into batches,
+steps and processes. The schedule yields (epoch, index, draw), so workers hold no state that could go stale.
 
 Order of an epoch:
 
@@ -11,8 +11,8 @@ Order of an epoch:
     updates         neighbours in a pool: the rows of one update, of like length
     shuffle         the updates, and the rows within each
 
-The longest rows come at no fixed place of an epoch. A pool of all rows would make one update of all the longest: they
-would be learnt together, in every epoch.
+The longest rows have no fixed place in an epoch. A single pool of all rows would put the longest ones into one update,
+in every epoch.
 
 The stages of a run, in which its rows are encoded (iCoT and Coconut have several):
 
@@ -20,9 +20,9 @@ The stages of a run, in which its rows are encoded (iCoT and Coconut have severa
     stages            1           2           3            the model thinks as in the last one
     published         no          no          best of these
 
-A checkpoint of an earlier stage would think in a way that it was never trained to. So nothing is published before the
-stage that the run ends with, also where `max_hours` ends it sooner: the run then ends with an error, and resumes with
-a larger limit.
+A checkpoint of an earlier stage would think in a way that it was not trained for, so nothing is published before the
+stage that the run ends with. If `max_hours` stops the run before that stage, it ends with an error, and can be resumed
+with a larger limit.
 """
 
 import itertools
@@ -46,16 +46,16 @@ from colar.ops.noise import seed_from
 POOL = 50
 """Most updates that are sorted together."""
 POOLS = 4
-"""Fewest pools of an epoch, where there are that many updates."""
+"""Fewest pools of an epoch, if it has that many updates."""
 WORKERS_FROM = 20_000
-"""Rows that are encoded by several processes before a run: about 4,000 a second on each core."""
+"""Fewest rows that several processes encode before a run. A core encodes about 4,000 a second."""
 ENCODERS = 16
-"""Most of these processes."""
+"""Most processes that encode rows."""
 LONGER = (
     "choose a model.backbone (--model) with a longer context, or limit chains by data.max_reasoning_steps"
 )
 MOST_STAGES = 8
-"""Stages whose rows are checked. Of more (iCoT has one for each token) some represent those that follow them."""
+"""Most stages whose rows are checked. Of more (iCoT has one for each token), evenly spread ones are checked."""
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
@@ -75,7 +75,7 @@ class TrainingRows(Dataset[Row]):
         self.examples = examples
         self.seed = seed
         self.n_draws = n_draws
-        # The draws of an example are wanted one after another.
+        # Caches the last example, because its draws are requested one after another.
         self._last: tuple[tuple[float, int, int], list[Row]] | None = None
 
     def __len__(self) -> int:
@@ -91,20 +91,20 @@ class TrainingRows(Dataset[Row]):
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         example = self.examples[index]
-        # The id, not the index: a row keeps its draws when others are added or removed.
+        # By the id, not the index, so that a row keeps its draws when others are added or removed.
         rng = Random(seed_from(self.seed, draws_of, example.id))
         rows = self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
         self._last = (key, rows)
         return rows
 
     def lengths(self, epochs: Sequence[float] = (0.0,), name: str = "training") -> list[list[int]]:
-        """Positions that each example feeds, latents included, at each of `epochs`, at which the curriculum's stages
-        begin: of the longest of its draws in the first epoch.
+        """Positions of each example, latents included, at each of `epochs`, at which the curriculum's stages begin:
+        those of its longest draw in the first epoch.
 
-        ValueError names a row that cannot be encoded. Processes divide the rows, and call it together.
+        Processes divide the rows, and call it together. ValueError names a row that cannot be encoded.
         """
 
-        # All rows, before the first step: a wrong one must not stop a run after hours.
+        # All rows are checked before the first step, so that a malformed one does not stop a run after hours.
         def lengths_of(indices: Sequence[int]) -> Iterator[list[int]]:
             loader: DataLoader[Any] = DataLoader(
                 _Lengths(self, epochs),
@@ -112,7 +112,7 @@ class TrainingRows(Dataset[Row]):
                 sampler=indices,
                 collate_fn=list,
                 num_workers=_workers(len(indices)),
-                # One of its own: torch's would give other random numbers afterwards.
+                # Its own generator: drawing from torch's global one would change later random numbers.
                 generator=torch.Generator(),
             )
             encoded = itertools.chain.from_iterable(loader)
@@ -148,13 +148,13 @@ class _Lengths(Dataset[Any]):
             # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
             return [max(map(len, self.rows.encoded(epoch, index, draws_of=0))) for epoch in self.epochs]
         except ValueError as error:
-            # Raised in a worker it would come back with the worker's traceback in its message.
+            # An error raised in a worker would have the worker's traceback in its message.
             return error
 
 
 def _workers(n_rows: int) -> int:
-    """Processes that encode this many rows, each on a core of its own; 0: this one."""
-    # Elsewhere processes start afresh, which takes longer than it saves.
+    """Worker processes that encode this many rows, each on its own core; 0: the current process encodes them."""
+    # Systems without sched_getaffinity start processes afresh, which takes longer than it saves.
     if n_rows < WORKERS_FROM or not hasattr(os, "sched_getaffinity"):
         return 0
     cores = len(os.sched_getaffinity(0)) // PartialState().num_processes
@@ -215,15 +215,15 @@ def epoch_order(
     update_size: int,
     lengths: Sequence[int] | None = None,
 ) -> list[int]:
-    """All indices in the order of an epoch: updates of `update_size` examples and, last, a rest that fills none.
+    """All indices in the order of an epoch: updates of `update_size` examples and, last, a remainder that fills none.
 
-    With `lengths` those of an update are alike.
+    With `lengths`, the examples of an update have similar lengths.
     """
-    # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
+    # Sorting by a hash of the id shuffles independently of an example's place in the file.
     places = [seed_from(seed, "order", epoch, example.id) for example in examples]
     shuffled = sorted(range(len(examples)), key=lambda index: places[index])
 
-    # The rest comes last: a short update in the middle would cut all later ones anew.
+    # The remainder comes last: a short update in the middle would shift the boundaries of all later ones.
     in_updates = len(examples) - len(examples) % update_size
     pool_size = update_size * min(POOL, max(1, in_updates // update_size // POOLS))
     updates = []
@@ -237,7 +237,7 @@ def epoch_order(
     rng = Random(seed_from(seed, "groups", epoch))
     rng.shuffle(updates)
     order: list[int] = []
-    # Within an update too, so that the batches of an update are not sorted by length.
+    # Shuffle within each update too, so that its batches are not sorted by length.
     for update in updates:
         rng.shuffle(update)
         order += update
@@ -250,7 +250,7 @@ class UnfinishedCurriculumError(ValueError):
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Stages by update. Reinforcement has no curriculum: with `applies` false all of it is the last stage."""
+    """The stage of each update. With `applies` false (reinforcement learning), all updates are in the last stage."""
 
     method: Method
     steps_per_epoch: int
@@ -275,13 +275,13 @@ class Curriculum:
         return self.stage(step) == self.end_stage
 
     def stage_epochs(self) -> list[float]:
-        """The epochs at which stages begin: all of them, or `MOST_STAGES`, the first and the last among them."""
+        """The epochs at which stages begin: all of them, or `MOST_STAGES` that include the first and the last."""
         updates = range(1, self.max_steps + 1)
         begins: list[int] = []
         update = 0
         while update < self.max_steps:
             begins.append(update)
-            # Stages only grow, and a run by hours may have a billion updates: the last one of a stage is bisected.
+            # Stages never decrease, and a run by hours may have a billion updates, so a stage's last one is bisected.
             update = bisect_right(updates, self.stage(update + 1), key=self.stage)
         if len(begins) > MOST_STAGES:
             spread = [round(i * (len(begins) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)]
@@ -289,7 +289,7 @@ class Curriculum:
         return [begin / self.steps_per_epoch for begin in begins]
 
     def warn(self) -> None:
-        """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
+        """Warn if training ends before the curriculum does: the model would think in a way that it never learnt."""
         final = self.method.last_stage()
         if self.end_stage < final:
             progress.say(
@@ -298,7 +298,7 @@ class Curriculum:
             )
 
     def require_end(self, step: int, hours: float | None) -> None:
-        """UnfinishedCurriculumError where `step` updates have not come to the stage that the run was to end with."""
+        """Raise UnfinishedCurriculumError if `step` updates have not reached the stage that the run was to end with."""
         if self.stage(step) >= self.end_stage:
             return
         limit = "" if hours is None else f" by training.max_hours {hours:g}"

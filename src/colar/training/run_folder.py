@@ -3,13 +3,13 @@
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
 checkpoints/          Trainer's resume states, of the last steps that were saved; `whole` is written last, so that one
-                      that a kill has cut is known
+                      that a kill left incomplete is recognised
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inspect.html, .json   what the model thinks (`recipe/run.py`)
+inspect.html, .json   the model's thoughts (`recipe/run.py`)
 recipe.json           the recipe, and a digest of the weights that it starts from: `RunFolder.begin`
-finished.json         steps and seconds of a run that has ended; removed when it goes on
+finished.json         steps and seconds of a run that has ended; removed when it continues
 .lock                 held by the process that trains here
 
 Two runs must not mix in one folder, and a finished one is not trained again. `AutoFolder` is the folder of `colar train
@@ -35,7 +35,7 @@ KEPT = 2
 """Newest resume states that are kept."""
 PREFIX = "checkpoint-"
 START = "weights of the start"
-"""Key of recipe.json beside those of the recipe: a digest, where it starts from a checkpoint."""
+"""Key of recipe.json beside those of the recipe: a digest of the weights, if it starts from a checkpoint."""
 BUDGET = ("training.num_train_epochs", "training.max_steps", "training.max_hours")
 RESUMABLE = {
     *BUDGET,
@@ -56,13 +56,13 @@ RESUMABLE = {
     "validation.page_size",
     "grpo.rollout_workers",
 }
-"""Keys of a recipe that may change when a run resumes: a longer budget; where it lies, and where its rows do; where
-and how often it is logged and saved, its page; its device and memory, how an update's rows are divided and packed. That
-their number stays the same is checked where it is known (`resumable_run.py`), and so are the rows, by their digest."""
+"""Keys of a recipe that may change when a run resumes: its budget; the places of its folder and its rows; its logs,
+saves and page; its device and memory; and how an update's rows are divided and packed. Their number must stay the
+same, and so must the rows, by digest: `resumable_run.py` checks both."""
 
 
 class RunFolder:
-    """Paths of a run and the little files in it."""
+    """Paths of a run and the small files in it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -77,8 +77,8 @@ class RunFolder:
         self.finished = self.path / "finished.json"
 
     def check_recipe(self, recipe: dict[str, Any]) -> None:
-        """ValueError where the folder holds the run of another recipe. Logs where a run that has ended goes on."""
-        # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
+        """Raise ValueError if the folder holds the run of another recipe. Logs if a run that had ended continues."""
+        # A run that failed before it saved anything leaves nothing to mix with: its recipe may be corrected in place.
         if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
             return
         before, now = _dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe))
@@ -95,9 +95,9 @@ class RunFolder:
                 progress.say(f"{self.path} had ended with {key} {before[key]}: it goes on with {now[key]}")
 
     def begin(self, recipe: dict[str, Any] | None, resume: bool) -> None:
-        """Write the recipe of the run that starts or goes on here; without `resume` an earlier one is removed first.
+        """Write the recipe of the run that starts or continues here; without `resume` an earlier one is removed first.
 
-        All that can be wrong with the run is known by then: one that ends in an error leaves the folder as it was.
+        Called after all checks of the run, so that one that fails them leaves the folder as it was.
         """
         values = None if recipe is None else _with_start(recipe)
         if not resume:
@@ -107,14 +107,14 @@ class RunFolder:
             files.write_json(self.recipe, values)
 
     def has_finished(self, recipe: dict[str, Any]) -> bool:
-        """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
+        """True if a run of this recipe has ended. ValueError if the weights that it started from have changed."""
         if not (self.finished.exists() and self.best.exists()):
             return False
         before, now = files.read_json(self.recipe), _with_start(recipe)
         ignored = {"output": "", START: ""}
         if before | ignored != now | ignored:
             return False
-        # The start may be gone by now.
+        # The checkpoint that it started from may be gone by now.
         if START in before and START in now and before[START] != now[START]:
             raise ValueError(
                 f"{self.path} was trained from other weights than {recipe['model']['init_from']} holds now: give "
@@ -123,9 +123,9 @@ class RunFolder:
         return True
 
     def clear(self) -> None:
-        """Remove the files of a run, and nothing else that lies there.
+        """Remove the files of a run, and nothing else in the folder.
 
-        After a kill at any moment the rest is still that of recipe.json, which goes last.
+        recipe.json is removed last, so that after a kill at any moment the remaining files still belong to it.
         """
         self.finished.unlink(missing_ok=True)
         self.drop_states(self.resume_states())
@@ -150,15 +150,15 @@ class RunFolder:
         self.drop_states(self.resume_states()[KEPT:])
 
     def drop_states(self, states: Sequence[Path]) -> None:
-        """Delete resume states. After a kill at any moment what is left of one does not count as whole."""
+        """Delete resume states. After a kill at any moment, the remains of one do not count as whole."""
         for state in states:
             (state / WHOLE).unlink(missing_ok=True)
             shutil.rmtree(state, ignore_errors=True)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
-        """Write history.json; numbers that are not finite become null, for JSON has no NaN.
+        """Write history.json; numbers that are not finite become null, because JSON has no NaN.
 
-        It only shows the run: a failure is a warning, and the run goes on.
+        The file only shows the run, so a failure is a warning, and the run continues.
         """
         clean = [{key: _finite(value) for key, value in row.items()} for row in history]
         with progress.warn_on_error("the history"):
@@ -204,7 +204,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def clock_of(state: TrainerState) -> dict[str, Any]:
-    """The clock's part of a saved state: `seconds`, and what the run began with; empty for a new run."""
+    """The clock's part of a saved state: `seconds`, and values that a resumed run must keep; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
     return dict(clock.get("attributes", {}))
 
@@ -218,11 +218,11 @@ def input_digest(path: str | Path, suffix: str = "") -> str | None:
 
 
 def _with_start(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe, with a digest of the weights in the folder that it starts from, where it starts from one."""
+    """The recipe, with a digest of the weights that it starts from, if it starts from a folder."""
     start = recipe["model"]["init_from"]
     if not start or not Path(start).exists():
         return recipe
-    # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
+    # Weights only: a checkpoint's settings hold the time of writing, and a finished run may publish it again.
     digest = input_digest(checkpoint.resolve(start), ".safetensors")
     return recipe | ({START: digest} if digest else {})
 

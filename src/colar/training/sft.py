@@ -1,7 +1,7 @@
 """Supervised fine-tuning of any method: `train`.
 
 The same call again resumes a run from its last whole checkpoint (`resumable_run.py`). On several devices start it with
-torchrun: processes divide rows, validation and the first look at all rows; the main process writes.
+torchrun: processes divide rows, validation and the initial check of all rows; the main process writes.
 """
 
 import math
@@ -37,16 +37,16 @@ def train(
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
 
-    `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`; of equals
-    the one with the lower held-out loss, and then the first. Without `validate`, or with `load_best_model_at_end`
-    false, the last weights are. `lm` ends with the published weights. The loss on the examples `held_out` (those with
-    a chain, where some have one) is logged at each validation. `run_info` is kept in the checkpoint's colar.json. With
-    `resume` false the files of an earlier run in the folder are removed.
+    `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest accuracy is published in `best/`;
+    ties are broken by the lower held-out loss, then by the earlier step. Without `validate`, or with
+    `load_best_model_at_end` false, the last weights are published. `lm` ends with the published weights. The loss on
+    the examples `held_out` (only those with a chain, if any has one) is logged at each validation. `run_info` is stored
+    in the checkpoint's colar.json. With `resume` false the files of an earlier run in the folder are removed.
 
     Raises ValueError before the first step for wrong rows or configuration, `NonFiniteError` when loss or gradient is
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
-    # All that can be wrong is found here, before a file of an earlier run is touched.
+    # All checks come first, before any file of an earlier run is touched.
     config.check_installed()
     folder = RunFolder(files.require_writable(output))
     held_out = list(held_out)
@@ -78,7 +78,7 @@ def make_trainer(
     schedule = RowSchedule(
         rows.examples, first_lengths, config.seed, rows_per_update, config.draws_per_example
     )
-    # Of data with chains those without one would make the loss another quantity.
+    # If some examples have chains, those without one would make the loss another quantity.
     scored = [example for example in held_out if example.steps] or held_out
     held_out_rows = TrainingRows(lm, method, scored, config.seed) if scored else None
     if held_out_rows is not None:
@@ -94,7 +94,7 @@ def fitting_rows(
     """The rows that fit the model's context in every stage, their lengths in the first one, and the curriculum."""
     n_draws = config.draws_per_example
     n_examples = -1
-    # Again without those that are too long: with fewer rows the stages begin at other epochs.
+    # Repeated without those that are too long, because with fewer rows the stages begin at other epochs.
     while len(examples) != n_examples:
         n_examples = len(examples)
         rows = TrainingRows(lm, method, examples, config.seed, n_draws)

@@ -1,11 +1,11 @@
-"""transformers' `Trainer` with the few things changed that latents need.
+"""transformers' `Trainer` with the few changes that latents need.
 
 | ours | why |
 |---|---|
 | rows counted instead of labels | the scale of accumulation: every row weighs the same |
 | its own schedule of rows | draws and order survive a resume |
 | batches in parts of `tokens_per_batch` | memory, also with the longest rows |
-| a learning rate for the method's modules | they start from nothing, the backbone does not |
+| a learning rate for the method's modules | they are trained from scratch, the backbone is not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
 | weights split between processes (`training.fsdp`) | models that one GPU does not hold (`model/weights.py`) |
@@ -59,13 +59,13 @@ Validate = Callable[[LatentLM, Method], dict[str, float]]
 class LatentTrainer(Trainer):  # type: ignore[misc]
     """Trainer over an `Objective` that is on its device already.
 
-    `validate` is called at each evaluation by all processes together, which may divide the work; the numbers of the
+    `validate` is called at each evaluation by all processes together, which may divide the work; the metrics of the
     main process count. The loss on the rows `held_out` is logged beside them. `args` are those of `config`
     (`resumable_run.arguments`).
     """
 
     samples: ClassVar[bool] = False
-    """True where batches are outputs of the model, which it samples as they are due, and no rows of a file."""
+    """True if batches are outputs that the model samples when they are due, not rows of a file."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         held_out: TrainingRows | None = None,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
-        # Trainer's name for a model that places its weights itself: it is not wrapped into DDP.
+        # Tells Trainer that the model places its weights itself, so that it is not wrapped into DDP.
         self.is_distributed_loading_by_transformers = config.fsdp
         self.objective = objective
         self.config = config
@@ -91,15 +91,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
         self.last_update: Tensor | None = None
-        """Step, norm of the gradient and terms of the last update, or of the first with one that is not finite: a row
-        for each process."""
+        """Step, gradient norm and terms of the last update, or of the first in which one is not finite: a row for each
+        process."""
 
     # Data
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows in the order of the schedule, divided between the processes by accelerate.
 
-        Batches stay on the CPU: all that Python decides by them waits for no GPU.
+        Batches stay on the CPU, so that Python can branch on them without synchronising with a GPU.
         """
         loader: DataLoader[Any] = DataLoader(
             self.train_dataset,
@@ -115,10 +115,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     @cached_property
     def curriculum(self) -> Curriculum:
         """The stages of this trainer's updates."""
-        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
+        # Trainer's own arithmetic, which accounts for accumulation, several processes and ragged last updates.
         loader = self.get_train_dataloader()
         _, steps_per_epoch, *_, max_steps = self.set_initial_training_values(self.args, loader)
-        # Outputs are sampled as the last stage thinks, from the start.
+        # Outputs are sampled in the last stage from the start.
         return Curriculum(self.objective.method, steps_per_epoch, max_steps, applies=not self.samples)
 
     def get_batch_samples(
@@ -126,7 +126,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> tuple[list[Any], Tensor]:
         """The batches of one update, and the number of rows that all processes hold for it."""
         self.last_terms = {}
-        # Trainer would count labels here: a row would weigh more the longer it is.
+        # Trainer would count labels here, which would give longer rows more weight.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
             self._mark_copies(batches)
@@ -134,7 +134,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return batches, self.accelerator.gather(own_rows).sum()
 
     def _mark_copies(self, batches: list[Any]) -> None:
-        """Mark the rows of an epoch's last update that are there twice."""
+        """Mark the copies of rows that fill up an epoch's last update."""
         assert isinstance(self.schedule, Sized)
         n_rows, size, n = len(self.schedule), self.args.train_batch_size, self.args.world_size
         turns = math.ceil(n_rows / (size * n))
@@ -147,21 +147,26 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
     def longest_batch(self) -> dict[str, Tensor]:
-        """The batch with the most positions in the first epoch, in the curriculum's stage that makes it longest."""
+        """The full batch with the longest row, in the curriculum's stage that makes it longest.
+
+        Where the first epoch has that row in its short last batch, rows before it fill the batch up, because another
+        epoch has it in a full one.
+        """
         rows, schedule = self.train_dataset, self.schedule
         assert isinstance(rows, TrainingRows), "a run that samples has no rows"
         assert isinstance(schedule, RowSchedule), "rows have a schedule"
         order = schedule.permutation(0)
         n_examples = self.args.train_batch_size // schedule.n_draws
-        batches = [order[start : start + n_examples] for start in range(0, len(order), n_examples)]
-        widest = max(batches, key=lambda batch: len(batch) * max(schedule.lengths[index] for index in batch))
+        place = max(range(len(order)), key=lambda place: schedule.lengths[order[place]])
+        start = max(0, min(place - place % n_examples, len(order) - n_examples))
+        widest = order[start : start + n_examples]
         in_stages = []
         for epoch in self.curriculum.stage_epochs():
             in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
         return max(in_stages, key=lambda batch: int(self.positions(batch).max()))
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
+        """A batch in parts of at most `tokens_per_batch` positions; the batch itself if it fits."""
         indices = part_indices(self.positions(inputs), self.tokens_per_batch)
         return [inputs] if len(indices) == 1 else [take(inputs, rows) for rows in indices]
 
@@ -172,16 +177,16 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's.
 
-        Trainer's own step would move the batch to the device before Python has decided by it.
+        Trainer's own step would move the batch to the device before Python branches on it.
         """
         parts = self.parts(inputs)
         if self.fsdp:
-            # All gather weights together, part by part.
+            # As many parts in each process, because all gather weights together, part by part.
             parts = divide(parts, max(gather_object([len(parts)])), self.positions)
         model.train()
         losses: list[Tensor] = []
         for part in parts:
-            # Processes have different numbers of parts: their gradients meet at the last.
+            # Processes may have different numbers of parts, so gradients are synchronised at the last one.
             with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
                     loss, outputs = self.compute_loss(model, part, True, num_items_in_batch)
@@ -191,15 +196,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             self.term_sums.add(outputs, count_rows(part))
             for name, term in outputs.items():
                 now, before = term.detach(), self.last_terms.get(name)
-                # Of the update's batches and their parts the first that is not finite stays.
+                # Over the update's batches and their parts, the first value that is not finite is kept.
                 self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
         return reduce(torch.add, losses)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Called once an update, before the optimiser: a number that is not finite must not reach the weights.
+        """Called once per update, before the optimiser: a number that is not finite must not reach the weights.
 
-        A fused optimiser decides so on its device, from that update on. The error comes at the next log, where Python
-        waits for the device in any case.
+        A fused optimiser skips such an update and all later ones on its device. The error is raised at the next log,
+        where Python synchronises with the device in any case.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         if isinstance(norm, DTensor):
@@ -208,14 +213,14 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
         norm_too = torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device)
         step = torch.full_like(norm_too, self.state.global_step + 1)
-        # A term may be infinite in one process alone: all skip the update, and end with the same error.
+        # A term may be infinite in one process alone, but all must skip the update and end with the same error.
         update = self.accelerator.gather(torch.stack([step, norm_too, *terms])[None])
         before = self.last_update
-        # The first one that is not finite stays.
+        # The first update that is not finite is kept.
         self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
         skips = self.args.optim == "adamw_torch_fused" and norm_too.device.type in ("cpu", "cuda")
         if skips and not self.fsdp:
-            # The name by which torch's own gradient scaler has an update skipped.
+            # The attribute by which torch's gradient scaler makes an optimiser skip an update.
             fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
             fused.found_inf = 1 - self.last_update.isfinite().all().float()
         else:
@@ -223,7 +228,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return norm
 
     def _require_finite(self) -> None:
-        """NonFiniteError where an update since the last log had a loss or a gradient that is not finite."""
+        """Raise NonFiniteError if an update since the last log had a loss or a gradient that is not finite."""
         if self.last_update is None:
             return
         for step, norm, *terms in self.last_update.tolist():
@@ -235,7 +240,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                 )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""
+        """Add the terms' means and the modules' learning rate to a training row; other rows are unchanged."""
         self._require_finite()
         if "loss" in logs:
             logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
@@ -267,7 +272,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                 groups[".extra." in f".{name}", name in decayed_names].append(parameter)
         own_rate = self.config.modules_learning_rate
         options = []
-        # In a fixed order: the optimiser's saved state knows its groups by their place.
+        # In a fixed order, because the optimiser's saved state identifies its groups by their position.
         for is_module, decays in sorted(groups):
             rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
             decay = self.args.weight_decay if decays else 0.0
@@ -285,15 +290,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self._require_finite()
         lm = self.objective.lm
         # Training continues with the random numbers that it would have had without an evaluation.
-        # Compiled layers would be compiled anew for every shape of a decode step.
+        # Compiled layers would recompile for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
         with lm.evaluating(), devices.forked_rng(lm.device), torch.no_grad(), eager:
             own = self._held_out_losses()
-            # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
+            # Decoding with a merged adapter costs no more than the backbone; evaluations merge it, too.
             with lm.merged():
                 own |= self.validate(lm, self.objective.method)
         graphs.leave_room(lm)
-        # A function of a user's own may know nothing of several processes, and find another number in each.
+        # A user's function may not be aware of several processes, and return other numbers in each.
         metrics = processes.from_main(lambda: own)
         if "accuracy" not in metrics:
             raise ValueError(
@@ -321,7 +326,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             end = min(start + size, len(rows))
             batch = [rows.encoded(epoch, index, draws_of=0)[0] for index in range(start, end)]
             for part in self.parts(collate(batch)):
-                # In the precision of training: the two losses are compared.
+                # In the precision of training, because the two losses are compared.
                 with self.accelerator.autocast():
                     means = self.objective(**part)
                 for name, mean in means.items():
@@ -351,7 +356,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if not self.fsdp:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        # Whole, as one process saves it: a run may resume on another number of them.
+        # Whole, as a single process saves it, because a run may resume on another number of processes.
         state = weights.whole_state(self.optimizer.state_dict())
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)

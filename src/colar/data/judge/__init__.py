@@ -1,14 +1,14 @@
-r"""The one judge, of RL rewards and of evaluation alike: is this completion the gold answer?
+r"""The judge of both RL rewards and evaluation: is this completion the gold answer?
 
-Three steps, the same for the completion and for the gold: find where the answer is stated, read it as its type,
-compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "answer is" or "answer:",
-because the last word of a model that corrects itself is what it means; else in the whole text.
+Three steps, the same for the completion and for the gold: locate the answer, read it as its type, compare. The answer
+is located in the last `\boxed{}`; else in the sentence after the last "answer is" or "answer:", because a model that
+corrects itself states its final answer last; else in the whole text.
 
-An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
-as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
+Text that a model invents behind a complete answer is not read: the first "#### 4" ends the answer, as in GSM8K's rows,
+so that it is final, and so does the next "Question:", "Problem:", "Q:" or "User:".
 
-Characters that look alike are one (`numbers.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
-How it is read:
+Characters that look alike are unified (`numbers.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+An answer is read by its type:
 
 | type | read as | compared |
 |---|---|---|
@@ -17,11 +17,11 @@ How it is read:
 | choice | a letter A-J ("B", "(B)", "B. Rome", alone on the first line) or True / False | identical |
 | text | all but a marker that it begins with; case, white space, bold, quotes, final punctuation dropped | identical |
 
-A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `numbers.py` has the source.
+A gold with a fraction is compared as by GSM-Hard's authors (PAL), to an absolute 1e-3; `numbers.py` has the source.
 
-Nothing is guessed: two different values ("12 13 14", "x = 1 or x = 2"), two letters, "not (B)", a number that something
-beside it changes ("2\pi", "1.5 million", "x >= 5"), or nothing readable are unparsable, which is wrong and counted as
-such. Departure from the published code: no commas deleted, so (1,2) is not 12.
+Nothing is guessed: two different values ("12 13 14", "x = 1 or x = 2"), two letters, "not (B)", a number whose
+value the text beside it changes ("2\pi", "1.5 million", "x >= 5"), or nothing readable are unparsable: judged wrong,
+and counted as unparsable. Departure from the published code: commas are not deleted, so (1,2) is not 12.
 """
 
 import importlib
@@ -40,7 +40,7 @@ from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same
 MAX_CHARACTERS = 1000
 """Most characters of an expression in LaTeX."""
 
-# "This answer is correct" states none.
+# "This answer is correct" states no answer.
 _MARKER = re.compile(
     r"####|\banswer\**(?:\s+is\b(?!\s+(?:correct|right|reasonable)\b)|\s*[:=])\**\s*:?", re.IGNORECASE
 )
@@ -54,8 +54,8 @@ _BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w*])")  # "2**3" is a power
 _NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
 _SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
-# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends, which is
-# not at "Rs. 50" or "approx. 50"; the space behind `\!` is LaTeX's.
+# Spans that are not cut: a displayed formula, and text in braces such as \text{ sq. units}. And the end of a sentence,
+# which is neither in "Rs. 50" or "approx. 50" nor behind LaTeX's `\!`.
 _SENTENCE_PART = re.compile(
     r"\$\$(?:\\.|[^$\\])+\$\$|\\\[(?:(?!\\[\[\]]).)+\\\]|\\\((?:(?!\\[()]).)+\\\)|\{[^{}]*\}"
     r"|(?P<end>\n|(?<=[.?])(?<!\b[Rr]s\.)(?<!\bapprox\.)\s|(?<=(?<!\\)!)\s)",
@@ -77,16 +77,16 @@ _NEGATION = re.compile(r"\b(?:not|cannot|never|neither)\b|n['’]t\b", re.IGNORE
 
 @dataclass(frozen=True)
 class Verdict:
-    """`parsed` is the answer as read, in one spelling per value (votes are counted on it); None: unparsable."""
+    """`parsed` is the answer in one spelling per value, on which votes are counted; None if unparsable."""
 
     correct: bool
     parsed: str | None
 
 
 def verdict(completion: str, example: Example) -> Verdict:
-    """Judge a completion of this example: by its own judge where the user has given one, else by its answer's type."""
+    """Judge a completion of this example: by its own judge if the user has given one, else by its answer's type."""
     if example.judge:
-        # An empty answer is wrong to any judge.
+        # An empty answer is wrong for any judge.
         parsed = extract(completion, "text")
         return Verdict(parsed is not None and accepts(completion, example), parsed)
     return verdict_by_type(completion, example.answer, example.answer_type)
@@ -95,7 +95,7 @@ def verdict(completion: str, example: Example) -> Verdict:
 def verdict_by_type(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     """Judge the text generated after the second separator against the gold `answer`.
 
-    Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.
+    Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError if math-verify is missing.
     """
     parsed = extract(completion, answer_type)
     gold = extract(answer, answer_type)
@@ -134,7 +134,7 @@ def spelled(text: str) -> str:
 
 
 def understood(gold: str, answer_type: AnswerType) -> bool:
-    """True where the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
+    """True if the judge reads all of a gold answer, not only a part of it: "42", but not "2 and 2 is 4. #### 4"."""
     read = extract(gold, answer_type)
     if read is None or answer_type != "number":
         return read is not None
@@ -154,10 +154,10 @@ def _stated(text: str) -> str:
     markers = list(_MARKER.finditer(text))
     if not markers:
         return text.strip()
-    # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
+    # The last one: a model that corrects itself states its final answer last. Text after the sentence is ignored.
     end = _sentence_end(text, markers[-1].end())
     after = text[markers[-1].end() : end].strip()
-    # Behind "42! There are" the mark is a sentence's; in "5!" alone it may be a factorial.
+    # In "42! There are" the "!" ends a sentence; in "5!" alone it may be a factorial.
     return after.removesuffix("!") if _SENTENCE.match(text, end) else after
 
 
@@ -171,19 +171,19 @@ def _sentence_end(text: str, start: int) -> int:
 
 
 def _own(text: str) -> str:
-    """`text` as far as the next question that a model invents behind its answer."""
+    """`text` up to the next question that a model invents behind its answer."""
     if ":" not in text:
         return text
     for following in _NEXT.finditer(text):
         own = text[: following.start()].strip()
-        # A question that is repeated before it is answered cuts nothing off.
+        # A question that is repeated before its answer does not cut the text.
         if _MARKER.search(own) or _has_box(own) or (own and "\n" not in own and not own.endswith(":")):
             return own
     return text
 
 
 def _expression(text: str) -> str:
-    """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
+    """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words."""
     stated = as_latex(_stated(text))
     if _has_box(text):
         return stated
@@ -199,7 +199,7 @@ def _has_box(text: str) -> bool:
 def _choice(stated: str) -> str | None:
     lines = [_WHOLE_LETTER.fullmatch(line.strip()) for line in stated.splitlines()]
     if lines and lines[0]:
-        # The reason may stand below, another letter may not.
+        # The reason may follow on other lines, another letter may not.
         alone = {line[1].upper() for line in lines if line}
         return alone.pop() if len(alone) == 1 else None
     stated = plain(stated).strip("\"'`* ")
@@ -212,7 +212,7 @@ def _choice(stated: str) -> str | None:
         denied = _DENIED.search(stated[: labels[0].start()]) or _JOINED.search(stated)
         return None if denied or len(letters) > 1 else letters.pop()
     truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
-    # "It is not true" states the opposite of the word it has: not read.
+    # "It is not true" states the opposite of its word, so it is not read.
     if len(truths) != 1 or _NEGATION.search(stated):
         return None
     return truths.pop()
@@ -229,17 +229,17 @@ def _text(completion: str) -> str | None:
     return bare or lower or None
 
 
-# A user's own judge. It is named on the command line, in a recipe or in Python, never in a row: a data file must not
-# choose code that runs.
+# A user's own judge. It is named on the command line, in a recipe or in Python, never in a row, because a data file
+# must not choose code to run.
 
 Judge = Callable[[str, str, str], bool]
-"""`function(question, gold, answer) -> bool`, named `module:function`: judges in the place of those by answer type."""
+"""`function(question, gold, answer) -> bool`, named `module:function`: replaces judging by answer type."""
 TRIED = 20
-"""Rows whose gold answer the judge is tried on before any work."""
+"""Number of rows on whose gold answers a user's judge is tried before any work."""
 
 
 def judge_name(judge: str | Judge | None) -> str | None:
-    """`module:function` of a judge that may be given as the function itself. ValueError for a lambda or a closure."""
+    """`module:function` of a judge, which may be given as the function itself. ValueError for a lambda or a closure."""
     if judge is None or isinstance(judge, str):
         return judge
     name = f"{getattr(judge, '__module__', None)}:{getattr(judge, '__qualname__', repr(judge))}"
@@ -250,13 +250,13 @@ def judge_name(judge: str | Judge | None) -> str | None:
 
 @cache
 def load_judge(name: str) -> Judge:
-    """Import a judge; a module in the working directory is found too. ValueError where it is not there."""
+    """Import a judge; a module in the working directory is found too. ValueError if it cannot be imported."""
     module, _, path = name.partition(":")
     if not module or not path:
         raise ValueError(
             f"judge {name!r}: give module:function, e.g. my_judge:same for same() in my_judge.py"
         )
-    # The command's own folder is on the path, the user's is not.
+    # `sys.path` holds the folder of the command, not the user's working directory.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -269,9 +269,9 @@ def load_judge(name: str) -> Judge:
 
 
 def judged_by(examples: Sequence[Example], name: str | None) -> list[Example]:
-    """The examples with this judge; as they are without one.
+    """The examples with the judge of this name; unchanged if `name` is None.
 
-    ValueError where it cannot be imported, fails, or finds none of the first gold answers right.
+    ValueError if it cannot be imported, fails, or accepts none of the first `TRIED` gold answers.
     """
     if name is None:
         return list(examples)
@@ -286,7 +286,7 @@ def judged_by(examples: Sequence[Example], name: str | None) -> list[Example]:
 
 
 def accepts(completion: str, example: Example) -> bool:
-    """The verdict of the example's own judge. ValueError where it fails, or returns neither True nor False."""
+    """The verdict of the example's own judge. ValueError if it fails, or returns neither True nor False."""
     try:
         right = load_judge(example.judge)(example.question, example.answer, completion.strip())
     except Exception as error:

@@ -1,15 +1,15 @@
-r"""LaTeX answers: the content of `\boxed{}`, a plain spelling, and whether two expressions mean the same.
+r"""LaTeX answers: the content of `\boxed{}`, a plain spelling, and the comparison of two expressions.
 
-Braces are matched: cutting at the last brace of a MATH solution corrupts a tenth of its answers. Two answers are
-the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
-so; units and bases that differ make different answers. A list in parentheses or brackets is ordered, a
+Braces are matched, because cutting at the last brace of a MATH solution corrupts a tenth of the answers. Two answers
+are the same if their plain spellings are equal, if they are plain numbers of equal value, or if math-verify finds them
+equal; different units or bases make different answers. A list in parentheses or brackets is ordered, a
 bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
-math-verify is asked in a process of its own (`math_process.py`); its replies are cached. Without one
-the two are not the same, and it is asked again the next time: the machine may have been busy.
+math-verify runs in a process of its own (`math_process.py`), and its replies are cached. Without a reply
+the two are not the same, and this is not cached, because the machine may have been busy.
 
 A unit is `\text{ cm}`, a word ("5 meters"), `\$` before the number, `^\circ`; a base is the subscript of "4210_7". Two
-answers may have the same, or one of them none: "5" is right where 5 cm is expected. Where both have one and the two
-differ, the answers differ: math-verify drops both, so that 5 cm would be 5 m, and 4210_7 would be 4210_8.
+answers may have the same, or one of them none: "5" is right if 5 cm is expected. If both have one and the two differ,
+the answers differ. math-verify alone would drop both: 5 cm would be 5 m, and 4210_7 would be 4210_8.
 """
 
 import itertools
@@ -20,18 +20,18 @@ from colar.data.judge import math_process
 from colar.data.judge.numbers import read_number
 
 CACHED = 10_000
-"""Comparisons of which the outcome is cached."""
+"""Most comparisons whose outcome is cached."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BARE_BOX = re.compile(r"[^\s$]+")
-# No span contains a delimiter of its own kind: the search is linear in the length of the text. `\$` is a currency sign.
+# No span contains a delimiter of its own kind, so the search is linear in the text's length. `\$` is a currency sign.
 _MATHS = re.compile(
     r"(?<!\\)\$\$?((?:\\.|[^$\\])+)\$\$?|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
 )
-# What stands between two formulas: of a list, or of an equation.
+# The text between two formulas: in a list, and in an equation.
 _LISTED = re.compile(r",|(?:,\s*)?(?:and|or)", re.IGNORECASE)
 _EQUATED = re.compile(r"=|is|equals", re.IGNORECASE)
-# What makes the one formula of a text, "\0", another than the text's: "not $5$", "-$5$", "6 or $5$", "$5$ million".
+# Text beside the only formula, "\0", that changes its value: "not $5$", "-$5$", "6 or $5$", "$5$ million".
 _CHANGED = re.compile(
     r"""(?:[-<>0-9] | [<>]\s | [0-9]\s*(?:[-+*/]|\b(?:and|or|to)\b)\s*
           | \b(?:not|minus|negative|than|least|most|half\s+of)\s+ | n't\s+)\0
@@ -41,7 +41,7 @@ _CHANGED = re.compile(
 )
 _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
 _WORDS = re.compile(_TEXT + r"([^{}]*)\}")
-# Spellings that print alike, and the one that each becomes.
+# Spellings that print alike, and the one that replaces each.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
     (re.compile(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))"), ","),
@@ -107,7 +107,7 @@ _SQUARE = re.compile(r"\b(?:sq(?:uare)?|(cu(?:bic)?))\b\.?\s*")
 def extract_boxed(solution: str) -> str | None:
     r"""The content of the last `\boxed{...}` or `\fbox{...}`, braces matched; also `\boxed 5`.
 
-    None where there is no box, where it is empty, or where the last one never closes (a truncated completion).
+    None if there is no box, if it is empty, or if the last one never closes (a truncated completion).
     """
     start = None
     for match in _BOX.finditer(solution):
@@ -125,14 +125,14 @@ def extract_boxed(solution: str) -> str | None:
 
 def math_spans(text: str) -> list[str]:
     r"""The texts between `$...$`, `\(...\)` or `\[...\]`."""
-    # A group a kind of delimiter; two of the three are empty.
+    # One group per kind of delimiter; two of the three are empty.
     return ["".join(groups).strip() for groups in _MATHS.findall(text)]
 
 
 def formula(text: str) -> str | None:
-    """The formula that `text` states, all of it where it has no delimiters; None where several could be meant.
+    """The formula that `text` states: all of it if it has no delimiters; None if several could be meant.
 
-    Several in a row are a list ("$1$, $2$ and $3$"); of an equation ("$x$ is $5$") it is the right one.
+    Several in a row are a list ("$1$, $2$ and $3$"); in an equation ("$x$ is $5$") the right side is meant.
     """
     formulas = list(_MATHS.finditer(text))
     spans = math_spans(text)
@@ -151,7 +151,7 @@ def formula(text: str) -> str | None:
 
 
 def as_latex(text: str) -> str:
-    r"""The text with `\infty`, `\in` and `\sqrt{}` for the signs of these."""
+    r"""The text with the signs ∞, ∈ and √ replaced by `\infty`, `\in` and `\sqrt{}`."""
     for sign, command in _SIGNS:
         text = sign.sub(command, text)
     return text
@@ -160,17 +160,17 @@ def as_latex(text: str) -> str:
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
     text = _WORDS.sub(r" \1 ", _undelimited(expression.strip()))
-    # In the order of the table: spaces go last, when nothing else can leave one behind.
+    # In the order of the table: spaces are removed last, because other replacements may leave some.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
-    # Where nothing is left the text itself stays: two empty spellings would pass for equal answers.
+    # If nothing is left, the text itself is kept: two empty spellings would pass for equal answers.
     return text.strip().removesuffix(".").strip() or expression.strip()
 
 
 def same_maths(gold: str, answer: str) -> bool:
     """True if two LaTeX expressions, whose plain spellings differ, mean the same.
 
-    Safe in threads; answers within DEADLINE_S or so.
+    Thread-safe; returns within about DEADLINE_S.
     """
     only_words = not _WORDS.sub("", gold).strip(" $.\\")
     if only_words:
@@ -181,7 +181,7 @@ def same_maths(gold: str, answer: str) -> bool:
     whole, other_whole = _undelimited(gold), _undelimited(answer)
     gold, unit, bases = split_unit(whole, other_whole)
     answer, other_unit, other_bases = split_unit(other_whole, whole)
-    # One of the two may have none.
+    # One of the two may have no unit or no base.
     if (unit and other_unit and unit != other_unit) or (bases and other_bases and bases != other_bases):
         return False
     # An interval may stand for an inequality.
@@ -208,7 +208,7 @@ def _undelimited(text: str) -> str:
 
 
 def _ordered(expression: str) -> bool:
-    """True for a list in parentheses or brackets: a pair or an interval, and no set of solutions."""
+    """True for a list in parentheses or brackets: a pair or an interval, not a set of solutions."""
     spelled = _NAME.sub("", plain(expression))
     if not spelled.startswith(("(", "[")) or not spelled.endswith((")", "]")):
         return False
@@ -247,9 +247,9 @@ def _braced(text: str, start: int) -> str | None:
 
 
 def split_unit(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
-    """An answer in LaTeX without its unit and its bases, and these, each in one spelling; "" and () for none.
+    """Split an answer in LaTeX into its rest, its unit and its bases, each in one spelling; "" and () for none.
 
-    The letter of "5 m" is a unit where the `other` answer has one in words; else it is a variable.
+    The letter of "5 m" is a unit if the `other` answer has a `\\text{}`; else it is a variable.
     """
     text = answer
     unit = ""
@@ -286,8 +286,8 @@ def _unit(name: str, power: str) -> str:
     return f"{name}^{raised}" if raised and raised != "1" else name
 
 
-# A model repeats its wrong answers, and a group of rollouts has many alike.
+# Cached, because a model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=CACHED)
 def _equal(gold: str, answer: str) -> bool:
-    """The worker's reply. TimeoutError, which is not cached, where there is none."""
+    """The worker's reply. TimeoutError, which is not cached, if there is none."""
     return math_process.WORKER.same(gold, answer)

@@ -1,15 +1,14 @@
-"""math-verify in a process of its own: whether two LaTeX expressions are equal, within a deadline.
+"""math-verify in a process of its own: compares two LaTeX expressions within a deadline.
 
 Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
-write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
-the worker and has no reply. This file is the worker, too: it reads a `[gold, answer]` a line, writes
-`true` or `false`, ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify
-does.
+write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or ends the worker by using more memory than
+allowed, has no reply. This file is also the worker: it reads one `[gold, answer]` per line, writes `true` or `false`,
+and ends with its stdin. It imports nothing of this package, so that it starts as fast as math-verify does.
 
-Two numbers are compared exactly where both are closed forms. A decimal for one ("3.141593" for pi) must be within
-TOLERANCE of it, relatively, and absolutely where the value is above 1. Plain numbers and fractions do not come here:
-`latex.py` compares them exactly, and "0.333333" is not 1/3.
-Departure from math-verify, which takes two values less than 1e-15 apart for one: 1/2004! was 1/2006!.
+Two numbers are compared exactly if both are closed forms. A decimal for one ("3.141593" for pi) must be within
+TOLERANCE of it, a relative tolerance that becomes absolute for values above 1. Plain numbers and fractions do not reach
+this file, because `latex.py` compares them exactly: "0.333333" is not 1/3.
+Departure from math-verify, which treats two values less than 1e-15 apart as equal: it took 1/2004! for 1/2006!.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from typing import Any, TextIO
 
 DEADLINE_S = 5.0
 START_S = 120.0
-"""Most seconds of the imports, on a file system that is slow too: a worker that hangs would hold every question."""
+"""Most seconds for the imports, even on a slow file system, because a worker that hangs would block every question."""
 MEMORY_BYTES = 4 * 2**30
 TOLERANCE = 1e-6
 DIGITS = 100
@@ -32,7 +31,7 @@ DIGITS = 100
 
 
 class Worker:
-    """The process: started at the first question, again where it has ended, and gone with its parent, which holds its
+    """The process: started at the first question, restarted if it has ended, and ended with its parent, which holds its
     stdin."""
 
     def __init__(self) -> None:
@@ -40,8 +39,8 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def same(self, gold: str, answer: str) -> bool:
-        """The reply of the process. TimeoutError where it takes too long, or dies of the question."""
-        # One question at a time: a reply is known by its place in the pipe alone.
+        """The reply of the process. TimeoutError if it takes too long, or if the question kills it."""
+        # One question at a time, because a reply is matched to its question by their order in the pipe alone.
         with self._lock:
             process = self._running()
             assert process.stdin is not None
@@ -65,7 +64,7 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         )  # fmt: skip
         assert self._process.stdout is not None
-        # Imports take seconds, and are no part of the first question's time.
+        # Imports take seconds, and do not count towards the first question's deadline.
         with _killed_after(START_S, self._process):
             reply = self._process.stdout.readline().strip()
         if reply != "ready":
@@ -79,7 +78,7 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
+            # Waits for its end and closes its pipes; otherwise each missed deadline would leave a zombie.
             process.communicate()
 
 
@@ -97,7 +96,7 @@ def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[No
 
 WORKER = Worker()
 if hasattr(os, "register_at_fork"):
-    # In a forked child the process, its pipes and a lock that another thread may hold are the parent's.
+    # Reset in a forked child: the process, its pipes and a lock that another thread may hold are the parent's.
     os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]
 
 
@@ -116,7 +115,7 @@ def limit_memory() -> None:
 
 
 def compare_exactly() -> None:
-    """Put `same_value` in the place of math-verify's comparison of numbers, also within sets, tuples and matrices."""
+    """Replace math-verify's comparison of numbers by `same_value`, also within sets, tuples and matrices."""
     from math_verify import grader
     from sympy import MatrixBase, MatrixExpr  # type: ignore[import-untyped]
 
@@ -141,7 +140,7 @@ def same_value(gold: Any, answer: Any) -> bool:
     rounded = gold.has(Float) != answer.has(Float)
     exact = []
     for value in (gold, answer):
-        # A decimal as it is written: the bits of Float(0.1) are another number.
+        # A decimal has the value that is written: the bits of Float(0.1) are another number.
         decimals = {part: Rational(str(part)) for part in value.atoms(Float)}
         exact.append(value.xreplace(decimals).doit())
     if any(value.is_infinite for value in exact):
@@ -155,12 +154,12 @@ def same_value(gold: Any, answer: Any) -> bool:
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
-    """Answer each line of `requests` with one line; the first line says "ready"."""
+    """Answer each line of `requests` with one line; the first line is "ready"."""
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify
 
     compare_exactly()
-    # Units are compared by the process that asks; math-verify would drop them, and "5c" would be 5.
+    # The parent compares units (`latex.py`), because math-verify would drop them: "5c" would be 5.
     notation = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
     )
@@ -172,16 +171,16 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         expressions: list[object] = parse(text, [config], fallback_mode="no_fallback", parsing_timeout=None)
         return expressions
 
-    # sympy imports much of itself when it first compares: under the first question's deadline, a busy machine would end
-    # every worker before it has ever answered.
+    # Warm-up: sympy imports much of itself when it first compares. Under the first question's deadline, every worker on
+    # a busy machine would be killed before its first reply.
     verify(read("(x+1)^2"), read("x^2+2x+1"), timeout_seconds=None)
     print("ready", file=replies, flush=True)
     for line in requests:
         gold, answer = json.loads(line)
         try:
-            # Without math-verify's own timeouts: the process that asks kills this one instead.
+            # Without math-verify's own timeouts: the parent kills this process instead.
             same = bool(verify(read(gold), read(answer), timeout_seconds=None))
-        except Exception:  # any result of a parser on a model's text: it is not the answer
+        except Exception:  # any error of a parser on a model's text: not the answer
             same = False
         print("true" if same else "false", file=replies, flush=True)
 
@@ -189,7 +188,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     limit_memory()
-    # Nothing that a library prints may pass for a reply.
+    # Text that a library prints must not pass for a reply.
     channel = sys.stdout
     sys.stdout = sys.stderr
     serve(sys.stdin, channel)

@@ -1,26 +1,26 @@
 r"""Numbers in free text, exactly: "1,234.50 dollars" -> 2469/2.
 
-Read are signs, thousands separators in groups of three, decimals, fractions ("3/4", "\frac{3}{4}", the mixed "1 1/2"),
-scientific notation ("1.5e6", "1.5 \times 10^6"), a currency sign before the number, and a unit or percent sign after
-it. A percent sign is a unit ("45%" is 45, as in GSM8K's answers), never a division by 100.
+The grammar covers signs, thousands separators in groups of three, decimals, fractions ("3/4", "\frac{3}{4}", the mixed
+"1 1/2"), scientific notation ("1.5e6", "1.5 \times 10^6"), a currency sign before the number, and a unit or percent
+sign after it. A percent sign is a unit ("45%" is 45, as in GSM8K's answers), never a division by 100.
 
 Values are `Fraction`s, so a 30-digit integer is compared digit by digit. A number of more than MAX_DIGITS
-characters or with an exponent beyond MAX_EXPONENT is not read at all: its value would take minutes to build.
+characters or with an exponent beyond MAX_EXPONENT is not read at all, because its value would take minutes to build.
 
-Two values are the same as the authors of GSM-Hard judge: within 1e-3, absolutely. PAL's evaluation has
+Two values are the same by the rule of GSM-Hard's authors: within an absolute 1e-3. PAL's evaluation has
 `score = 1 if abs(ans - x['target']) < 1e-3 else 0` (reasoning-machines/pal, scripts/gsm_eval.py, commit f81ca2a).
 It needs a tolerance because its golds are a program's floats, 3244047.0999999996. Departure from PAL: the tolerance
-is for golds with a fraction only; no rounding stands behind an integer gold, and it is compared exactly. The rule
-has a price: an answer of 0 passes for the 31 of GSM-Hard's 1,319 golds that are smaller than 1e-3 and not 0.
+applies to golds with a fraction only; an integer gold results from no rounding, and is compared exactly. A drawback
+of the rule: an answer of 0 passes for the 31 of GSM-Hard's 1,319 golds that are smaller than 1e-3 and not 0.
 
-Numbers are never picked: a text with two different values has no value, unless it is an equation, which has the
-value to the right of its last "="; of several ("x = 1 or x = 2") none is taken. Nor is a part of a text read for the
-whole: what is left of the text beside its number must be words, units and punctuation. Operands ("10-5"), dates, and
-texts in which a sign, a letter or a word changes the value ("2\pi", "10^{6}", "1.5 million", "half of 12", "not 17",
-"x > 5") have none.
+A number is never picked from several: a text with two different values has no value, unless it is an equation, which
+has the value to the right of its last "="; several equations ("x = 1 or x = 2") have none. Nor does a part of a text
+stand for the whole: the text beside a number must be words, units and punctuation. Operands ("10-5"), dates, and texts
+in which a sign, a letter or a word changes the value ("2\pi", "10^{6}", "1.5 million", "half of 12", "not 17", "x > 5")
+have no value.
 
-Characters that look alike are one: full-width digits, composed accents, dashes, quotes, hard spaces. Unicode's NFKC
-does most of it, and is wrong about numbers: it turns "10⁶" into "106", "3½" into "31⁄2" and "①" into "1". Here a
+Characters that look alike are unified: full-width digits, composed accents, dashes, quotes, hard spaces. Unicode's NFKC
+does most of this, but is wrong about numbers: it turns "10⁶" into "106", "3½" into "31⁄2" and "①" into "1". Here a
 superscript becomes `^{6}`, a subscript `_{7}`, a vulgar fraction " 1/2", and any other character that stands for a
 number without being a decimal digit remains as it is.
 """
@@ -35,7 +35,7 @@ TOLERANCE = Fraction(1, 1_000)
 """Answers less than this away from a gold with a fraction are right (PAL's rule)."""
 
 PLAIN = re.compile(r"(-?[0-9]{1,15}(?:\.[0-9]{1,15})?)\.?")
-"""Most answers: a number as Python writes it, perhaps with a full stop. They need no grammar."""
+"""A number as Python writes it, perhaps with a full stop: most answers are one, and need no grammar."""
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
 _RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
@@ -80,8 +80,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(^|[=:($]\s{0,3})([-+])\s{1,3}(?=[$0-9.])"), r"\1\2"),  # "= - 5" is a sign, not an operator
     (_UNIT_POWER, r"\1"),  # "5 cm^2" has the unit cm
 )
-# Each run of digits is followed by "no digit", so that none is given back: "12x" must fail, not match as "1".
-# (Possessive quantifiers would say so in one sign each; Python 3.11.2, which is Debian 12's, gets them wrong.)
+# Each run of digits is followed by "no digit", which prevents backtracking: "12x" must fail, not match as "1".
+# (Possessive quantifiers would need one character each, but are faulty in Python 3.11.2, that of Debian 12.)
 _NUMBER = re.compile(
     r"""
     # A sign, a currency sign, and a sign after the currency sign. No digit, letter or operator stands before.
@@ -110,7 +110,7 @@ _WORDS_OF_NUMBERS = (
     "zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
     f"(?:twen|thir|for|fif|six|seven|eigh|nine)ty|point|{_PARTS}"
 )
-# The text with "\0" for its number, and "\1" for one with a sign: what makes that number another than the text's.
+# Context that changes the value of a number. "\0" stands for the number, "\1" for one with a sign.
 _CHANGES = re.compile(
     r"""
     [0-9\\{}^_|√]                                          # digits that are no number; notation that is not read
@@ -141,9 +141,9 @@ _CHANGES = re.compile(
     re.VERBOSE,
 )
 _OPERANDS = re.compile(r"[-0-9.,+*/=<>]+")
-# What may stand between two statements of one value: "(5, 5)", "5 5" and "5% of 5" are more than one value.
+# Text that may stand between two statements of one value; "(5, 5)", "5 5" and "5% of 5" are more than one value.
 _RESTATED = re.compile(r"\n|=|>>|#|\.\s+[A-Za-z]")
-# The left side of an equation that is solved for a part of it only: "2x = 10", "-x = 5", "x^2 = 25", "√x = 5"; of an
+# The left side of an equation that is not solved for its variable: "2x = 10", "-x = 5", "x^2 = 25", "√x = 5"; of an
 # inequality ("x >= 5"); of the last one of several ("x = 1 or x = 5").
 _UNSOLVED = re.compile(
     r"(?:[0-9)][\s*×]{0,3}|[-+/][\s(]{0,3}|\|\s?)[b-zB-HJ-Z](?![A-Za-z])|(?<![A-Za-z])[b-zB-HJ-Z]\s?[\^*/+-]\s?[0-9(]"
@@ -153,7 +153,7 @@ _UNSOLVED = re.compile(
     r"(?:[,;]|\b(?:and|or)\b)[\s$]*(?:(?:and|or)\b[\s$]*)?[A-Za-z](?:_?\{?[0-9]\}?)?[\s$]*$"
 )
 _TOO_LONG = 2 * MAX_DIGITS
-"""Characters beside its number that a text may have: a longer one states nothing in particular."""
+"""Most characters of a text beside its number: a longer text states nothing in particular."""
 
 
 def read_number(text: str) -> Fraction | None:
@@ -161,7 +161,7 @@ def read_number(text: str) -> Fraction | None:
     text = text.strip()
     if match := PLAIN.fullmatch(text):
         number = match[1]
-        return Fraction(number if "." in number else int(number))  # the string costs three times the integer
+        return Fraction(number if "." in number else int(number))  # a string takes three times as long
     text = folded(text)
     # The space keeps "2\frac{1}{2}" a mixed number.
     plain = _FRACTION.sub(r" \1\2/\3\4", text).strip()
@@ -181,7 +181,7 @@ def same_number(gold: Fraction, value: Fraction) -> bool:
     """True if `value` is right: equal to an integer gold, less than TOLERANCE away from a gold with a fraction."""
     if gold.denominator == 1:
         return value == gold
-    # Absolute: a share of a gold such as 14053029.67 would be more than a thousand.
+    # Absolute: relative to a gold such as 14053029.67, the tolerance would exceed a thousand.
     return abs(value - gold) < TOLERANCE
 
 
@@ -193,7 +193,7 @@ def canonical(value: Fraction) -> str:
 def decimals_of(value: Fraction) -> int | None:
     """Number of decimals: 2 of 0.25. None if they never end."""
     bottom = value.denominator
-    # Decimals end exactly where the denominator has no prime factors but 2 and 5, each at most `places` times.
+    # Decimals end after n places if and only if the denominator divides 10**n; n is then below its bit length.
     return next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
 
 
@@ -213,7 +213,7 @@ def _single(text: str) -> Fraction | None:
     for match in _NUMBER.finditer(text):
         stated = _value(match)
         between = text[end : match.start()]
-        # The one that cannot be read may be the answer: to take another would be a guess.
+        # A number that cannot be read may be the answer, so taking another would be a guess.
         if stated is None or (value is not None and (stated != value or not _RESTATED.search(between))):
             return None
         value = stated
@@ -223,7 +223,7 @@ def _single(text: str) -> Fraction | None:
         return None
     beside = "".join(parts) + text[end:]
     if "<<" in text or ">>" in text:
-        # GSM8K's marks: operands and signs are those of a chain's equations, which are no part of the answer.
+        # GSM8K's marks: operands and operators are those of the chain's equations, not of the answer.
         beside = _OPERANDS.sub(" ", beside)
     return None if len(beside) > _TOO_LONG or _changed(beside) else value
 
@@ -240,10 +240,10 @@ def _changed(beside: str) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The value of one number that the grammar found; None where it is too long to build, or divides by 0."""
+    """The value of one number that the grammar found; None if it is too long to build, or divides by 0."""
     group = match.groupdict()
     exponent = group["exponent"] or group["braced"] or group["power"] or "0"
-    # The exponent's own length first: int() of a million digits takes minutes too.
+    # The exponent's length is checked first, because int() of a million digits takes minutes too.
     if len(match[0]) > MAX_DIGITS or len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         return None
     if group["digits"] is not None:
@@ -267,10 +267,10 @@ def folded(text: str) -> str:
         return text
     spelled = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
     spelled = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", spelled)
-    # NFC before and after, so that the parts of a composed character are not taken one by one.
+    # NFC before and after, so that the parts of a composed character are not converted one by one.
     spelled = unicodedata.normalize("NFC", spelled.translate(_ALIKE))
     spelled = unicodedata.normalize("NFC", "".join(map(_spelled, spelled))).translate(_ALIKE)
-    # Where nothing is left the text itself stays: two empty spellings would pass for equal answers.
+    # If nothing is left, the text itself is kept: two empty spellings would pass for equal answers.
     return spelled if spelled.strip() else text
 
 

@@ -1,8 +1,8 @@
-"""The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the answers.
+"""The page of `colar inspect`: a self-contained HTML file, made of the JSON beside it and the answers.
 
-The questions are for page.js and the viewer; the other sections are tables.
-Styles and scripts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can fetch
-nothing. Templates escape all text; what scripts show they set as text.
+page.js and the viewer show the questions; the other sections are tables.
+Styles and scripts are inlined, and a Content-Security-Policy lets only these run, so the page can fetch nothing.
+Templates escape all text; scripts insert theirs as text, not as HTML.
 """
 
 import base64
@@ -21,11 +21,11 @@ from colar.evaluation.tables import BLANK, FEW, TextTable, number, percent
 
 FOLDER = Path(__file__).parent
 VIEWER = (FOLDER / "viewer" / "viewer.css", FOLDER / "viewer" / "viewer.js")
-"""The chain viewer, thoughts as chips of their tokens, and what the pages share: the server's page has it too."""
+"""The chain viewer (thoughts as chips of their tokens) and the code that this page shares with the server's."""
 STYLES = (VIEWER[0], FOLDER / "page.css")
 SCRIPTS = (VIEWER[1], FOLDER / "page.js")
 Numbers = Mapping[str, Any]
-"""Of one system: an item of `systems` in inspect.json."""
+"""Measurements of one system: an item of `systems` in inspect.json."""
 
 CAUSES = {
     "right": "the answer is right",
@@ -74,14 +74,14 @@ def render(
 
 
 def _packed(data: Mapping[str, Any]) -> str:
-    """The data of page.js, compressed: a chain of 60 thoughts has 600 neighbours. No text in them can end a script."""
-    # NaN is not JSON: an error here, before the page rejects all of its data.
+    """The data of page.js, compressed (a chain of 60 thoughts has 600 neighbours), as text that cannot end a script."""
+    # NaN is not JSON: an error here, because the page would reject all of its data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _policy(style: str, script: str) -> str:
-    """Only this style and this script, and no request of any kind."""
+    """A policy that allows only this style and this script, and no request of any kind."""
     # The page's data stand in a script element too; they are never run, so they need no hash.
     sources = f"style-src {_hash(style)}; script-src {_hash(script)}"
     return f"default-src 'none'; base-uri 'none'; {sources}"
@@ -92,18 +92,18 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-# Tables: those of the terminal too. A table without rows is left out.
+# Tables, which the terminal shows too. A table without rows is left out.
 
 
 def tables_of(systems: Sequence[Numbers]) -> tuple[list[TextTable], list[TextTable]]:
-    """Those of cost, and those of causes."""
+    """The tables of cost, and those of causes."""
     cost = [cost_table(systems), control_table(systems)]
     causes = [cause_table(systems), diagnosis_table(systems)]
     return [table for table in cost if table.rows], [table for table in causes if table.rows]
 
 
 def names_of(systems: Sequence[Numbers]) -> list[str]:
-    """A short name of each: the model where there are several, the speed, what else it was asked with."""
+    """A short name of each system: the model if there are several, the speed, and its other params."""
     several_models = len({system["model"] for system in systems}) > 1
     names = []
     for system in systems:
@@ -132,7 +132,7 @@ def with_interval(mean: Mapping[str, Any] | None, least: float = -1.0) -> str:
         return BLANK
     if mean["interval"] is None:
         return percent(mean["mean"])
-    # A normal interval may reach beyond what there can be.
+    # A normal interval may reach beyond the possible values.
     low, high = (percent(min(1.0, max(least, end))) for end in mean["interval"])
     return f"{percent(mean['mean'])} [{low}, {high}]"
 
@@ -170,7 +170,7 @@ def control_table(systems: Sequence[Numbers]) -> TextTable:
 
 
 def cause_table(systems: Sequence[Numbers]) -> TextTable:
-    """The causes that occur, and the share of each system's answers that each of them has."""
+    """The causes that occur, and the share of each system's answers that each cause has."""
     counted = []
     for name, answers in with_names(systems, "answers"):
         counted.append((name, Counter(answer["cause"] for answer in answers)))

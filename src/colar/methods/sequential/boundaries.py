@@ -1,21 +1,21 @@
-"""Boundaries of groups: where they start and end while they are chosen, and in chains that are given.
+"""Boundaries of groups, both while their tokens are chosen and in chains that are given.
 
-Where c counts tokens a group has c of them. In `grouping: equations` c counts units:
+If c counts tokens, a group has c of them. In `grouping: equations` c counts units:
 
     tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
     grouping: tokens          [<<  4][8  /][2  =][2  4][>>]
     grouping: equations       [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
-A sign starts a group, and "=" is a group of its own. From c = 2 on the digits, up to three, of a number that begins a
-group are one unit, as a result's are after "="; otherwise no digit follows another digit in a group. Below c = 2 digits
-are tokens like all others, so that c = 1 is CoT. docs/method.md has the reasons.
+A sign starts a group, and "=" is a group of its own. From c = 2 on, up to three digits of a number that begins a group
+are one unit, as a result's are after "="; otherwise no digit follows another digit in a group. Below c = 2 digits are
+tokens like all others, so that c = 1 is CoT. docs/method.md has the reasons.
 
-`OpenGroups` has the rules for one token more, and `Windows` runs them over given chains. A group goes on as long as its
-next token may join it. So the decoder also computes the token behind a number, which says that the number ends; that
-token is then chosen anew, as the next group's first.
+`OpenGroups` has the rules for adding one token, and `Windows` runs them over given chains. A group continues as long as
+its next token may join it. So the decoder also predicts the token after a number, which shows that the number has
+ended; that token is then chosen again, as the next group's first.
 
-Where c alone ends the groups of given chains, `grouping.even_sizes` has their sizes. Otherwise the rules run over a
-chain from each of its tokens on, because a group's start depends on where the one before it ended:
+If c alone ends the groups of given chains, `grouping.even_sizes` computes their sizes. Otherwise the rules are run from
+each token of a chain on, because a group's start depends on where the one before it ended:
 
     chain       4  8  /  2  =  2  4          grouping: equations
     from 4      1  1  .                      the units of a group up to each token; ".": no group has it
@@ -44,20 +44,20 @@ from colar.template.template import Template
 DIGITS = tuple("0123456789")
 SIGNS = ("+", "-", "*", "/")
 MOST_DIGITS = 3
-"""Digits of a unit, at most: those of a token of Llama's."""
+"""Most digits of a unit, as in a token of Llama's."""
 NUMBERS_FROM = 2
 """The least c at which a number is a unit."""
 SAMPLE = 1000
-"""Chains whose signs are looked for."""
+"""Number of chains that are searched for signs."""
 NOTHING = -1
-"""In a group's ids: no token at this place."""
+"""Id at a place of a group that has no token."""
 NEVER = torch.iinfo(torch.int64).max
 """More units than any group has."""
 
 
 @dataclass(frozen=True)
 class Equations:
-    """Digits, signs and "=", by the ids of a tokenizer."""
+    """Token ids of digits, signs and "=" in a tokenizer."""
 
     digit_ids: tuple[int, ...]
     sign_ids: tuple[int, ...]
@@ -67,14 +67,14 @@ class Equations:
 
     @classmethod
     def of(cls, template: Template) -> "Equations":
-        """ValueError where the tokenizer has no token for a digit, a sign or "="."""
+        """Look the ids up. ValueError if the tokenizer has no token for a digit, a sign or "="."""
         ids = template.token_ids((*DIGITS, *SIGNS, "="), "method.grouping equations")
         return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1])
 
     def are_seen(self, template: Template, chains: Sequence[tuple[str, ...]]) -> bool:
-        """True if in nine of ten chains, of the first thousand, each sign and "=" is a token by itself.
+        """True if each sign and "=" is a token by itself in nine of ten chains, of the first thousand.
 
-        In "4 / 2 = 2" most tokenizers join it to a space: no group would start there.
+        In "4 / 2 = 2" most tokenizers join a sign to its space, so that no group would start there.
         """
         starts = {*self.sign_ids, self.equals_id}
         seen = []
@@ -88,15 +88,15 @@ class Equations:
         return _any_of(ids, self.digit_ids)
 
     def is_start(self, ids: Tensor) -> Tensor:
-        """Signs and "=": tokens that start a group."""
+        """True for signs and "=", the tokens that start a group."""
         return _any_of(ids, (*self.sign_ids, self.equals_id))
 
     def units_and_digits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
         and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
 
-        Counted from the end, a digit's place says what it is worth. Transformers add and multiply better when they are
-        told so ("abacus embeddings", 2405.17399).
+        Counted from the end, a digit's place gives its value. Transformers add and multiply better with such places
+        ("abacus embeddings", 2405.17399).
         """
         digit = self.is_digit(ids)
         units = [torch.zeros_like(ids[..., 0])]
@@ -115,14 +115,14 @@ class Equations:
 def most_tokens(units: int, equations: Equations | None) -> int:
     """The most tokens that a group of `units` units may have."""
     # A number that begins a group is one unit; behind it a unit is one token.
-    return units if equations is None else units + MOST_DIGITS - 1
+    return units if equations is None or units < NUMBERS_FROM else units + MOST_DIGITS - 1
 
 
 class OpenGroups:
-    """State of the groups of a batch's rows while they are chosen, and tokens that may join them.
+    """State of the groups of a batch's rows while they are chosen, and rules for the tokens that may join them.
 
-    Rows are named by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
-    has `units` tokens, of any kind. In rows of `unites_digits` (bool), those of c = 2 and more, numbers are units.
+    Rows are given by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
+    has `units` tokens, of any kind. In rows with `unites_digits` (bool), those of c = 2 and more, numbers are units.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class OpenGroups:
         self.used_B = torch.ones_like(first_B)
         """Units so far, the last one included."""
         self.run_B = torch.zeros_like(first_B) if equations is None else equations.is_digit(first_B).long()
-        """Digits of the last unit so far, 0 where it is no number; `MOST_DIGITS` where it takes no more."""
+        """Digits of the last unit so far, 0 if it is no number; `MOST_DIGITS` if it takes no more."""
 
     def open(self, rows_X: Tensor) -> Tensor:
         """True if any token may join, (X,) bool.
 
-        A digit that goes on with a number takes no room, and there always is some: such a number is the group's first
-        unit, and numbers are units from c = 2 on.
+        A digit that continues a number adds no unit, so the room required here is always there: such a number is the
+        group's first unit, and numbers are units only from c = 2 on.
         """
         room_X = self.used_B[rows_X] < self.units_B[rows_X]
         if self.equations is None:
@@ -149,19 +149,19 @@ class OpenGroups:
         return room_X & (self.last_B[rows_X] != self.equations.equals_id)
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
-        """True if tokens may join each group, if it is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
+        """True if tokens may join each group, given that it is open: ids (X, 1), or (1, S) for all -> (X, 1 or S)."""
         assert self.equations is not None
         is_refused_digit = self.refuses_digit(rows_X)[:, None] & self.equations.is_digit(ids)
         return ~(self.equations.is_start(ids) | is_refused_digit)
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
-        """Let a token join each group. A group that has ended is not read any more."""
+        """Add a token to each group. The state of a group that has ended is not used any more."""
         if self.equations is None:
             self.used_B[rows_X] += 1
             return
         digit_X = self.equations.is_digit(ids_X)
         same_X = digit_X & self.takes_digit(rows_X)
-        # A number that begins no group has one digit of it.
+        # From c = 2 on, a number that does not begin a group gets one digit in it: its unit takes no more.
         self.run_B[rows_X] = torch.where(same_X, self.run_B[rows_X] + 1, MOST_DIGITS * digit_X.long())
         self.used_B[rows_X] += (~same_X).long()
         self.last_B[rows_X] = ids_X
@@ -172,9 +172,9 @@ class OpenGroups:
         return (run_X > 0) & (run_X < MOST_DIGITS) & self.unites_digits_B[rows_X]
 
     def threshold_applies(self, rows_X: Tensor) -> Tensor:
-        """True if a threshold applies to the next token, (X,) bool: of equations, only behind a number that may go on.
+        """True if a threshold applies to the next token, (X,) bool: of equations, only after a number that may go on.
 
-        There it is a digit of that number, or its end. A result's digits are computed one from another; a sign and the
+        That token is a digit of the number, or its end. A result's digits are computed one from another; a sign and the
         digit behind it cost nothing in one thought.
         """
         if self.equations is None:
@@ -187,8 +187,8 @@ class OpenGroups:
 
 
 def _any_of(ids: Tensor, some: tuple[int, ...]) -> Tensor:
-    """True where an id is one of some, bool of the shape of `ids`."""
-    # Not by `torch.isin`: of a few ids it makes them unique first, which waits for a GPU.
+    """True where an id is in `some`, bool of the shape of `ids`."""
+    # Not by `torch.isin`: for a few ids it makes them unique first, which synchronises with a GPU.
     return (ids[..., None] == devices.constant(some, ids.device)).any(-1)
 
 
@@ -197,13 +197,13 @@ def _any_of(ids: Tensor, some: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Windows:
-    """The tokens from each token of the chains on, (B, T, G), which a group may have that starts there."""
+    """The tokens, from each token of the chains on, that a group starting there may have: (B, T, G)."""
 
     ids_BTG: Tensor
     units_BTG: Tensor
-    """The units of a group that ends with the token; `NEVER` where no group has it."""
+    """The units of a group that ends with the token; `NEVER` if no group has the token."""
     tested_BTG: Tensor
-    """bool: tokens of a group that a threshold, where there is one, applies to."""
+    """bool: tokens of a group to which a threshold, if there is one, applies."""
 
     @classmethod
     def of(
@@ -213,7 +213,7 @@ class Windows:
         equations: Equations | None,
         unites_digits_B: Tensor,
     ) -> "Windows":
-        """Those of groups of at most `most_units`; `chain` is ids (B, T) and lengths (B,)."""
+        """The windows of groups of at most `most_units`; `chain` is ids (B, T) and lengths (B,)."""
         ids_BT, lengths_B = chain
         T, G = ids_BT.shape[1], most_tokens(most_units, equations)
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
@@ -241,18 +241,18 @@ class Windows:
         return cls(ids_BTG, units_NG.view(ids_BTG.shape), tested_NG.view(ids_BTG.shape))
 
     def cut_before(self, low_confidence_BTG: Tensor) -> "Windows":
-        """The same where groups end before these tokens (bool)."""
+        """The windows of groups that end before these tokens (bool)."""
         is_cut_BTG = low_confidence_BTG.long().cumsum(-1) > 0
         return dataclasses.replace(self, units_BTG=torch.where(is_cut_BTG, NEVER, self.units_BTG))
 
     def sizes(self, lengths_B: Tensor, c_B: Tensor, phase_B: Tensor) -> Tensor:
-        """The tokens of each group, (B, K), as `grouping.even_sizes` has them where c alone ends groups.
+        """The number of tokens of each group, (B, K), as `grouping.even_sizes` computes it if c alone ends groups.
 
-        The next group starts where one ends, and c lets it have as many units as if none had been cut.
+        A group starts where the one before it ended, and c allows it as many units as if none had been cut.
         """
         columns: list[Tensor] = []
         start_B = torch.zeros_like(lengths_B)
-        # A group's start depends on where the one before it ended: one group of all rows after another.
+        # A group's start depends on where the one before it ended, so that all rows advance one group at a time.
         while bool((start_B < lengths_B).any()):
             step_B = torch.full_like(lengths_B, len(columns))
             most_units_B = grouping.nominal_units(step_B, c_B, phase_B)
@@ -262,11 +262,11 @@ class Windows:
         return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
 
     def sizes_at(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
-        """The tokens of groups that start there and have at most `most_units`, (B, K)."""
+        """The number of tokens of groups that start at `starts_BK` and have at most `most_units_BK` units, (B, K)."""
         return (_from(self.units_BTG, starts_BK) <= most_units_BK[..., None]).sum(-1)
 
     def last(self, values_BTG: Tensor, starts_BK: Tensor, sizes_BK: Tensor) -> Tensor:
-        """The values of the last tokens of groups, (B, K). An empty group's mean nothing."""
+        """The values at the last token of each group, (B, K); meaningless for an empty group."""
         last_BK1 = (sizes_BK - 1).clamp(min=0)[..., None]
         return _from(values_BTG, starts_BK).gather(-1, last_BK1)[..., 0]
 
@@ -274,7 +274,7 @@ class Windows:
 def _from(values_BTG: Tensor, starts_BK: Tensor) -> Tensor:
     """The values of the windows from each start on, (B, K, G)."""
     row_B1 = torch.arange(len(starts_BK), device=starts_BK.device)[:, None]
-    # Behind a row's last group the starts are the chain's length.
+    # After a row's last group the starts are the chain's length.
     return values_BTG[row_B1, starts_BK.clamp(max=values_BTG.shape[1] - 1)]
 
 
@@ -285,15 +285,15 @@ class ChainGroups:
     equations: Equations | None
     starts_BK: Tensor
     sizes_BK: Tensor
-    """Their tokens."""
+    """Their numbers of tokens."""
     most_units_BK: Tensor
-    """The units that c lets them have."""
+    """The most units that c allows them."""
     windows: Windows | None
-    """None where c alone ends groups."""
+    """None if c alone ends groups."""
 
     def label_counts(self) -> Tensor:
-        """The tokens that the decoder chooses at each group's position in thinking, (B, K): the group's own and, where
-        another could still have joined it, the one behind."""
+        """The number of tokens that the decoder would choose at each group's position in thinking, (B, K): the group's
+        own and, if another could still have joined it, the one after it."""
         if self.windows is None:
             return torch.minimum(self.most_units_BK, self.sizes_BK + 1)
         units_BK = self.windows.last(self.windows.units_BTG, self.starts_BK, self.sizes_BK)

@@ -1,13 +1,13 @@
 """The choice of a group: its first token, or the stop, and then one token after another.
 
 A request has two temperatures. At a group's first place `temperature` decides whether to stop. Given that the thought
-goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
-two are equal, all of this is one draw from the LM head, as in CoT.
+goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest, which is no choice and is not
+scored. If the two are equal, all of this is one draw from the LM head, as in CoT.
 
-With `method.shortlist` the tokens behind the first are chosen among those of the training chains and the separator.
+With `method.shortlist` the tokens after the first are chosen among those of the training chains and the separator.
 Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and the LM head is a large part of a small
-model's step. The softmax of those places is over the shortlist in thinking, in training, and in the log-probs that
-reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
+model's step. The softmax at those places is over the shortlist in thinking, in training, and in the log-probs that
+reinforcement learns from. A label that the shortlist lacks, in rows in which it was not counted, is scored by the whole
 vocabulary.
 
 Shape suffixes: B rows, G places of a group, X rows whose group goes on, S shortlist, D width, V vocabulary.
@@ -40,24 +40,24 @@ class Rules:
     """Rules by which the tokens of a group are chosen, and the group ends: columns (B,)."""
 
     units: Tensor
-    """The units of a group that nothing ends before."""
+    """The units of a group that nothing ends early."""
     most_units: int
-    """The largest of them, or more."""
+    """The largest of `units`, or more."""
     unites_digits: Tensor
     """bool: True in rows in which the digits of a number are one unit."""
     temperature: Tensor
-    """Of the tokens behind the first."""
+    """Temperature of the tokens after the first."""
     top_p: Tensor
     modes: DrawModes
-    """The modes in which these rows, or more, draw by the two."""
+    """The modes in which these rows, or these and others, draw by temperature and top-p."""
     confidence_threshold: Tensor
     """A group ends before a token that is less likely than this; 0 for none."""
     has_threshold: bool
-    """True if any row may have one."""
+    """True if any row may have a threshold."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
     shortlist: PartialHead | None = None
-    """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
+    """Candidates for the tokens after the first; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `units` tokens."""
 
@@ -67,7 +67,7 @@ class Rules:
         return most_tokens(self.most_units, self.equations)
 
     def tokens_at(self, columns: Tensor) -> Tensor:
-        """The tokens that these columns of the logits of a place behind the first are for."""
+        """The tokens of these columns of the logits, at a place after the first."""
         return columns if self.shortlist is None else self.shortlist.ids_S[columns]
 
     def thresholds(self, rows_X: Tensor, open_groups: OpenGroups) -> Tensor:
@@ -81,14 +81,14 @@ class Groups:
     def __init__(self, first_B: Tensor, places: int) -> None:
         device = first_B.device
         self.ids = torch.full((len(first_B), places), NOTHING, device=device)
-        """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
+        """Token ids (B, G), `NOTHING` after a group's end. The separator that ends a group early is among them."""
         self.ids[:, 0] = first_B
         self.logps = torch.zeros(self.ids.shape, device=device)
-        """(B, G), of each token given those before it; 0 at the first place."""
+        """Log-prob of each token given those before it, (B, G); 0 at the first place."""
         self.endings = torch.full_like(first_B, Ending.NO_DRAW)
-        """(B,) How a draw ended the group: `Ending`."""
+        """`Ending` of each group, (B,): the draw that ended it."""
         self.ending_logps = torch.zeros(len(first_B), device=device)
-        """(B,) Of that draw; 0 where none ended the group."""
+        """Log-prob of that draw, (B,); 0 if none ended the group."""
         self.low_confidence = torch.zeros(len(first_B), dtype=torch.bool, device=device)
         """(B,) bool: True where a group ended before a token that is below the threshold."""
 
@@ -96,11 +96,11 @@ class Groups:
 def choose_first(state: ThinkState, separator_id: int) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops."""
     logits_BV, conditions = state.logits(), state.conditions
-    # No draw: its noise would cost more than the choice.
+    # No draw, because its noise would cost more than the choice.
     if not conditions.modes.drawn and not conditions.latent_modes.drawn:
         return logits_BV.argmax(-1)
     first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform(), conditions.modes)
-    # Where both temperatures are one, the draw that decided has chosen the token, too.
+    # If both temperatures are equal, the draw that decided about the stop has chosen the token, too.
     if conditions.one_temperature:
         return first_B
 
@@ -116,7 +116,7 @@ def choose_first(state: ThinkState, separator_id: int) -> Tensor:
 
 
 def first_logps(state: ThinkState, separator_id: int, first_B: Tensor) -> Tensor:
-    """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
+    """Log-prob of the choice of `choose_first`, (B,): of stopping, or of going on and of the token given that."""
     logits_BV = state.logits()
     logps_B = token_logps(logits_BV, state.temperature, first_B)
     if state.conditions.one_temperature:
@@ -138,9 +138,9 @@ def choose_groups(
 ) -> Groups:
     """The groups that begin with `first_B`.
 
-    A row whose first token is the separator has no more places. If no row wants log-probs, they are 0, and no ending
-    is recorded. On a CPU only rows whose group goes on are computed; to find these out, a GPU would synchronise at each
-    place.
+    A row whose first token is the separator has no more places. If no row wants log-probs, they are 0 unless a
+    threshold needs them, and no ending is recorded. On a CPU only rows whose group goes on are computed; a GPU computes
+    all, because finding these rows would synchronise at each place.
     """
     compact = not devices.is_asynchronous(first_B.device)
     groups = Groups(first_B, rules.most_tokens)
@@ -170,9 +170,9 @@ def choose_groups(
         joins_X = going_X
         if rules.equations is not None:
             joins_X = joins_X & open_groups.admits(rows_X, token_X[:, None])[:, 0]
-        # A softmax over the vocabulary: only where its result is read.
+        # A softmax over the vocabulary, so it is computed only if its result is read.
         if rules.has_threshold or wants_logps:
-            # The threshold is about the softmax before top-p; at temperature 0, that of temperature 1.
+            # The threshold applies to the softmax before top-p; at temperature 0, to that of temperature 1.
             logps_X = token_logps(logits_XV, rules.temperature[rows_X], index_X)
             low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, open_groups))
             joins_X = joins_X & ~low_confidence_X
@@ -189,7 +189,7 @@ def choose_groups(
 
 def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Tensor:
     """The columns of the logits that are drawn for a place of these rows' groups, (X,)."""
-    # No draw where all are greedy: its noise would cost more than the choice.
+    # No draw if all are greedy, because its noise would cost more than the choice.
     if not rules.modes.drawn:
         return logits_XV.argmax(-1)
     uniform_X = rules.uniform(place)[rows_X]
@@ -199,7 +199,7 @@ def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules) -> Tensor
 def _record_endings(
     groups: Groups, rows_X: Tensor, logits_XV: Tensor, ended_X: Tensor, rules: Rules, open_groups: OpenGroups
 ) -> None:
-    """Record how a draw has ended these groups, and how likely such an end was."""
+    """Record the draws that ended these groups, and the log-probs of such ends."""
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, open_groups)
     allowed_XV, best_XV = None, logits_XV
@@ -208,9 +208,9 @@ def _record_endings(
         allowed_XV = open_groups.admits(rows_X, ids_V[None, :])
         best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
     end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
-    # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
+    # If no token could have continued a group, its end is certain: a log-prob of 0. A greedy row draws nothing.
     is_drawn_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
-    # Without a threshold all tokens outside a class would have continued it.
+    # Without a threshold all tokens outside a class would have continued the group.
     class_X = torch.where(open_groups.refuses_digit(rows_X), Ending.DIGIT_OR_START, Ending.START)
     ending_X = torch.where(threshold_X > 0, rules.tokens_at(best_XV.argmax(-1)), class_X)
     groups.endings[rows_X] = torch.where(is_drawn_X, ending_X, groups.endings[rows_X])
@@ -231,7 +231,7 @@ def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[in
 
 
 def warn_of_missing(template: Template, examples: Sequence[Example], ids: tuple[int, ...]) -> None:
-    """Say how many tokens of these chains the shortlist lacks, where it was counted in others."""
+    """Warn of the tokens of these chains that the shortlist lacks if it was counted in others."""
     counts = _token_counts(template, examples)
     known = set(ids)
     lacking = {token: n for token, n in counts.items() if token not in known}

@@ -5,15 +5,15 @@
     label      t1       t2              t3       t4              t5       ###     c = 2, a chain of five tokens
     fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                           as the paper merges
 
-A Gaussian around the sum of a group cannot say WHICH tokens come together. Here a small decoder says them in order: the
-first from the backbone's own hidden state, each further one from the state before it and the token chosen before it,
+A Gaussian around the sum of a group cannot tell WHICH tokens come together. Here a small decoder predicts them in
+order: the first from the backbone's own hidden state, each further one from the state and the chosen token before it,
 
     s_1 = h
     s_j = s_(j-1) + MLP([norm(s_(j-1)); norm(E t_(j-1))])        the last layer starts at zero
     t_j from LM head(s_j)
 
 until the group has c tokens, or the separator, which makes it the short last one. The separator in the first place is
-the stop. Trained by cross-entropy alone. The log-prob of a thought is the sum of its tokens', and exact.
+the stop. The decoder is trained by cross-entropy alone. The log-prob of a thought is exact: the sum of its tokens'.
 
 Near relatives are listed in docs/method.md.
 
@@ -40,13 +40,13 @@ from colar.ops import devices, ragged
 class Ending(IntEnum):
     """Ends of groups by a draw: values of the column `endings`, which `thought_logps` reads to score that draw.
 
-    From 0 on it is the id of a token that was not drawn: of all tokens it alone would have continued the group (with a
-    threshold above a half). Below 0 it is one of these; a class is of tokens of which one was drawn, and ended a group
-    of equations.
+    A value of 0 or more is the id of a token that was not drawn, the only one that would have continued the group (with
+    a threshold above a half). A value below 0 is one of these members; a class means that one of its tokens was drawn,
+    which ended a group of equations.
     """
 
     NO_DRAW = -1
-    """No draw ended it: its c tokens or the separator did, or no token could have continued it."""
+    """No draw ended the group: its c tokens or the separator did, or no token could have continued it."""
     START = -3
     """Tokens that start a group."""
     DIGIT_OR_START = -4
@@ -61,7 +61,7 @@ class GroupDecoder(nn.Module):
         self.state_norm = nn.RMSNorm(width)
         self.token_norm = nn.RMSNorm(width)
         self.mlp = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        # The second token is first predicted from the state of the first: a start that CoT weights understand.
+        # At first the second token is predicted from the state of the first, a start that suits CoT weights.
         last = self.mlp[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
@@ -81,10 +81,10 @@ def tokens_from(
 
     A last group that is shorter than its size has the separator as its last label.
     """
-    # One column more than the longest chain: there stands the separator of the longest row.
+    # One column more than the longest chain, for the separator of the longest row.
     end_B1 = chain_lengths[:, None]
     closed_BT = nn.functional.pad(chain_ids, (0, 1)).scatter(1, end_B1, separator_id)
-    # Behind a row's last group the starts are the chain's length: no ### is a label there.
+    # After a row's last group the starts are the chain's length, and no ### is a label there.
     left_BK = torch.where(starts_BK < end_B1, end_B1 + 1 - starts_BK, 0)
     return grouping.tokens_of_groups(closed_BT, torch.minimum(sizes_BK, left_BK), starts_BK)
 
@@ -94,7 +94,7 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
     decoder = lm.extra["group_decoder"]
     places = [hidden_MD]
     for place in range(1, ids_MG.shape[1]):
-        # Most positions of an answer have one label: the decoder runs where there is one more.
+        # Positions of an answer have one label, so the decoder runs only where there is one more.
         (more_X,) = real_MG[:, place].nonzero(as_tuple=True)
         token_XD = lm.embed(ids_MG[more_X, place - 1])
         more_X = devices.beside(more_X, hidden_MD)
@@ -112,11 +112,11 @@ def thought_logps(
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
-    Where a draw ended the group (`Ending`), its log-prob counts as well. Where the two temperatures differ: of going
-    on, at the one, and of the tokens given that, at the other.
+    If a draw ended the group (`Ending`), its log-prob counts as well. If the two temperatures differ, the log-prob is
+    that of going on, at `temperature`, plus those of the tokens given that, at `latent_temperature`.
     """
     ids_LG = actions.group_ids
-    # Behind a group's last token stands what ended it, if a draw did: a token, or a class of tokens.
+    # The place after a group's last token gets the ending, if a draw ended the group: a token, or a class of tokens.
     place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
     is_behind_LG = place_G == (ids_LG != NOTHING).sum(-1, keepdim=True)
     is_ending_LG = is_behind_LG & (actions.endings != Ending.NO_DRAW)[:, None]
@@ -125,10 +125,10 @@ def thought_logps(
     temperature_L = rollouts.temperature[actions.row]
     latent_temperature_L = rollouts.latent_temperature[actions.row]
     drawn_L = latent_temperature_L > 0
-    # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
+    # Tokens that were not drawn count nothing below, so any temperature but 0 will do for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(lm, actions.hidden, labels_LG, real_LG, shortlist, equations, scale_L)
-    # Of a token that alone would have continued the group, any other was drawn.
+    # If one token alone would have continued the group, any other token was drawn.
     is_other_LG = devices.beside(is_ending_LG & (labels_LG >= 0), tokens_LG)
     tokens_LG = torch.where(is_other_LG, _log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
@@ -138,7 +138,7 @@ def thought_logps(
         devices.beside(column, tokens_LG) for column in (again_L, drawn_L, ids_LG[:, 0], scale_L.float())
     )
 
-    # That a thought comes at all was decided before its first token was drawn.
+    # Stopping or going on was decided before the thought's first token was drawn.
     separator_id = lm.template.separator_id
 
     def reduce(
@@ -157,7 +157,7 @@ def thought_logps(
 
 def _log1m_exp(logps: Tensor) -> Tensor:
     """log(1 - p) from log p."""
-    # A p that float32 rounds to 1 has a log of 0, and would be impossible not to draw.
+    # A p that float32 rounds to 1 has a log of 0, so that any other draw would be impossible.
     least = torch.finfo(logps.dtype).eps / 2
     return torch.log(-torch.expm1(logps.clamp(max=-least)))
 
@@ -174,8 +174,8 @@ def label_logps(
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
     hidden (..., D) · ids (..., G), the last of a group perhaps a class of tokens (`Ending`) · real (..., G) bool ·
-    temperature (...), 1 by default. With a shortlist the labels behind a group's first one are scored by its softmax,
-    those of them that it lacks by the whole vocabulary's.
+    temperature (...), 1 by default. With a shortlist the labels after a group's first are scored by its softmax, and
+    those that it lacks by the whole vocabulary's.
     """
     ids_MG, real_MG = ids.flatten(end_dim=-2), real.flatten(end_dim=-2)
     state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
@@ -218,7 +218,7 @@ def _class_logps(
     _: Tensor,
     temperature_X: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """For `lm.reduce_logits`: log-prob that one of the tokens of a class comes, (X,)."""
+    """For `lm.reduce_logits`: log-prob that any of the tokens of a class is drawn, (X,)."""
     ids_V = part.ids_S if part else torch.arange(logits_XV.shape[1], device=logits_XV.device)
     in_class_V = equations.is_start(ids_V)
     if ending == Ending.DIGIT_OR_START:

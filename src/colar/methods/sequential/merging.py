@@ -3,14 +3,15 @@
     sqrt       (E t_1 +     E t_2 +     E t_3) / sqrt(3)      the paper's
     ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place
 
-A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
-has not. In groups of equations a number is the ordered sum of its digits, and j the place of its unit:
+A plain sum loses the order of its tokens: 12 and 21 are one latent where each digit is a token. The sum of `ordered`
+keeps it. In groups of equations a number is the ordered sum of its digits, and j is the place of its unit:
 
     [4 8 <<]     ( (U_2 E 4 + E 8) + W_2 E << ) / sqrt(3)      U_2: the map of tens, U_3 of hundreds
 
-So a number is read alike wherever in a group it stands, and a digit by what it is worth. A map is I + U V of rank 32,
-as LoRA changes a weight: trained full matrices differed from the identity in few directions (lab/LOG.md). It starts as
-the identity: training begins with sums that a model may know already. Near relatives are listed in docs/method.md.
+So a number's digits are summed alike at any place of a group, each by its place value. A map is I + U V of rank 32, as
+LoRA changes a weight, because trained full matrices differed from the identity in few directions (lab/LOG.md). It
+starts as the identity, so that training begins with sums that a model may know already. Near relatives are listed in
+docs/method.md.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P places with a map, R rank, N tokens of all
 groups, D width.
@@ -27,13 +28,13 @@ from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
 RANK = 32
-"""Of what a map adds to the identity."""
+"""Rank of the term that a map adds to the identity."""
 
 
 class PlaceMaps(nn.Module):
-    """W_2 to W_n: embeddings (..., G, D) by the place that each has -> what is summed, in float32.
+    """Maps W_2 to W_n: embeddings (..., G, D), each mapped by its place -> the terms of the sum, in float32.
 
-    Places are (..., G), from 0. What is in the first place stays as it is.
+    Places are (..., G), from 0. Embeddings in the first place are unchanged.
     """
 
     def __init__(self, width: int, places: int) -> None:
@@ -43,9 +44,9 @@ class PlaceMaps(nn.Module):
 
     @torch.no_grad()
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Take the maps of a checkpoint, which may have other numbers of places. ValueError for another width.
+        """Copy the maps of a checkpoint, which may have another number of places. ValueError for another width.
 
-        Places that it lacks stay as they are; those that it has more are left out.
+        Places that the checkpoint lacks are unchanged; its further places are left out.
         """
         for name, mine in self.named_parameters():
             theirs = state[name]
@@ -58,12 +59,12 @@ class PlaceMaps(nn.Module):
 
     def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
         embeds_ND = embeds.flatten(end_dim=-2).float()
-        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
+        # A latent is an input of the backbone: if training alone rounded it, the engine would feed another one.
         with torch.autocast(embeds_ND.device.type, enabled=False):
             low_PNR = embeds_ND @ self.down.float().transpose(1, 2)
             others_PND = embeds_ND + low_PNR @ self.up.float().transpose(1, 2)
         mapped_PND = torch.cat([embeds_ND[None], others_PND])
-        # Behind a group's end places go on. What is there is not summed.
+        # Places continue after a group's end, but nothing there is summed.
         places_N = places.flatten().clamp(max=len(mapped_PND) - 1)
         rows_N = torch.arange(len(places_N), device=places.device)
         return mapped_PND[places_N, rows_N].view(embeds.shape)
@@ -80,8 +81,8 @@ def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.
 
 
 def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
-    """The latents (..., D) of groups of tokens (..., G), `NOTHING` behind them; float32, zero for an empty group."""
-    # The separator that ends a group is no part of it.
+    """The latents (..., D) of groups of tokens (..., G), `NOTHING` after them; float32, zero for an empty group."""
+    # The separator that ends a group is not part of it.
     real = (ids != NOTHING) & (ids != lm.template.separator_id)
     embeds = lm.embed(torch.where(real, ids, 0)).float()
     if ids.shape[-1] > 1:

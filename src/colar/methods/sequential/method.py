@@ -1,24 +1,24 @@
 """The sequential method (ours): the tokens of a group are chosen one after another, and their merged embedding is fed.
 
 `decoder.py` has the decoder and its formulas, `choice.py` the choice of a group, `boundaries.py` the ends of groups,
-`merging.py` what is fed. At c = 1 this is CoT, its gradients included: embeddings are trained, because nothing aims at
-them.
+`merging.py` the merge into a latent. At c = 1 this is CoT, its gradients included: embeddings are trained, because
+they are no regression targets.
 
 A group ends with its c tokens, with the separator (it is then the short last one), or before a token that is less
-likely than `confidence_threshold`: c is then the most, not the number.
+likely than `confidence_threshold`, so that c is then the most tokens, not the number.
 
-A model whose groups never ended there in training has not learnt to read what comes out. So training simulates it
-(`confidence_thresholds`): a forward without gradient feeds the row's tokens one by one and asks at each of them which
-tokens a group would have that starts there. Labels are a group's tokens and the one that it ended before: the decoder
-must know that its confidence in it is low.
+A model whose groups never ended early in training has not learnt to read the latents of such groups. So training
+simulates it (`confidence_thresholds`): a forward without gradient feeds the row's tokens as groups of one, and finds
+for each of them the tokens that a group starting there would have. Labels are a group's tokens and the one that it was
+cut before, because the decoder must know that its confidence in that token is low.
 
     chain      t1 t2 t3 t4 t5           c = 3; low confidence in t3 behind t1 t2, and in t4 behind t3
     groups     [t1 t2]     [t3]     [t4 t5]
     labels      t1 t2 t3    t3 t4    t4 t5 ###
 
-Every position can also be taught the tokens behind its group, with a smaller weight (`lookahead_weight`), as
-multi-token prediction does (Gloeckle et al. 2024, DeepSeek-V3). Rows of a small c then teach the decoder what rows of a
-large c need, at no further forward of the backbone.
+Every position can also be trained on the tokens after its group, with a smaller weight (`lookahead_weight`), as in
+multi-token prediction (Gloeckle et al. 2024, DeepSeek-V3). Rows of a small c then train the decoder for rows of a large
+c, without another forward of the backbone.
 
 Shape suffixes: B rows, T reasoning tokens, K latents, G places of a group, N labelled positions of a row, L thoughts of
 all rows, X rows with a threshold, D width, V vocabulary.
@@ -137,7 +137,7 @@ class Sequential(GroupMethod):
 
     @property
     def multiple_forwards(self) -> bool:
-        # Where groups end before tokens of low confidence, a first forward computes how confident the model is.
+        # If groups end before tokens of low confidence, a first forward computes the model's confidence.
         return any(self.config.confidence_thresholds)
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
@@ -152,8 +152,8 @@ class Sequential(GroupMethod):
         return modules
 
     def equations(self, lm: LatentLM) -> Equations | None:
-        """The tokens by which groups of equations end; None where c counts tokens. ValueError for a tokenizer that
-        lacks one."""
+        """The tokens by which groups of equations end; None if c counts tokens. ValueError if the tokenizer lacks one
+        of them."""
         return Equations.of(lm.template) if self.config.grouping == "equations" else None
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
@@ -174,7 +174,7 @@ class Sequential(GroupMethod):
     def shortlist_head(
         self, lm: LatentLM, gather: Callable[[tuple[int, ...]], PartialHead] | None = None
     ) -> PartialHead | None:
-        """The LM head's weights of the shortlist; None for the whole vocabulary. In a step its engine gathers them."""
+        """The LM head's weights of the shortlist; None for the whole vocabulary. An engine gathers them by `gather`."""
         if not self.config.shortlist:
             return None
         if self.config.shortlist_ids is None:
@@ -185,7 +185,7 @@ class Sequential(GroupMethod):
 
     def check_params(self, params: SequentialParams) -> str | None:
         c, most = params.compression_factor, max(self.config.factors)
-        # The decoder has never said a token at a place behind those.
+        # The decoder has never been trained at a place after those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
         warnings = [super().check_params(params)]
@@ -202,7 +202,7 @@ class Sequential(GroupMethod):
 
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
         thresholds = self.config.confidence_thresholds
-        # Drawn only where there is a choice.
+        # Drawn only if there is a choice.
         drawn = dealt(thresholds, rng) if len(thresholds) > 1 else itertools.repeat(thresholds[0])
         return ({"confidence_threshold": threshold} for threshold in drawn)
 
@@ -224,7 +224,7 @@ class Sequential(GroupMethod):
         else:
             windows = Windows.of(batch.chain, self.config.most_units, equations, c_B >= NUMBERS_FROM)
             if gated:
-                # A first pass says how far the model is confident; the loss feeds groups that end there.
+                # A first pass finds the tokens of low confidence; the loss feeds groups that end before them.
                 windows = windows.cut_before(self._low_confidence(lm, batch, windows))
             sizes_BK = windows.sizes(batch.chain_lengths, c_B, phase_B)
         step_K = torch.arange(sizes_BK.shape[1], device=c_B.device)
@@ -242,10 +242,10 @@ class Sequential(GroupMethod):
     def _labels(self, lm: LatentLM, batch: Batch, groups: ChainGroups) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
-        A group's labels are its tokens, the one that it was cut before, and behind them, with `lookahead_weight`,
+        A group's labels are its tokens, the one that it was cut before, and after them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
-        # Up to the token that a group ended before: at inference no token behind that is computed.
+        # Labels stop at the token before which a group was cut, because inference computes no token after it.
         own_BK = all_BK = groups.label_counts()
         ahead = self.config.lookahead_weight
         if ahead:
@@ -259,7 +259,7 @@ class Sequential(GroupMethod):
         return grouping.followed_by_answer(ids_BKG, weights_BKG, counts_B, batch)
 
     def _lookahead_counts(self, batch: Batch, groups: ChainGroups) -> Tensor:
-        """The labels that each group's position would have at the largest factor, (B, K)."""
+        """The number of labels that each group's position would have at the largest factor, (B, K)."""
         most_units_BK = torch.full_like(groups.starts_BK, self.config.most_units)
         if groups.equations is None:
             return most_units_BK
@@ -273,17 +273,17 @@ class Sequential(GroupMethod):
 
     @torch.no_grad()
     def _low_confidence(self, lm: LatentLM, batch: Batch, windows: Windows) -> Tensor:
-        """(B, T, G): tokens that are less likely than the row's threshold, of those that it applies to.
+        """(B, T, G) bool: tokens that are less likely than the row's threshold, of those that it applies to.
 
-        Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
-        read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
+        Rows are fed as groups of one token each, so that each start is judged as at inference after groups that are
+        read well. Whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         threshold_B = batch.params["confidence_threshold"]
-        # Of single tokens no group can end early.
+        # A group of a single token cannot end early.
         gated_B = (threshold_B > 0) & (batch.params["compression_factor"] > 1)
         tested_BTG = windows.tested_BTG & gated_B[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
-        # Most rows of a batch may have nothing to test, and cost nothing then.
+        # Rows with nothing to test, perhaps most of a batch, cost nothing.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
             rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
@@ -295,11 +295,11 @@ class Sequential(GroupMethod):
     def _logps_after_single_tokens(
         self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
     ) -> Tensor:
-        """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
+        """Log-probs of each window's tokens after single tokens, (B, T, G), where they are tested."""
         fed_BTD = losses.hidden_around(lm, batch, lm.embed(batch.chain_ids), batch.chain_lengths)
         hidden_BTD = ragged.take_from(fed_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
-        # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
-        # softmax.
+        # The decoder reaches a place through those before it. The first is left out, because its log-prob would take
+        # the whole vocabulary's softmax.
         behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
         return decoder.label_logps(lm, hidden_BTD, ids_BTG, behind_BTG, self.shortlist_head(lm))
@@ -307,13 +307,13 @@ class Sequential(GroupMethod):
     # Reinforcement
 
     def logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
-        """Exact: a latent is the sum of tokens that were chosen one by one, and its log-prob is theirs.
+        """Exact log-probs: a latent is the sum of tokens that were chosen one by one, and its log-prob is theirs.
 
-        Where a group could go on at all was decided by the weights that sampled; the present ones are asked how likely
-        they find what was drawn there.
+        The tokens that could have continued a group are fixed by the sampling weights; the current weights score the
+        draw that was made there.
         """
         threshold_B = rollouts.params["confidence_threshold"]
-        # Below a half several tokens of a place could have let a group go on, and one is kept.
+        # At a half or below, several tokens of a place could have continued a group, and only one is recorded.
         if bool(((threshold_B > 0) & (threshold_B <= 0.5)).any()):
             raise ValueError("confidence_threshold must be 0 or above 0.5 in outputs that are scored")
         equations = self.equations(lm)
@@ -321,7 +321,7 @@ class Sequential(GroupMethod):
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             return decoder.thought_logps(lm, thoughts, rollouts, self.shortlist_head(lm), equations), {}
 
-        # Made anew of what was chosen: by the present embeddings, and with gradient to them.
+        # Recomputed from the chosen tokens by the current embeddings, with gradient to them.
         latents_BKD = merging.merge_groups(lm, rollouts.group_ids)
         return score_actions(lm, rollouts, thought_logps, latents_BKD)
 
@@ -345,7 +345,7 @@ class Sequential(GroupMethod):
     def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
         """The rules by which the rows' next groups are chosen."""
         c_B = state.params["compression_factor"]
-        # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
+        # A phase moves groups only if c is not whole, and drawing one takes as long as a place of the group.
         if "compression_factor" in state.conditions.whole_numbers:
             units_B = c_B.long()
         else:
@@ -353,7 +353,7 @@ class Sequential(GroupMethod):
             units_B = grouping.nominal_units(state.step, c_B, phase_B)
         return Rules(
             units=units_B,
-            # For a c that is not whole the phase decides, which is drawn on the device.
+            # An upper bound: for a c that is not whole the units depend on the phase, which is drawn on the device.
             most_units=state.conditions.largest("compression_factor"),
             equations=self.equations(lm),
             unites_digits=c_B >= NUMBERS_FROM,
@@ -362,7 +362,7 @@ class Sequential(GroupMethod):
             modes=state.conditions.latent_modes,
             confidence_threshold=state.params["confidence_threshold"],
             has_threshold=state.conditions.largest("confidence_threshold") > 0,
-            # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
+            # Draws of their own stream, so that a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place - 1),
             shortlist=self.shortlist_head(lm, state.make_partial_head),
         )
@@ -371,12 +371,12 @@ class Sequential(GroupMethod):
         """The groups as columns, their log-probs, and the probability of the stop."""
         separator_id = lm.template.separator_id
         first_logp_B = choice.first_logps(state, separator_id, groups.ids[:, 0])
-        # Tokens that were not drawn are no choice, unless the request is greedy altogether.
+        # Tokens that were not drawn are not scored, unless the whole request is greedy.
         scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
         rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.ending_logps, 0)
         logps_BG = groups.logps.clone()
         logps_BG[:, 0] = first_logp_B
-        # Rows of different c share a batch, and batches are compared: as many columns in all of them.
+        # All batches have the same columns, because rows of different c share a batch and batches are compared.
         most_tokens = boundaries.most_tokens(self.config.most_units, self.equations(lm))
         behind = most_tokens - groups.ids.shape[1]
         return {

@@ -1,4 +1,4 @@
-"""`GrpoConfig`: what is sampled, rewarded and clipped, checked where it is built. TRL's names and meanings."""
+"""`GrpoConfig`: settings of sampling, rewards and clipping, checked where it is built. TRL's names and meanings."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ WHOLE_FROM = {
     "max_batch": 1,
     "rollout_workers": 0,
 }
-"""Keys that are whole numbers, and their least value: `length_penalty` divides by `max_latents`."""
+"""Keys that are whole numbers, with their least values. `length_penalty` divides by `max_latents`."""
 
 
 @dataclass(frozen=True)
 class GrpoConfig:
-    """Group relative policy optimisation over latents and tokens. In `training`, rows are outputs, as in TRL."""
+    """Group relative policy optimisation over latents and tokens. The rows of `training` are outputs, as in TRL."""
 
     # The sizes of a generation (`plan` below checks that they fit into each other).
     num_generations: int = 8
@@ -38,12 +38,12 @@ class GrpoConfig:
     max_completion_length: int = 64
     """Most tokens of an answer."""
     temperature: float = 1.0
-    """Of stop decisions and answer tokens, in sampling and in scoring. There is no top_p: what a nucleus cuts off could
-    not be scored."""
+    """Temperature of stop decisions and answer tokens, in sampling and in scoring. There is no top_p, because tokens
+    that a nucleus cuts off could not be scored."""
     latent_temperature: float = 1.0
-    """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. The
-    thoughts of `sequential` are tokens: it divides their logits; 0: the likeliest, not scored."""
-    # Per-request values of the method, by which outputs are sampled: for each question one of each list is drawn.
+    """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. For
+    `sequential`, whose thoughts are tokens, divides their logits; 0: the most probable tokens, not scored."""
+    # Per-request values of the method: for each question, one value of each list is drawn.
     compression_factors: tuple[float, ...] | None = None
     """Compression factors c to draw from: all outputs of a question have the same c; null: the default of the
     checkpoint to start from."""
@@ -52,7 +52,7 @@ class GrpoConfig:
     Each is 0 (none) or above 0.5; null: the checkpoint's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
-    """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their sum counts."""
+    """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. The reward is their sum."""
     # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average"), the
@@ -64,7 +64,7 @@ class GrpoConfig:
     epsilon_high: float | None = None
     """And at 1 + epsilon_high; null: epsilon."""
     beta: float = 0.0
-    """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
+    """Weight of the KL divergence from the model at the start (above 0, a copy of the trained weights is kept)."""
     # Which outputs are learnt from.
     mask_truncated_completions: bool = False
     """Leave out outputs whose thinking or answer was cut."""
@@ -72,8 +72,8 @@ class GrpoConfig:
     """DAPO: most further rounds in which groups without spread are replaced by those of other questions."""
     # Speed of sampling.
     merge_adapter: bool = False
-    """Sample with the adapter folded into the weights, rounded to their dtype: faster, and in half precision no longer
-    quite the model that is scored (`sampling/logp_difference`). A copy of the adapted weights is kept meanwhile."""
+    """Sample with the adapter merged into the weights, rounded to their dtype: faster, but in half precision not
+    exactly the model that is scored (`sampling/logp_difference`). Meanwhile a copy of the adapted weights is kept."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
     rollout_workers: int = 0
@@ -108,7 +108,7 @@ class GrpoConfig:
         wanted = "a list of at least one factor, or null for the method's default"
         checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
         thresholds = self.confidence_thresholds
-        # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
+        # At 0.5 or below several tokens may be likely enough, and scoring the end of a group would need them all.
         scorable = thresholds is None or (
             len(thresholds) > 0 and all(t == 0 or 0.5 < t <= 1 for t in thresholds)
         )
@@ -129,7 +129,7 @@ class GrpoConfig:
 
     @property
     def param_choices(self) -> dict[str, tuple[float, ...]]:
-        """Per-request values of the method that are drawn, by name: the choices of each."""
+        """Choices of each per-request value of the method that is drawn, by name."""
         choices = {
             "compression_factor": self.compression_factors,
             "confidence_threshold": self.confidence_thresholds,
@@ -137,10 +137,10 @@ class GrpoConfig:
         return {name: values for name, values in choices.items() if values is not None}
 
     def plan(self, training: TrainingConfig, processes: int = 1) -> "GenerationPlan":
-        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other, and for
-        what GRPO does not do with several processes.
+        """The sizes of a generation, its updates and batches. ValueError if they are not multiples of each other, or
+        for settings that GRPO does not support.
 
-        With N processes there are N times as many batches of an update and of a generation.
+        With N processes, an update and a generation have N times as many batches.
         """
         if training.fsdp:
             raise ValueError(
@@ -177,13 +177,13 @@ class GrpoConfig:
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """The sizes of a generation. The fields are kept in checkpoints (`grpo.json`) under these names.
+    """The sizes of a generation. The fields are saved in checkpoints (`grpo.json`) under these names.
 
     generation    batch x steps outputs, in groups
     update        batch x accumulate of them
     each generation is used `iterations` times
 
-    `accumulate` and `steps` are of all processes together: two processes with a batch each are one process with two.
+    `accumulate` and `steps` count the batches of all processes: two processes with one each equal one with two.
     """
 
     batch: int
@@ -209,7 +209,7 @@ class GenerationPlan:
 
     @property
     def outputs_per_update(self) -> int:
-        """Outputs of an update; over `group`, in questions, the paper's "optimizer step batch size"."""
+        """Outputs of an update; divided by `group`, the paper's "optimizer step batch size", in questions."""
         return self.batch * self.accumulate
 
     @property

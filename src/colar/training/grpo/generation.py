@@ -45,10 +45,10 @@ SlotKey = tuple[int, int]
 
 
 class QuestionSchedule(Schedule):
-    """One epoch's keys: each question once, in generations of `plan.questions`; a rest that fills none is left out.
+    """One epoch's keys: each question once, in generations of `plan.questions`; a remainder is left out.
 
-    Questions are shuffled without regard to length, unlike the rows of SFT. Questions of like length are of like
-    difficulty, and a generation that is all easy or all hard teaches nothing.
+    Questions are shuffled without regard to length, unlike the rows of SFT. Questions of similar length have
+    similar difficulty, and a generation of only easy or only hard ones teaches nothing.
     """
 
     def __init__(self, examples: Sequence[Example], seed: int, plan: GenerationPlan) -> None:
@@ -82,7 +82,7 @@ class QuestionSchedule(Schedule):
 
 
 class Slots(Dataset[SlotKey]):
-    """Keys as they are: an output is sampled when its turn comes, by the weights of that moment."""
+    """The keys themselves: an output is sampled only when its turn comes, by the weights at that time."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -123,7 +123,7 @@ class Generation:
     """The sampled outputs of one turn.
 
     `tensors` are `Rollouts.tensors()` and the columns of `GrpoObjective`, (R, ...). `metrics` are logged, `records`
-    are outputs to read.
+    are written to completions.jsonl.
     """
 
     number: int
@@ -133,8 +133,8 @@ class Generation:
 
 
 class RolloutSampler:
-    """Makes generations: a function of the weights, the run's seed and the generation's number, and for dr_grpo of
-    `dr_grpo_length`, its constant, which the first generation measures.
+    """Makes generations, each a function of the weights, the run's seed and the generation's number; for dr_grpo also
+    of its constant `dr_grpo_length`, which the first generation measures.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RolloutSampler:
         self.dr_grpo_length: float | None = None
 
     def generate(self, number: int) -> Generation:
-        """NonFiniteError where the model's numbers are not finite; ValueError where a reward's are not."""
+        """Sample a generation. NonFiniteError if the model's numbers are not finite, ValueError if a reward is not."""
         groups, sampled = self._groups(number)
         outputs = all_outputs(groups)
         rollouts = rollout.collate(outputs, self.lm.width)
@@ -164,7 +164,7 @@ class RolloutSampler:
         tensors = rollouts.tensors() | self._columns(outputs, rollouts, advantages_R)
 
         names = list(self.reward_funcs)
-        # Over all that was sampled: the chosen groups alone would hide how many questions are too easy or too hard.
+        # Over all sampled groups: the chosen ones alone would hide how many questions are too easy or too hard.
         metrics = sampling_metrics(sampled, names)
         return Generation(number, tensors, metrics, records_to_read(self.lm, groups, names, advantages_R))
 
@@ -201,22 +201,22 @@ class RolloutSampler:
             more_groups = self._sample(others, number)
             questions = questions + others
             sampled += more_groups
-            # A group with spread takes the very place of one without, so that those with spread do not all land in one
-            # update; some may stay without.
+            # A group with spread takes the place of one without, so that those with spread are not all in one update.
+            # Some groups may remain without spread.
             with_spread = [group for group in more_groups if group.spread]
             for place, group in zip(flat, with_spread, strict=False):
                 groups[place] = group
         return groups, sampled
 
     def _others(self, number: int, sampled: Sequence[int], n: int) -> list[int]:
-        """N questions beside those that have been sampled, or fewer where no more are left."""
-        # Sorted, for a draw must not depend on the order of a set.
+        """N questions that have not been sampled yet, or fewer if no more are left."""
+        # Sorted, because a draw must not depend on the order of a set.
         left = sorted(set(range(len(self.schedule.examples))) - set(sampled))
         rng = Random(seed_from(self.schedule.seed, "more", number, len(sampled)))
         return rng.sample(left, min(n, len(left)))
 
     def _sample(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
-        """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
+        """The rewarded groups of these questions. Processes divide the questions, and each gets all groups."""
         return processes.split_and_gather(questions, lambda share: self._sample_share(share, number))
 
     def _sample_share(self, questions: Sequence[int], number: int) -> list[OutputGroup]:
@@ -226,7 +226,7 @@ class RolloutSampler:
         examples = [self.schedule.examples[index] for index in questions]
         outputs = self.roll_out(self.lm, self.method, self.config, examples, self.schedule.seed, number)
         for output in outputs:
-            # The engine ends a request whose numbers are not finite; it cannot be rewarded.
+            # The engine ends a request whose numbers are not finite. Such an output cannot be rewarded.
             output.completion.require_answer(f"generation {number}")
         rewards_RF = rewards.apply(self.reward_funcs, outputs)
         G = self.config.num_generations
@@ -266,7 +266,7 @@ def length_metrics(name: str, counts: Sequence[int], cut: Sequence[bool]) -> dic
 
 
 def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) -> dict[str, float]:
-    """TRL's: the sum's mean, the groups' mean spread, the share of groups without any; each function's own."""
+    """TRL's: the sum's mean, its mean std in a group, the share of groups without spread; mean and std by function."""
     metrics = {
         "reward": float(groups_QG.mean()),
         "reward_std": float(groups_QG.std(1).mean()),
@@ -281,7 +281,7 @@ def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) 
 def records_to_read(
     lm: LatentLM, groups: Sequence[OutputGroup], reward_names: Sequence[str], advantages_R: Tensor
 ) -> list[dict[str, Any]]:
-    """The first `LOGGED` outputs to read: a thought is the text of its tokens, those chosen or else the nearest."""
+    """Records of the first `LOGGED` outputs: a thought is the text of its chosen tokens, or else of the nearest."""
     rewards_RF = torch.cat([group.rewards_GF for group in groups])
     total_R = torch.cat([group.total_G for group in groups])
     records = []

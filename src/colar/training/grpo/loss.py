@@ -14,9 +14,9 @@ stop, a token; `methods/rollouts.py`), and with pi the model, pi_old the one tha
     dr_grpo  c_i = 1 / a constant                         its ablation "w/o average"
     dapo     c_i = M / (sum of |o| over the update)       mean over all actions
 
-Departures from the paper: the ratio is an action's (or GSPO's length-normalised one), where the formula has the whole
-output's; the stop is an action like a token. From TRL: |o| counts latents and the stop; docs/grpo.md has the rest.
-Outputs without spread in their group have advantage exactly 0, so that their gradient is 0 to the last bit.
+Departures from the paper: the ratio is that of one action (or GSPO's length-normalised one), not of the whole output;
+the stop is an action like a token. Departures from TRL: |o| counts latents and the stop; docs/grpo.md has the rest.
+Outputs of a group without spread have advantage exactly 0, so that their gradient is exactly 0.
 
 Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B outputs of a batch, N actions.
 """
@@ -37,23 +37,23 @@ from colar.training.objective import Objective
 EPSILON_STD = 1e-4
 """Added to the standard deviation of rewards (TRL's)."""
 SAME = 1e-8
-"""Rewards this near to each other are equal (TRL's `isclose`)."""
+"""Rewards this close to each other count as equal (TRL's `isclose`)."""
 FAR = 20.0
-"""Log-ratios are held within this (verl's): e^20 is past every clip, and the exponential of 89 is not finite."""
+"""Log-ratios are clamped to this (verl's): e^20 is beyond every clip, and e^89 is not finite in float32."""
 
 
 def advantages(rewards_R: Tensor, num_generations: int) -> Tensor:
-    """(R,) float64 of rewards (R,) in groups that follow one another; exactly 0 where a group's rewards are equal."""
+    """Advantages (R,) float64 of rewards (R,) in consecutive groups; exactly 0 where a group's rewards are equal."""
     groups_QG = rewards_R.double().view(-1, num_generations)
     centred_QG = groups_QG - groups_QG.mean(1, keepdim=True)
     scaled_QG = centred_QG / (groups_QG.std(1, keepdim=True) + EPSILON_STD)
-    # The mean of equal rewards may differ from them by rounding, which a division by 1e-4 would make a signal.
+    # The mean of equal rewards may differ from them by rounding, which division by 1e-4 would amplify.
     spread_Q1 = has_spread(groups_QG)[:, None]
     return torch.where(spread_Q1, scaled_QG, 0.0).flatten()
 
 
 def has_spread(groups_QG: Tensor) -> Tensor:
-    """(Q,) bool of rewards (Q, G): whether they differ by more than rounding."""
+    """True for each group whose rewards (Q, G) differ by more than rounding, (Q,) bool."""
     return groups_QG.amax(1) - groups_QG.amin(1) > SAME
 
 
@@ -77,7 +77,7 @@ def policy_loss(
     logps_BN: Tensor, old_BN: Tensor, mask_BN: Tensor, advantages_B: Tensor, config: GrpoConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(w A, clip(w) A), (B, N), 0 outside the mask, and the shares of actions that were clipped (TRL's names)."""
-    # 0 where nothing was chosen: log-probs there mean nothing, and a nan would come through a product with 0.
+    # 0 where nothing was chosen: log-probs there are meaningless, and a NaN would survive a product with 0.
     log_ratio_BN = torch.where(mask_BN, logps_BN - old_BN, 0.0)
     if config.importance_sampling_level == "sequence":
         count_B1 = mask_BN.sum(-1, keepdim=True).clamp(min=1)
@@ -89,7 +89,7 @@ def policy_loss(
     clipped_BN = ratio_BN.clamp(low, high)
     advantage_B1 = advantages_B.to(logps_BN.dtype)[:, None]
 
-    # The smaller gain counts: clipping takes the reason to move further away from 1, never the reason to come back.
+    # The smaller gain counts: clipping removes the gradient away from a ratio of 1, never the one back to it.
     #
     #                 ratio below low         in between     above high
     #   A > 0         ratio A                 ratio A        clipped: no gradient
@@ -120,24 +120,24 @@ def masked_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
 class GrpoObjective(Objective):
     """`forward(**tensors)` -> {"loss": scalar, metric: detached scalar}.
 
-    Tensors are `Rollouts.tensors()` with columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); and where
-    a generation is used more than once old_logps, with beta above 0 ref_logps. Without old_logps the ratio is 1.
+    Tensors are `Rollouts.tensors()` and columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); old_logps
+    if a generation has several updates, and ref_logps if beta is above 0. Without old_logps the ratio is 1.
     """
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
         super().__init__(lm, method)
         self.scorable = require_scorable(method)
-        self.grpo = config  # not `config`: Trainer writes into a model's
+        self.grpo = config  # not `config`: Trainer writes into a model's `config`
 
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
-        """Log-probs of the outputs' actions, by the present weights."""
+        """Log-probs of the outputs' actions under the current weights."""
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors))
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update.
 
-        Without it, by the outputs given.
+        Without `num_items_in_batch`, divided by the number of outputs given.
         """
         config = self.grpo
         scores = self.score_actions(tensors)
@@ -159,7 +159,7 @@ class GrpoObjective(Objective):
         metrics["entropy"] = mean_over_rows(scores.entropy)
         for name, values_B in scores.logged.items():
             metrics[name] = mean_over_rows(values_B)
-        # Over all outputs, those that are left out too: the engine must agree with the trainer everywhere.
+        # Over all outputs, those left out of the loss included: the engine must agree with the trainer everywhere.
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
         metrics["sampling/logp_difference"] = masked_mean(difference_BN, scores.mask)
         count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch

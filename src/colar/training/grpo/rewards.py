@@ -1,9 +1,8 @@
-"""Rewards: plain functions `f(completions, **columns) -> list[float]`, one number an output.
+"""Rewards: plain functions `f(completions, **columns) -> list[float]`, one number per output.
 
-`completions` are the answers' texts. The columns are lists of the same length: `example`, and of it `id`, `question`,
-`answer`, `answer_type`; of the output `length` (#L), `max_latents`, `truncated`, `completion_ids`, and the
-per-request values (`compression_factor`). A function takes the columns it needs and swallows the rest with
-`**columns`.
+`completions` are the answers' texts. The columns are lists of the same length: `example`, and its `id`, `question`,
+`answer`, `answer_type`; the output's `length` (#L), `max_latents`, `truncated`, `completion_ids`; and the per-request
+values (`compression_factor`). A function names the columns that it needs, and collects the rest in `**columns`.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ def by_name(names: Sequence[str]) -> dict[str, Reward]:
 
 
 def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tensor:
-    """(R outputs, F functions) float64. ValueError where a function returns another number of values, or not finite."""
+    """Rewards (R outputs, F functions), float64. ValueError for a wrong number of values, or one that is not finite."""
     texts = [output.completion.text for output in outputs]
     columns = columns_of(outputs)
     rewards_FR = []
@@ -63,7 +62,7 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
 
 
 def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
-    """The columns that reward functions may ask for."""
+    """The columns that reward functions may use."""
     columns: dict[str, list[Any]] = {"example": [output.example for output in outputs]}
     for name in ("id", "question", "answer", "answer_type"):
         columns[name] = [getattr(output.example, name) for output in outputs]

@@ -1,10 +1,10 @@
-"""A rollout: G outputs for each question, sampled through the engine, with everything that was drawn and how.
+"""A rollout: G outputs for each question, sampled through the engine, with all draws and their settings.
 
-The outputs of a question follow one another in the engine's queue, so that the question is read once for all of them.
+The outputs of a question follow one another in the engine's queue, so that the question is prefilled once for all.
 Every draw is a function of (run seed, generation, example id, sample): a resumed run samples the same, and no output
-depends on what is sampled beside it. The model is in eval mode while it samples, and has no gradient.
+depends on the others of its batch. The model samples in eval mode, without gradients.
 
-    Output      one sampled output as Python values: what the engine returned, with its question
+    Output      one sampled output as Python values: the engine's completion, with its question
     Rollouts    many outputs as tensors (`methods/rollouts.py`): what the trainer scores
 """
 
@@ -42,15 +42,15 @@ class Output:
 
     @property
     def stop_chosen(self) -> bool:
-        """True where the method chose to end the thinking: not of a fixed length, and not at the limit."""
-        # At the limit the separator follows in any case, so that the choice earns nothing.
+        """True if the method chose to end the thinking; False for thinking of a fixed length, or cut at the limit."""
+        # At the limit the separator follows in any case, so that the choice has no effect.
         completion = self.completion
         chose = completion.stopped and bool(completion.info)
         return chose and completion.length < completion.request.decoding.max_latents
 
     @property
     def sampled_ids(self) -> list[int]:
-        """The answer's tokens, EOS included where it came."""
+        """The answer's tokens, EOS included if it was sampled."""
         if self.completion.reason == "stop":
             return [*self.completion.token_ids, self.eos_id]
         return list(self.completion.token_ids)
@@ -75,14 +75,14 @@ RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], 
 def requests(
     method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
 ) -> list[Request]:
-    """G requests a question, question by question. The outputs of a question share a drawn factor and threshold."""
+    """G requests per question, question by question. The outputs of a question share a drawn factor and threshold."""
     queue = []
     for example in examples:
-        # One seed for a question: the number of the sample tells the draws of its outputs apart.
+        # One seed for each question: the sample's number distinguishes the draws of its outputs.
         question_seed = seed_from(seed, "rollout", generation, example.id)
         values = {}
         for name, choices in config.param_choices.items():
-            # Each has a draw of its own. The factor's keeps its first name: older runs' draws stay as they were.
+            # Each value has its own draw. The factor's is still named as it first was, so that older runs' draws stay.
             which = "factor" if name == "compression_factor" else name
             values[name] = Random(seed_from(question_seed, which)).choice(choices)
         params = registry.make_params(method, values)
@@ -106,14 +106,14 @@ def roll_out(
     queue = requests(method, config, examples, seed, generation)
     merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
     with lm.evaluating(), merged:
-        # A fresh one: what it has sampled before may decide the shape of a cache, and so the last bit of a sum.
+        # A fresh engine: earlier requests may determine the shape of its cache, and so the last bit of a sum.
         completions = Engine(lm, method, max_batch=config.max_batch).generate(queue)
     graphs.leave_room(lm)
     outputs = []
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        # On the CPU, from where they can be sent to other processes.
+        # On the CPU, so that they can be sent to other processes.
         latents = None if completion.latents is None else completion.latents.cpu()
         info = {name: column.cpu() for name, column in completion.info.items()}
         completion = replace(completion, latents=latents, info=info)
@@ -132,8 +132,8 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     group_ids = [output.completion.info.get("group_ids") for output in outputs]
     endings = [output.completion.info.get("endings") for output in outputs]
     sent = [output.completion.request for output in outputs]
-    # A score is that of the whole softmax: of a draw from a nucleus it would be too low, and of what the present
-    # weights' nucleus leaves out there is none.
+    # Scores are log-probs of the whole softmax. For a draw from a nucleus they would be too low, and a token outside
+    # the current weights' nucleus would have none.
     if any(request.decoding.top_p < 1 for request in sent):
         raise ValueError("top_p must be 1 in outputs that are scored")
     temperatures = [request.decoding.temperature for request in sent]
@@ -163,9 +163,9 @@ def engine_logps(method: Scorable, outputs: Sequence[Output], rollouts: Rollouts
 
 
 def _padded(columns: Sequence[Tensor | None], counts_R: Tensor, empty: Tensor, fill: int) -> Tensor:
-    """Columns of the outputs, of these lengths or longer, as one (R, longest, ...), with `fill` behind each.
+    """Columns of the outputs, each cut to its count and padded with `fill`, as one tensor (R, longest, ...).
 
-    `empty` (0, ...) has the shape and dtype where no output has a column.
+    `empty` (0, ...) gives the shape and dtype if no output has a column.
     """
     # All thoughts of a method have the same shape: a group's places are those of its largest factor.
     like = next((column for column in columns if column is not None), empty)

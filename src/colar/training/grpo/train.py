@@ -1,7 +1,7 @@
 """GRPO: `train`, the call that a recipe's `grpo` section makes, and its trainer.
 
 The run folder, resume, validation, the published checkpoint and the result are those of SFT (`resumable_run.py`). The
-model is validated before the first step too: a run that makes it worse publishes the weights that it started from.
+model is also validated before the first step: a run that makes it worse publishes the weights that it started from.
 
     step          0                 4                 8
     generation    |-- generation 0 --|-- generation 1 --|-- generation 2 --      here: four updates with each
@@ -52,7 +52,7 @@ SIZES_STAY = (
     "grpo.num_iterations and grpo.num_generations must stay the same"
 )
 DROPOUT_ATTRIBUTES = ("attention_dropout", "attn_dropout", "dropout")
-"""Names under which attention modules keep a rate of dropout of their own."""
+"""Attributes in which attention modules keep their own dropout rate."""
 
 
 def train(
@@ -72,9 +72,9 @@ def train(
 ) -> TrainResult:
     """Train `lm`, which has learnt to think by `method`, on its own outputs to the questions of `examples`.
 
-    `reward_funcs` by name take the place of those that `grpo.reward_funcs` names. To resume, hand over the model that
-    the run was started with. `roll_out` samples in place of this process, where `grpo.rollout_workers` says so.
-    `held_out` are the questions of `validate`, which a resumed run must have too. Otherwise as `sft.train`.
+    `reward_funcs`, by name, replace those of `grpo.reward_funcs`. `roll_out` samples in place of this process;
+    `grpo.rollout_workers` requires it. `held_out` are the questions of `validate`. To resume, pass the same questions,
+    and the model that the run was started with. The other arguments are those of `sft.train`.
 
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
@@ -113,11 +113,11 @@ def make_trainer(
     config = config.resolved()
     args = put_on_device(lm, config, folder)
     zero_dropout(lm)
-    # The start can be the best: it is published where nothing after it was better.
+    # The initial weights can be the best: they are published if no later ones are better.
     args.eval_on_start = True
     plan = grpo.plan(config, args.world_size)
     examples = list(examples)
-    # The rows that it would make are for SFT.
+    # Called for its effects on method and weights: the rows that it returns are for SFT.
     method.prepare(lm, examples)
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
@@ -130,34 +130,36 @@ def _checked_questions(
 ) -> list[Example]:
     """The examples whose questions fit the context within the limits of generation; logs how many do not.
 
-    ValueError for twin ids, a factor that cannot work, and where more than half of the questions are too long.
+    ValueError for duplicate ids, values that cannot work, or if more than half of the questions are too long.
     """
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
     params = []
-    # Each value once, in their order.
+    # Each combination of values once, in their order.
     for values in itertools.product(*map(dict.fromkeys, grpo.param_choices.values())):
         drawn = registry.make_params(method, dict(zip(grpo.param_choices, values, strict=True)))
         warning = method.check_params(drawn)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
         params.append(drawn)
+    # Only the speed's text makes one prompt longer than another.
+    params = list({method.speed_text(drawn): drawn for drawn in params}.values())
     remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"
     return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
 
 
 def zero_dropout(lm: LatentLM) -> None:
-    """Turn dropout off, in train mode too: ratios compare the model that is scored with the one that sampled."""
+    """Turn dropout off, in train mode too: ratios compare the model that scores with the one that sampled."""
     for module in lm.modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES:
-            # Under the same name some families keep a Dropout module, which is met by itself.
+            # Some families keep a Dropout module under the same name; the outer loop visits it by itself.
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
 
 
 class GrpoTrainer(LatentTrainer):
-    """`completions` is the file that outputs to read are appended to."""
+    """Trainer of GRPO. `completions` is the file to which records of outputs are appended."""
 
     samples: ClassVar[bool] = True
     objective: GrpoObjective
@@ -192,12 +194,12 @@ class GrpoTrainer(LatentTrainer):
         return batches, count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
-        """At least the positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
+        """Upper bound of the positions fed for each output, (B,): question, thoughts, the separator, the answer."""
         rollouts = Rollouts.from_tensors(inputs)
         return rollouts.question_lengths + rollouts.action_positions()
 
     def longest_batch(self) -> dict[str, Tensor]:
-        """Of generation 0, which is sampled here and cached: the first update learns from it."""
+        """The longest batch of generation 0, which is sampled here and cached: the first update learns from it."""
         tensors = self._tensors_of(0)
         return take(tensors, self.positions(tensors).argsort(descending=True)[: self.plan.batch])
 
@@ -208,13 +210,13 @@ class GrpoTrainer(LatentTrainer):
         return self.generation.tensors
 
     def _generate(self, number: int) -> Generation:
-        """Sample a generation, score it where a later update will need that, and write some outputs down."""
+        """Sample a generation, score it if its updates need old or reference log-probs, and record some outputs."""
         # Outputs are scored in the mode of the updates.
         self.objective.train()
-        # Compiled layers would be compiled anew for every shape of a decode step.
+        # Compiled layers would recompile for every shape of a decode step.
         with torch.compiler.set_stance("force_eager"):
             generation = self.sampler.generate(number)
-        # With a single update the present weights are the old ones, and the ratio is 1 without a score.
+        # With a single update the current weights are the old ones, so the ratio is 1 without scoring.
         if self.plan.updates_per_generation > 1:
             generation.tensors["old_logps"] = self.action_logps(generation.tensors)
         if self.reference is not None:
@@ -248,14 +250,14 @@ class GrpoTrainer(LatentTrainer):
                 with self.accelerator.autocast():
                     logps_BN = self.objective.score_actions(take(tensors, places[index])).logps
                 scored.append((places[index], logps_BN.float()))
-        # A GPU is waited for once, not at every part.
+        # Moved to the CPU after the loop, so that no part waits for a GPU before the next one is queued.
         for index, logps_BN in gather_object([(places, logps_BN.cpu()) for places, logps_BN in scored]):
-            # A part may be shorter than the generation: its longest output decides.
+            # A part is as wide as its own longest output, which may be less than the generation's.
             logps_RN[index, : logps_BN.shape[1]] = logps_BN
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add to a row of training the means over the generations that were sampled since the last row."""
+        """Add to a training row the means over the generations that were sampled since the last row."""
         if "loss" in logs:
             # A generation may lack a metric, where no output had a value for it.
             for name in dict.fromkeys(itertools.chain.from_iterable(self.unlogged_metrics)):
@@ -284,7 +286,7 @@ class GrpoTrainer(LatentTrainer):
             "plan": self._plan(),
             "length": self.sampler.dr_grpo_length,
             "generation": None if in_use is None else in_use.number,
-            # Where the longest batch did not fit: a run that resumes does not sample one to measure it.
+            # Saved if the longest batch did not fit, because a resumed run does not sample one to measure it.
             "tokens_per_batch": self.tokens_per_batch if lowered else None,
         }
         files.write_json(folder / STATE, state)
@@ -304,13 +306,13 @@ class GrpoTrainer(LatentTrainer):
             self.generation = Generation(state["generation"], tensors, metrics={}, records=[])
 
     def _plan(self) -> dict[str, int]:
-        """The sizes that give meaning to the number of a generation and the slot of an output."""
+        """The sizes by which a generation's number and an output's slot refer to questions and outputs."""
         questions = self.sampler.schedule.generations_per_epoch * self.plan.questions
         return {"questions": questions, **dataclasses.asdict(self.plan)}
 
 
 class ReferenceWeights:
-    """The trained weights as they were when this was made, for the KL divergence."""
+    """A copy of the trained weights at construction, for the KL divergence."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
@@ -318,7 +320,7 @@ class ReferenceWeights:
 
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
-        """Put them into the model inside the block, and the present weights back after it."""
+        """Put the reference weights into the model inside the block, and the current ones back after it."""
         self._swap()
         try:
             yield
@@ -336,7 +338,7 @@ class ReferenceWeights:
 class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     """Stops after `patience` validations without a new best.
 
-    It reads them off the history: a resumed run stops where an uninterrupted one does.
+    Counts them from the history, so that a resumed run stops where an uninterrupted one does.
     """
 
     def __init__(self, patience: int | None) -> None:
@@ -347,7 +349,7 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
             progress.say(
                 f"no better validation in {self.patience}: the run stops at step {state.global_step}"
             )
-            # The checkpoint holds the history, by which a resumed run finds that it has ended.
+            # From the checkpoint's history, a resumed run knows that it has ended.
             control.should_training_stop = True
             control.should_save = True
 
