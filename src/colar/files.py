@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+BLOCK = 1 << 16
+"""Bytes that are read at once from the end of a file."""
+
 
 def write_text(path: str | Path, text: str) -> Path:
     """Replace `path` by `text` (UTF-8), as `write_bytes`."""
@@ -135,12 +138,17 @@ def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    # Whole records end in a newline.
-    raw = path.read_bytes()
-    end = raw.rfind(b"\n") + 1
-    if end < len(raw):
-        with open(path, "r+b") as stream:
-            stream.truncate(end)
+    # Whole records end in a newline. Read from the end, because the file may be opened again and again as it grows.
+    with open(path, "rb") as stream:
+        size = end = stream.seek(0, os.SEEK_END)
+        newline = -1
+        while end and newline < 0:
+            start = max(0, end - BLOCK)
+            stream.seek(start)
+            newline = stream.read(end - start).rfind(b"\n")
+            end = start + newline + 1
+    if end < size:
+        os.truncate(path, end)
 
 
 @contextmanager

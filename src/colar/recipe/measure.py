@@ -94,6 +94,9 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
     config = trainer.config
+    if lm.device.type == "cuda":
+        # Otherwise the peak of a stage before this one would count.
+        torch.cuda.reset_peak_memory_stats(lm.device)
     with preflight.prepared(
         lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing, packed=config.packing
     ):

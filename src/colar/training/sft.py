@@ -93,15 +93,20 @@ def fitting_rows(
 ) -> tuple[TrainingRows, list[int], Curriculum]:
     """The rows that fit the model's context in every stage, their lengths in the first one, and the curriculum."""
     n_draws = config.draws_per_example
-    n_examples = -1
-    # Repeated without those that are too long, because with fewer rows the stages begin at other epochs.
-    while len(examples) != n_examples:
-        n_examples = len(examples)
+    epochs: list[float] = []
+    lengths: list[list[int]] = []
+    # Repeated without those that are too long, because with fewer rows the stages may begin at other epochs.
+    while True:
         rows = TrainingRows(lm, method, examples, config.seed, n_draws)
         # Trainer computes the same, but its loader needs rows whose lengths are known.
-        per_epoch = math.ceil(n_examples * n_draws / rows_per_update)
+        per_epoch = math.ceil(len(examples) * n_draws / rows_per_update)
         by_epochs = math.ceil(per_epoch * config.num_train_epochs)
         curriculum = Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
-        lengths = rows.lengths(curriculum.stage_epochs())
-        examples = rows.fitting(lengths, "training rows")
-    return rows, [of_row[0] for of_row in lengths], curriculum
+        if curriculum.stage_epochs() != epochs:
+            epochs = curriculum.stage_epochs()
+            lengths = rows.lengths(epochs)
+        fitting = rows.fitting(lengths, "training rows")
+        if len(fitting) == len(examples):
+            return rows, [of_row[0] for of_row in lengths], curriculum
+        examples = fitting
+        lengths = [of_row for of_row in lengths if max(of_row) <= rows.context]
