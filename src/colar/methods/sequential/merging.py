@@ -59,15 +59,16 @@ class PlaceMaps(nn.Module):
 
     def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
         embeds_ND = embeds.flatten(end_dim=-2).float()
+        # Places continue after a group's end, but nothing there is summed.
+        places_N = devices.beside(places.flatten(), embeds_ND).clamp(max=len(self.up))
+        place_P1 = torch.arange(1, len(self.up) + 1, device=embeds_ND.device)[:, None]
+        own_PN1 = (places_N == place_P1)[..., None]
         # A latent is an input of the backbone: if training alone rounded it, the engine would feed another one.
         with torch.autocast(embeds_ND.device.type, enabled=False):
-            low_PNR = embeds_ND @ self.down.float().transpose(1, 2)
-            others_PND = embeds_ND + low_PNR @ self.up.float().transpose(1, 2)
-        mapped_PND = torch.cat([embeds_ND[None], others_PND])
-        # Places continue after a group's end, but nothing there is summed.
-        places_N = places.flatten().clamp(max=len(mapped_PND) - 1)
-        rows_N = torch.arange(len(places_N), device=places.device)
-        return mapped_PND[places_N, rows_N].view(embeds.shape)
+            # The place is chosen at rank R: every map of every token would be P times as much at width D.
+            low_PNR = torch.where(own_PN1, embeds_ND @ self.down.float().transpose(1, 2), 0)
+            mapped_ND = embeds_ND + torch.einsum("pnr,pdr->nd", low_PNR, self.up.float())
+        return mapped_ND.view(embeds.shape)
 
 
 def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.MergedChains:
