@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
-from colar.cli import _failed, main, options
+from colar.cli import _failed, build_parser, main, options
 from colar.cli.checkpoints import (
     name_and_path,
     name_sources,
@@ -134,6 +134,28 @@ MISTAKES = [
     (["evaluate", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}"], 2, "there is no such folder"),
     (["inspect", "no/such/folder/here", "--data", "no.jsonl", "--output", "{out}/a.html"], 2, "there is no such folder"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["MODEL", "7?", "--device", "cpu"],
+        ["MODEL", "--device", "cpu", "7?"],
+        ["--device", "cpu", "MODEL", "7?"],
+    ],
+)
+def test_the_question_may_stand_behind_options(words):
+    args = build_parser("generate").parse_args(["generate", *words])
+    assert (args.checkpoint, args.question, args.device) == ("MODEL", "7?", "cpu")
+
+
+@pytest.mark.parametrize(
+    "words", [["MODEL", "--device", "cpu", "7?", "8?"], ["MODEL", "7?", "--device", "cpu", "8?"]]
+)
+def test_a_second_question_is_unknown(words, capsys):
+    with pytest.raises(SystemExit):
+        build_parser("generate").parse_args(["generate", *words])
+    assert "8?" in capsys.readouterr().err
 
 
 def test_a_value_that_is_given_twice_counts_once():

@@ -34,6 +34,14 @@ class Parser(argparse.ArgumentParser):
         argparse calls a command's own parser first, so that the error shows the usage of that command.
         """
         known, rest = super().parse_known_args(args, namespace)
+        # argparse of Python 3.11 leaves an optional word out where options stand before it.
+        left_out = [
+            action.dest
+            for action in self._positionals._group_actions
+            if action.nargs == "?" and getattr(known, action.dest, None) is None
+        ]
+        if len(left_out) == len(rest) == 1 and not rest[0].startswith("-"):
+            setattr(known, left_out[0], rest.pop())
         if rest and not getattr(known, "takes_keys", False):
             options = self._option_string_actions
             name = rest[0].partition("=")[0]
