@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.enable()
+
+
+def stacks_of(run: str, worker: str) -> Path:
+    """File for the stacks of a process of `pytest -n` that crashes."""
+    return Path(tempfile.gettempdir()) / f"colar-tests-{run}-{worker}.txt"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    given = getattr(session.config, "workerinput", None)
+    if given:
+        # Stays open until the process ends. pytest's own goes to stderr, far above the summary of a long run.
+        faulthandler.enable(open(stacks_of(given["testrunuid"], given["workerid"]), "w"))  # noqa: SIM115
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    given = getattr(session.config, "workerinput", None)
+    if given:
+        stacks_of(given["testrunuid"], given["workerid"]).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    """The report of a crash quotes the stacks."""
+    path = stacks_of(report.node.workerinput["testrunuid"], report.node.gateway.id)
+    report.longrepr += "\n" + (path.read_text() or "no stack: it was killed, or has called _exit")
+    path.unlink()
 
 
 @pytest.fixture(scope="module", autouse=True)
