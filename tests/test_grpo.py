@@ -522,6 +522,48 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_outputs_without_a_gradient_are_not_computed(tmp_path: Path, masks: bool) -> None:
+    """The first question has no spread, and one output of the second may be left out: the sum over the others is the same."""
+    lm, method = model(lora=dataclasses.replace(LORA, lora_dropout=0.0))
+    made = trainer(tmp_path, lm, method, grpo(num_iterations=2))
+    first = EXAMPLES[made.sampler.schedule.questions(0)[0]].id
+
+    def picky(completions: Sequence[str], id: Sequence[str], **columns: Any) -> list[float]:
+        return [0.0 if name == first else float(i % 2) for i, name in enumerate(id)]
+
+    made.sampler.reward_funcs = {"own": picky}
+    batches, count = made.get_batch_samples(iter(made.get_train_dataloader()), 1, torch.device("cpu"))
+    every = made._tensors_of(0)
+    every["kept"][5] = not masks
+    learnt = [place for place in range(4, 8) if not (masks and place == 5)]
+    assert made._learnt(every, torch.arange(8)).tolist() == learnt
+    assert count == 8
+    assert len(batches[0]["advantages"]) == 4
+    # The log-probs of the updates before are those of the same rows.
+    assert (every["old_logps"] != 0).any(1).tolist() == [False] * 4 + [True] * 4
+
+    def gradients(rows: Tensor) -> list[Tensor]:
+        lm.zero_grad()
+        made.objective(torch.tensor(8), **take(every, rows))["loss"].backward()
+        return [p.grad.clone() for p in lm.parameters() if p.grad is not None]
+
+    theirs = gradients(torch.arange(8))
+    mine = gradients(torch.tensor(learnt))
+    assert any(bool((each != 0).any()) for each in mine)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_without_any_gradient_has_one_output(tmp_path: Path) -> None:
+    """With several processes the others wait for its backward pass. The KL divergence has a gradient everywhere."""
+    for beta, wanted in ((0.0, [2]), (0.1, [2, 3, 4])):
+        lm, method = model()
+        made = trainer(tmp_path, lm, method, grpo(beta=beta))
+        made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.5] * len(completions)}
+        assert made._learnt(made._tensors_of(0), torch.tensor([2, 3, 4])).tolist() == wanted
+
+
 class Watched(GrpoObjective):
     """Notes how far ratios are from 1, and the engine from the trainer, in the very forward that is learnt from."""
 

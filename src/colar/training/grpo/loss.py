@@ -159,7 +159,7 @@ class GrpoObjective(Objective):
         metrics["entropy"] = mean_over_rows(scores.entropy)
         for name, values_B in scores.logged.items():
             metrics[name] = mean_over_rows(values_B)
-        # Over all outputs, those left out of the loss included: the engine must agree with the trainer everywhere.
+        # Also of an output that the loss leaves out: the engine must agree with the trainer everywhere.
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
         metrics["sampling/logp_difference"] = masked_mean(difference_BN, scores.mask)
         count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch

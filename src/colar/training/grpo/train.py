@@ -190,8 +190,23 @@ class GrpoTrainer(LatentTrainer):
     ) -> tuple[list[Any], Tensor]:
         """The outputs of one update, and their number; a new generation is sampled, rewarded and scored first."""
         keys, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = [take(self._tensors_of(int(batch["generations"][0])), batch["slots"]) for batch in keys]
+        batches = []
+        for batch in keys:
+            tensors = self._tensors_of(int(batch["generations"][0]))
+            batches.append(take(tensors, self._learnt(tensors, batch["slots"])))
         return batches, count
+
+    def _learnt(self, tensors: dict[str, Tensor], slots_B: Tensor) -> Tensor:
+        """Those of a batch's outputs that have a gradient: none in a group without spread, whose advantages are 0.
+
+        The others are not computed. They still count in the number of outputs that the loss is divided by.
+        """
+        # The KL divergence has a gradient in every output.
+        if self.reference is not None:
+            return slots_B
+        learnt_B = slots_B[(tensors["advantages"][slots_B] != 0) & tensors["kept"][slots_B]]
+        # At least one, because processes add up their gradients in the backward pass.
+        return learnt_B if len(learnt_B) else slots_B[:1]
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Upper bound of the positions fed for each output, (B,): question, thoughts, the separator, the answer."""
@@ -231,7 +246,7 @@ class GrpoTrainer(LatentTrainer):
 
     @torch.no_grad()
     def action_logps(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The present weights' log-probs of a generation, (R, N) on the CPU.
+        """The present weights' log-probs of a generation, (R, N) on the CPU; 0 in outputs that no update computes.
 
         Batches and precision are those of the updates, so that the very first ratio is exactly 1. Each process scores
         the batches that it learns from.
@@ -243,7 +258,7 @@ class GrpoTrainer(LatentTrainer):
         state = self.accelerator.state
         scored = []
         for start in range(size * state.process_index, R, size * state.num_processes):
-            places = torch.arange(start, min(start + size, R))
+            places = self._learnt(tensors, torch.arange(start, min(start + size, R)))
             positions_B = self.positions(take(tensors, places))
             for index in part_indices(positions_B, self.tokens_per_batch):
                 # Trainer wraps the objective's own forward in the same autocast.
