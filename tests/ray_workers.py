@@ -174,8 +174,7 @@ def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
         del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment | {"RAY_JOB_ID": NO_JOB})
-    for name in RAY_IMPORTS:
-        importlib.import_module(name)
+    import_ray()
     gc.freeze()
     while True:
         request, files, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
@@ -186,6 +185,25 @@ def fork_workers(requests: socket.socket, environment: dict[str, str]) -> None:
             work(json.loads(request), files[1:])
         for file in files:
             os.close(file)
+
+
+def import_ray() -> None:
+    """Import Ray, but leave its random generator as it is before its first draw, which seeds it.
+
+    A process that is forked after that draws the same ids as its siblings. Two workers that then start at the same time
+    put the same object into their machine's store; one aborts, and the driver that waits for both waits for ever.
+    """
+    from unittest import mock
+
+    import ray
+
+    def from_the_system() -> Any:
+        return ray.ActorClassID(os.urandom(ray.ActorClassID.size()))
+
+    # The actors that Ray itself defines draw ids while they are imported.
+    with mock.patch("ray.actor.ActorClassID", mock.Mock(from_random=from_the_system)):
+        for name in RAY_IMPORTS:
+            importlib.import_module(name)
 
 
 def work(asked: dict[str, Any], streams: list[int]) -> None:

@@ -128,6 +128,25 @@ def kill_all(folder, machine):
     return len(actors), len(list(folder.glob("part-*")))
 
 
+def test_workers_of_one_fork_draw_ids_of_their_own():
+    """Two that draw the same put one object into their machine's store, and one of them aborts."""
+    draw = """
+import os, sys, ray_workers
+ray_workers.import_ray()
+import ray
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        print(ray.ObjectRef.from_random().hex(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", draw], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert first != second
+
+
 def test_an_actor_whose_engine_has_died_ends(monkeypatch):
     """Its chunks go to another; it would fail them all at once."""
     ended = []
