@@ -58,7 +58,7 @@ MODELS = [
         "colar": {
             "method": "colar",
             "params": {
-                "compression_factor": {"default": 1.0, "allowed": [1, 2, 3, 5], "about": "tokens a thought"},
+                "compression_factor": {"default": 2.0, "allowed": [1, 2, 3, 5], "about": "tokens a thought"},
                 "confidence_threshold": {"default": 0.0, "allowed": None, "about": "end a group early"},
             },
             "efforts": {"none": {"thinking_token_budget": 0}, "low": {"compression_factor": 5}, "medium": {"compression_factor": 2}, "high": {"compression_factor": 1}},

@@ -18,8 +18,8 @@ QUESTIONS = ["Tom has 5 toys. How many?", "Max has 10 shells. How many?", "Ann h
 LIMITS = {"max_latents": 6, "max_completion_length": 5}
 
 
-def _model(name: str) -> Model:
-    method = registry.build(name, {"sigma_e": 1.0, "compression_factors": "1..40"} if name == "colar" else {})
+def _model(name: str, factors: object = "1..40") -> Model:
+    method = registry.build(name, {"sigma_e": 1.0, "compression_factors": factors} if name == "colar" else {})
     lm = tiny_lm("qwen2")
     pretrained.attach(lm, method, 0)
     return Model(liven(lm), method)
@@ -64,6 +64,17 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
     ):
         with pytest.raises(NonFiniteError, match="question 1 are not finite"):
             answer()
+
+
+def test_a_speed_that_was_not_trained_warns_its_caller(recwarn: pytest.WarningsRecorder) -> None:
+    model = _model("colar", [1, 5])
+    model.ask(QUESTIONS, compression_factor=5, **LIMITS)
+    list(model.stream(QUESTIONS[0], compression_factor=5, **LIMITS))
+    assert not recwarn.list
+    for ask in (model.ask, lambda *args, **options: list(model.stream(*args, **options))):
+        with pytest.warns(UserWarning, match="compression_factor 3 was not trained") as found:
+            ask(QUESTIONS[0], compression_factor=3, **LIMITS)
+        assert found[0].filename == __file__
 
 
 def test_draws_are_those_of_the_seed() -> None:

@@ -244,7 +244,7 @@ def test_a_saved_template_is_the_same(tmp_path, family):
 
 @pytest.mark.parametrize(
     ("key", "wrong"),
-    [("separator_id", 17), ("eos_id", 99), ("bos_id", None)],
+    [("separator_id", 17), ("eos_id", 99), ("bos_id", 5)],
     ids=["separator", "eos", "bos"],
 )
 def test_a_tokenizer_that_does_not_belong_is_refused(key, wrong):
@@ -255,6 +255,22 @@ def test_a_tokenizer_that_does_not_belong_is_refused(key, wrong):
     )
     with pytest.raises(ValueError, match=message):
         Template.from_json(saved, build_tokenizer("llama"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_rows_begin_as_in_training_where_a_conversion_of_the_tokenizer_has_another_bos(family):
+    """Qwen2.5's tokenizer has a BOS in GGUF files and none on the Hub; an adapter trained above one runs above the other."""
+    with_bos, without = build_tokenizer(family), build_tokenizer(family)
+    with_bos.bos_token, without.bos_token = with_bos.eos_token, None
+    for trained, loaded in ((with_bos, without), (without, with_bos)):
+        template = Template(TemplateConfig(), trained)
+        again = Template.from_json(template.to_json(), loaded)
+        assert again.question("Why?") == template.question("Why?")
+        assert (again.question("Why?")[0] == trained.eos_token_id) == (trained is with_bos)
+        assert again.to_json() == template.to_json()
+    for wrong in (len(without), -1, "0", 1.5, [0]):
+        with pytest.raises(ValueError, match="trained with bos_id = "):
+            Template.from_json(template.to_json() | {"bos_id": wrong}, without)
 
 
 def test_a_template_on_another_familys_tokenizer_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -309,6 +310,22 @@ def test_reasoning_can_be_hidden_and_details_are_asked_for(client):
 
 
 # Efforts, limits, stops
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_thoughts_that_are_read_on_a_gpu_are_those_of_a_cpu(live, client, monkeypatch, model):
+    """A GPU's thoughts are read together, in the engine's thread: requests with embeddings and without, in one step."""
+    kinds = ({}, {"include_reasoning": False}, {"return_thoughts": True}, {})
+
+    def answers():
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            messages = [each.choices[0].message for each in pool.map(lambda f: chat(client, model, **f), kinds)]
+        return [(message.content, getattr(message, "reasoning", None)) for message in messages]
+
+    on_cpu = answers()
+    assert on_cpu[0] == on_cpu[2] == on_cpu[3]
+    monkeypatch.setattr(live.served[model].step_reader, "on_cpu", False)
+    assert answers() == on_cpu
 
 
 def test_efforts_are_trained_factors(live, client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import urllib.request
@@ -140,6 +141,21 @@ def test_without_a_cot_model_c_1_stands_for_it(page, server):
     expect(page.locator("#summary tbody tr")).to_have_count(3)
     titles = page.locator("#summary tbody th").all_inner_texts()
     assert titles == ["c = 1", "c = 2", "c = 5"]
+
+
+def test_the_checkpoints_own_speed_is_chosen_and_named(page, server):
+    expect(page.locator("#speed-value")).to_have_text("c = 2")
+    (own, *others) = copy.deepcopy(server.models)
+    own["colar"]["params"]["compression_factor"]["default"] = 5.0
+    own["colar"]["params"]["confidence_threshold"]["default"] = 0.8
+    server.models = [own, *others]
+    page.reload()
+    expect(page.locator("#speed-value")).to_have_text("c = 5")
+    page.get_by_role("button", name="Compare speeds").click()
+    expect(page.locator("#summary tbody tr")).to_have_count(4)
+    titles = page.locator("#summary tbody th").all_inner_texts()
+    assert titles == [*(f"c = {c}, confidence threshold 0.8" for c in (1, 2, 5)), "CoT (chain)"]
+    assert [request.get("confidence_threshold") for request in server.requests] == [0.8, 0.8, 0.8, None]
 
 
 def test_a_model_of_one_speed_has_no_slider(page, server):

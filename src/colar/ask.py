@@ -6,6 +6,7 @@ answer.answer, answer.thoughts
 """
 
 import html
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +79,14 @@ class Model:
 
         `options` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
         and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`, and `context`, the turns
-        of a chat before each question: `[("system", "Be brief."), ...]`. ValueError for a value that the method does
-        not have, turns that the template has no place for, or a question that does not fit the model's context.
+        of a chat before each question: `[("system", "Be brief."), ...]`. Warns of a speed that was not trained.
+        ValueError for a value that the method does not have, turns that the template has no place for, or a question that does not fit the model's context.
         """
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")
-        requests = [self._request(text, number, **options) for number, text in enumerate(questions)]
+        requests = []
+        for number, text in enumerate(questions):
+            requests.append(self._request(text, number, **options))
         vocabulary = thought.vocabulary_of(self.lm)
         answers = []
         for completion in self.engine.generate(requests):
@@ -138,10 +141,13 @@ class Model:
         check_holds("question", isinstance(question, str) and bool(question.strip()), question, "a text")
         check_context(context, self.lm.template.chat is not None)
         limits = {"max_latents": max_latents, "max_completion_length": max_completion_length}
+        values = registry.make_params(self.method, params)
+        if warning := self.method.check_params(values):
+            warnings.warn(warning, stacklevel=3)  # at the caller of `ask` or `stream`
         return Request(
             id=f"question {number + 1}",
             question=question,
-            params=registry.make_params(self.method, params),
+            params=values,
             decoding=decoding_of(self.method, decoding, **limits),
             seed=seed_from(seed, f"question {number + 1}"),
             keep_latents=True,

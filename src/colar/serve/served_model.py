@@ -283,8 +283,9 @@ class StepReader:
 
     async def read(self, reader: ThoughtReader, event: Event) -> dict[str, Any]:
         """The THOUGHT (`look/thought.py`) of an event, the next one of its answer."""
-        if self.on_cpu and not reader.wanted(event.token_id, event.info):
-            # Nothing to compute, and nothing to synchronise: no need to wait for the engine's step.
+        if event.embed is None or (self.on_cpu and not reader.wanted(event.token_id, event.info)):
+            # Nothing to compute, and nothing to synchronise: no need to wait for the engine's step. A request that
+            # keeps no embeddings thinks in tokens, which are their own text.
             return reader.read(event.token_id, event.info, [])
         # A task starts after all callers that are ready now have run: those of the same step.
         if self._task is None:

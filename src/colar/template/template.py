@@ -229,6 +229,10 @@ class Template:
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
                 f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
             )
+        # A tokenizer of a GGUF file may have a BOS where the Hub's has none, as Qwen2.5's does: rows begin as in training.
+        bos_id = saved["bos_id"]
+        if bos_id is None or (template.bos_id is None and bos_id in range(len(tokenizer))):
+            template.bos_id = bos_id
         # Ids that have changed would cause no error, but mean other tokens.
         for key in ("separator_id", "bos_id", "eos_id"):
             if getattr(template, key) != saved.get(key):

@@ -31,7 +31,7 @@ function compared(model) {
   const runs = [];
   for (const { label, extras } of chosen) {
     const note = extras.compression_factor === 1 ? "a token a thought" : "";
-    runs.push(new Run(label, { ...body, ...extras }, note));
+    runs.push(new Run(label + settings.paramsText(), { ...body, ...extras }, note));
   }
   const cot = state.models.find((other) => other.colar?.method === "cot");
   if (cot) runs.push(new Run(`CoT (${cot.id})`, forModel(body, cot)));
@@ -51,7 +51,7 @@ function forModel(body, model) {
 function asked(model) {
   const stop = settings.chosenStop(model);
   const title = stop ? `${model.id}, ${stop.label}` : model.id;
-  return [new Run(title, { ...settings.body(), ...(stop?.extras || {}) })];
+  return [new Run(title + settings.paramsText(), { ...settings.body(), ...(stop?.extras || {}) })];
 }
 
 async function start(makeRuns) {

@@ -16,6 +16,18 @@ export function stops(model) {
   return [];
 }
 
+// The place of a stop; a link may hold any value.
+function placeOf(all, value) {
+  const place = all.findIndex((stop) => String(stop.value) === String(value));
+  return place < 0 ? undefined : place;
+}
+
+// The speed of a request that names none.
+function ownSpeed(model) {
+  const name = Object.keys(SPEEDS).find((each) => model?.colar?.params?.[each]);
+  return model?.colar?.params?.[name]?.default;
+}
+
 export function chosenStop(model) {
   return stops(model)[$("speed").value];
 }
@@ -25,9 +37,7 @@ export function showModel(model, wanted = {}) {
   const all = stops(model);
   $("speed-field").hidden = all.length === 0;
   $("speed").max = Math.max(0, all.length - 1);
-  // A link may hold anything.
-  const place = all.findIndex((stop) => String(stop.value) === wanted.speed);
-  $("speed").value = place >= 0 ? place : Math.max(0, Math.floor((all.length - 1) / 2));
+  $("speed").value = placeOf(all, wanted.speed) ?? placeOf(all, ownSpeed(model)) ?? 0;
   $("speed-stops").replaceChildren(...all.map((_, index) => new Option("", index)));
   sayStop(model);
   showParams(model?.colar?.params || {}, wanted);
@@ -75,6 +85,12 @@ function params() {
     if (input.value !== "") chosen[input.dataset.param] = Number(input.value);
   }
   return chosen;
+}
+
+// The params that are set, as the end of a run's title.
+export function paramsText() {
+  const set = Object.entries(params()).filter(([, value]) => value !== 0);
+  return set.map(([name, value]) => `, ${name.replaceAll("_", " ")} ${value}`).join("");
 }
 
 // The body of a request, without its speed.

@@ -45,11 +45,11 @@ class GrpoConfig:
     `sequential`, whose thoughts are tokens, divides their logits; 0: the most probable tokens, not scored."""
     # Per-request values of the method: for each question, one value of each list is drawn.
     compression_factors: tuple[float, ...] | None = None
-    """Compression factors c to draw from: all outputs of a question have the same c; null: the default of the
-    checkpoint to start from."""
+    """Compression factors c to draw from: all outputs of a question have the same c. null for this key and the next:
+    the speed of the checkpoint to start from; null for one of them: the method's default."""
     confidence_thresholds: tuple[float, ...] | None = None
     """Thresholds to draw from, likewise (`sequential` only): a group of tokens ends before one that is less likely.
-    Each is 0 (none) or above 0.5; null: the checkpoint's default."""
+    Each is 0 (none) or above 0.5."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. The reward is their sum."""
