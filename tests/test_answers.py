@@ -256,6 +256,11 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         (r"34\text{ units}^2", r"34\text{ sq. units}", True),
         (r"440\text{ cm}^3", r"440\text{ cm}^2", False),
         (r"2\pi", "2", False),
+        ("2pi", "2", False),
+        ("2 pi", "2", False),
+        ("2 * pi", "2", False),
+        ("2 tau", "2", False),
+        ("2 pies", "2", True),
         ("5 million", "5", False),
         # Closed forms are exact however small; a decimal for one that never ends is not.
         (r"\frac{1}{2006!}", r"\frac{1}{2004!}", False),

@@ -126,6 +126,29 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
         prepare_run(AutoCall("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long"))
 
 
+def test_questions_that_are_too_long_for_the_limits_of_an_override_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {
+            "question": f"What is {i} + 1?{' Why?' * (60 if i % 4 == 0 else 0)}",
+            "steps": [f"{i}+1={i + 1}"],
+            "answer": i + 1,
+        }
+        for i in range(80)
+    ]
+    counts = {}
+    for limit in (60, 900):
+        output = tmp_path / str(limit)
+        prepare_run(AutoCall("tiny", rows, output), ["--validation.limits.max_latents", str(limit)])
+        counts[limit] = [
+            len(sources.load_examples(str(output / "data"), name)) for name in ("validation", "test")
+        ]
+        left_out = re.findall(r"left out \d+ of \d+ (\w+)", capsys.readouterr().err)
+        assert left_out == ([] if limit == 60 else ["validation", "test"])
+    assert all(few < all_ for few, all_ in zip(counts[900], counts[60], strict=True))
+
+
 def test_limits_stay_within_the_context() -> None:
     tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
@@ -262,7 +285,7 @@ def test_what_was_answered_otherwise_is_asked_again(tmp_path: Path, monkeypatch:
         # Without a chain there is no thought to be cut.
         ({"settings": replace(values["settings"], max_latents=3)}, [2, 0, 2]),
         ({"settings": replace(values["settings"], max_completion_length=3)}, [2, 2, 2]),
-        ({"examples": [replace(row, judge="my_judge:same") for row in rows]}, [2, 2, 2]),
+        ({"examples": [replace(row, judge="operator:eq") for row in rows]}, [2, 2, 2]),
         ({"examples": [rows[0], replace(rows[1], answer="4")]}, [2, 2, 2]),
         ({"dtype": "bfloat16"}, [2, 2, 2]),
         ({}, [2, 2, 2]),
@@ -492,6 +515,13 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     assert main(["evaluate", f"{folder}/best", *words]) == 0
     assert "questions of my" in capsys.readouterr().err
     assert main(["report", f"{folder}/results", "--output", "folded"]) == 0
+    # Another run's rows have the same names.
+    twin = files.read_json(Path(folder) / "results" / "evaluation.json")
+    shutil.copytree(f"{folder}/results", "twin")
+    files.write_json("twin/evaluation.json", {**twin, "models": {name: "0" for name in twin["models"]}})
+    capsys.readouterr()
+    assert main(["report", f"{folder}/results", "twin", "--output", "both"]) == 2
+    assert "have other checkpoints under one name, cot" in capsys.readouterr().err
     assert main(["generate", folder, "1 + 1?", "--compression_factor", "1", "2"]) == 0
     assert {"[compression_factor 1]", "[compression_factor 2]"} <= set(capsys.readouterr().out.splitlines())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from colar import files, recipe
 from colar.cli import main
 from colar.data import sources, user_rows
 from colar.data.example import Example
-from colar.data.judge import Verdict, judge_name, judged_by, load_judge, verdict
+from colar.data.judge import Verdict, judge_name, judge_settings, judged_by, load_judge, verdict
 from colar.recipe import auto_recipe
 from colar.training.grpo import rewards
 
@@ -54,6 +55,21 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     sys.modules.pop("judges_of_mine", None)
     load_judge.cache_clear()
+
+
+def test_an_edited_judge_is_another_one(tmp_path: Path) -> None:
+    """Its verdicts are on record: the same name would keep those of the old code."""
+    before = judge_settings("judges_of_mine:mirrored")
+    assert judge_settings("judges_of_mine:mirrored") == before
+    assert judge_settings(None) == {}
+    assert judge_settings("math:isclose")["judge"] == "math:isclose"  # compiled
+    (tmp_path / "judges_of_mine.py").write_text(CODE.replace("[::-1]", "[::-2]"))
+    load_judge.cache_clear()
+    sys.modules.pop("judges_of_mine")
+    linecache.clearcache()
+    after = judge_settings("judges_of_mine:mirrored")
+    assert after["judge_source"] != before["judge_source"]
+    assert after["judge"] == before["judge"]
 
 
 def by_numpy(question: str, gold: str, answer: str) -> bool:

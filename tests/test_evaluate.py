@@ -197,7 +197,7 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     claim_evaluation(out, settings, {"d": EXAMPLES[:4], "e": EXAMPLES[:1]}, b)
     made = files.read_json(out / "evaluation.json")
     assert list(made) == ["split", "data_seed", "questions", "models"]
-    assert {name: n for name, (n, _) in made["questions"].items()} == {"d": 4, "e": 1}
+    assert {name: n for name, (n, *_) in made["questions"].items()} == {"d": 4, "e": 1}
     assert set(made["models"]) == {"a cot", "b cot"}
 
     # Options of a source in another order are the same options.

@@ -661,6 +661,18 @@ CHAINED = [{"problem": f"Question {i}?", "rationale": f"{i}+1={i + 1}", "result"
 BARE = [{"problem": row["problem"], "why": row["rationale"], "result": row["result"]} for row in CHAINED]
 
 
+@pytest.mark.parametrize("gold", [True, False])
+def test_an_answer_may_be_true_or_false(gold: bool) -> None:
+    rows = user_rows.read([{"question": f"Is it {i}?", "steps": ["So."], "answer": gold} for i in range(3)])
+    assert {(row.answer, row.answer_type) for row in rows.examples} == {(str(gold), "choice")}
+
+
+def test_a_frame_of_pandas_is_named() -> None:
+    frame = type("DataFrame", (list,), {})(["question", "answer"])
+    with pytest.raises(ValueError, match=r'got DataFrame: give its rows, data.to_dict\("records"\)'):
+        user_rows.read(frame)
+
+
 def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A column that no row has is an error, and so are rows of which none has a chain."""
     named = {"question": "problem", "steps": "ration", "answer": "result"}
@@ -673,6 +685,12 @@ def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.Captu
     some = user_rows.read([{**CHAINED[0], "rationale": None}, *CHAINED[1:]], {**named, "steps": "rationale"})
     assert some.summary()[-1] == "1 of 24 rows have no reasoning"
     some.require_chains()
+    # Rows to be answered need none.
+    named["steps"] = "rationale"
+    bare = [{"problem": "Question 99?", "result": 100}]
+    assert [row.steps for row in user_rows.read_held_out(CHAINED, some, named, bare)["test"].examples] == [()]
+    with pytest.raises(ValueError, match="no column 'result' for answer"):
+        user_rows.read_held_out(CHAINED, some, named, [{"problem": "Question 99?"}])
     with pytest.raises(
         ValueError, match=r"no row has reasoning \(columns: problem, why, result\): name its column"
     ):

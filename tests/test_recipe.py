@@ -445,6 +445,32 @@ def test_rows_of_more_steps_are_left_out(capsys):
         recipe.DataConfig(max_reasoning_steps=0)
 
 
+def test_rows_of_more_steps_are_left_out_of_every_source(tmp_path, capsys):
+    rows = [{"question": f"{n}?", "steps": ["1+1=2"] * n, "answer": "2"} for n in (1, 2, 3, 4)]
+    files.write_jsonl(tmp_path / "mine.jsonl", rows)
+    mixed_in = (recipe.SourceRows(str(tmp_path / "mine.jsonl")),)
+    data = recipe.DataConfig(train_size=9, validation_size=0, mixed_in=mixed_in, max_reasoning_steps=3)
+    train_rows, _ = recipe.load_example_sets(data)
+    assert [len(row.steps) for row in train_rows if row.id.startswith("mine")] == [1, 2, 3]
+    assert "mine.jsonl: 3 of 4 rows have at most 3 steps of reasoning" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "tinygsm"])
+def test_a_source_without_a_validation_split_names_the_keys(source):
+    with pytest.raises(ValueError, match=f"{source} has no validation split: .* data.validation_size 0"):
+        recipe.load_example_sets(recipe.DataConfig(source=source))
+
+
+@pytest.mark.parametrize(
+    ("source", "validation_source"),
+    [("owner/rows:train", None), ("owner/rows", "owner/rows:train"), ("owner/rows:test", "owner/rows:test")],
+)
+def test_a_split_of_the_hub_is_not_validated_on_while_it_is_trained_on(source, validation_source):
+    data = recipe.DataConfig(source=source, validation_source=validation_source)
+    with pytest.raises(ValueError, match="on its own training rows, owner/rows:t"):
+        recipe.load_example_sets(data)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -695,7 +721,7 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     rows.write_text('{"question": "q", "steps": [], "answer": "1"}\n')
     other = tmp_path / "other.jsonl"
     other.write_text('{"question": "another", "steps": [], "answer": "2"}\n')
-    with pytest.raises(ValueError, match=r"is one file.*data.validation_source"):
+    with pytest.raises(ValueError, match=r"on its own training rows.*data.validation_source"):
         recipe.load_example_sets(recipe.DataConfig(source=str(rows)))
     train_rows, none = recipe.load_example_sets(recipe.DataConfig(source=str(rows), validation_size=0))
     assert len(train_rows) == 1
@@ -722,7 +748,10 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     others = (f"{tmp_path}/a/../a/train.jsonl", f"{tmp_path}/link.jsonl")
     for other in others:
         data = recipe.DataConfig(source=str(rows), validation_source=other)
-        with pytest.raises(ValueError, match=r"is one file, .*a/train\.jsonl.*data.validation_size 0"):
+        with pytest.raises(
+            ValueError,
+            match=r"would validate on its own training rows, .*a/train\.jsonl: .*data.validation_size 0",
+        ):
             recipe.load_example_sets(data)
     folder = recipe.DataConfig(source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/")
     # A folder's other splits are other files.
@@ -732,7 +761,7 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     mixed = recipe.DataConfig(
         train_size=2, mixed_in=(recipe.SourceRows(str(rows)),), validation_source=others[0], validation_size=1
     )
-    with pytest.raises(ValueError, match="is one file"):
+    with pytest.raises(ValueError, match="on its own training rows"):
         recipe.load_example_sets(mixed)
 
 

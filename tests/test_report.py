@@ -9,6 +9,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import saved_report
 from rich.console import Console
 
 from colar import files
+from colar.data.example import Example
 from colar.evaluation import picture, report, stats, tables
-from colar.evaluation.records import RecordFiles, checked, settings_of
+from colar.evaluation.records import RecordFiles, asked_of, checked, settings_of
 from colar.evaluation.tables import print_tables
 
 DESIGN_KEYS = (
@@ -621,7 +623,9 @@ def test_questions_of_another_split_or_seed_are_an_error(
         {key: value, "models": {name: name}, "questions": {"d": [n, name]}}
         for value, name, n in ((before, "x", 100), (after, "y", 200))
     )
-    with pytest.raises(ValueError, match=r"other questions under one name, d: .* --split and --data_seed"):
+    with pytest.raises(
+        ValueError, match=r"other questions under one name, d: .* --split, --data_seed and --options"
+    ):
         settings_of(settings_files(tmp_path, one, two))
     two["questions"] = {"e": [200, "y"]}
     assert settings_of(settings_files(tmp_path, one, two))["questions"] == {"d": 100, "e": 200}
@@ -659,6 +663,22 @@ def test_other_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
         ValueError, match=r"a/records.jsonl and .*c/records.jsonl have other questions .*, rows"
     ):
         settings_of(paths)
+
+
+def test_other_first_questions_under_one_name_are_an_error(tmp_path: Path) -> None:
+    """However many they are: a generated source with other options, or files of one name in two folders."""
+    rows = [Example(f"d/test/{i}", f"{i} + 1?", (), str(i + 1)) for i in range(4)]
+    others = [replace(row, question=f"Is it {row.question}") for row in rows]
+
+    def settings(*asked: Any) -> dict[str, Any]:
+        return settings_of(settings_files(tmp_path, *({"questions": {"d": each}} for each in asked)))
+
+    assert settings(asked_of(rows), asked_of(rows[:3]))["questions"] == {"d": 4}
+    for n in (3, 4):
+        with pytest.raises(ValueError, match=r"other questions under one name, d: give one of them another"):
+            settings(asked_of(rows), asked_of(others[:n]))
+    # Evaluations of older versions did not store the first one.
+    assert settings(asked_of(rows)[:2], asked_of(rows[:3]))["questions"] == {"d": 4}
 
 
 def test_a_label_is_one_cell_of_its_table() -> None:

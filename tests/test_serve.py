@@ -319,7 +319,9 @@ def test_thoughts_that_are_read_on_a_gpu_are_those_of_a_cpu(live, client, monkey
 
     def answers():
         with ThreadPoolExecutor(len(kinds)) as pool:
-            messages = [each.choices[0].message for each in pool.map(lambda f: chat(client, model, **f), kinds)]
+            messages = [
+                each.choices[0].message for each in pool.map(lambda f: chat(client, model, **f), kinds)
+            ]
         return [(message.content, getattr(message, "reasoning", None)) for message in messages]
 
     on_cpu = answers()

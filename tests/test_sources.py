@@ -240,7 +240,7 @@ MALFORMED_OWN = [
         "not of layout solution (a question, an answer, perhaps its reasoning): it has question; empty: answer",
     ),
     ('{"question": ["q"], "answer": "1"}', "question must be text, is a list"),
-    ('{"question": "q", "answer": true}', "answer must be text, is a bool"),
+    ('{"question": "q", "answer": {}}', "answer must be text, is a dict"),
     ('{"question": "q", "answer": NaN}', "answer must be a finite number, is nan"),
     ('{"question": "q", "answer": "1", "steps": [1]}', "steps must be text or a list of texts"),
     ('{"question": "q", "answer": "1", "steps": [null]}', "steps must be text or a list of texts"),
@@ -551,7 +551,7 @@ def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
         1,
         1,
     ]
-    assert sources.user_file(source, "train") == (tmp_path / "train.json").resolve()
+    assert sources.place_of(source, "train") == str((tmp_path / "train.json").resolve())
     assert [path.name for path in sources.prepare(source, ["train"], tmp_path / "out")] == ["train.jsonl"]
     put(tmp_path, "train.jsonl", [row])
     with pytest.raises(

@@ -32,6 +32,7 @@ from colar.cli.checkpoints import (
     unchecked_backbone,
 )
 from colar.cli.options import Parser
+from colar.data.judge import judge_settings
 from colar.engine.request import Decoding
 from colar.evaluation import controls, evaluate, report, tables
 from colar.evaluation.controls import evaluate_controls, require_latent
@@ -148,7 +149,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "options": args.options,
         "data_seed": args.data_seed,
         "dtype": options.weights_of(args),
-        **({"judge": args.judge} if args.judge else {}),
+        **judge_settings(args.judge),
         **unchecked_backbone(folders.values(), args),
     }
     # Before any process reads records, because they must belong to this evaluation.

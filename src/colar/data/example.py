@@ -195,7 +195,7 @@ def answer_of(row: Row, name: str) -> str:
     value = row.get(name)
     if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
         value = value[0]
-    if is_int(value):
+    if is_int(value) or isinstance(value, bool):  # true and false, of questions with these two answers
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -114,12 +114,16 @@ def splits_of(source: str) -> list[str]:
     return known + [split for split in splits if split not in SPLITS]
 
 
-def user_file(source: str, split: str) -> Path | None:
-    """The file that a split of a user's file or folder is read from, by its real path; None for any other source."""
-    path = Path(source)
-    if source in SOURCES or not path.exists():
+def place_of(source: str, split: str) -> str | None:
+    """The place that a split of a user's own data is read from, its file's real path or `owner/name:split` on the Hub;
+    None for a source of the table, whose splits are never one."""
+    if source in SOURCES:
         return None
-    return data_files.file_of(path, split).resolve()
+    path = Path(source)
+    if path.exists():
+        return str(data_files.file_of(path, split).resolve())
+    hub, _, part = source.partition(":")
+    return f"{hub}:{part or split}"
 
 
 # --- rows of the table's sources ---------------------------------------------------------------------------

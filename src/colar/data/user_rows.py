@@ -94,6 +94,7 @@ def read(
     judge: str | None = None,
     answer_type: AnswerType | None = None,
     expected: type[ValueError] | tuple[type[ValueError], ...] = ValueError,
+    needs_steps: bool = True,
 ) -> UserRows:
     """Read a user's rows.
 
@@ -105,6 +106,7 @@ def read(
         judge: `module:function` that judges answers of any type.
         answer_type: Answer type of rows that name none; by default inferred from the answers.
         expected: Errors for which a row is left out; any other aborts the load.
+        needs_steps: If some row must have the steps' column, where `columns` names one.
 
     Raises:
         ValueError: If the data is missing or no table, the columns cannot be recognised, or no row can be read.
@@ -116,7 +118,7 @@ def read(
     if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A single row may lack its steps; if all rows lack them, the wrong column was named.
-    if columns and "steps" in columns:
+    if needs_steps and columns and "steps" in columns:
         layouts.require_column(columns["steps"], "steps", parser.found)
     if judge:
         # A user's judge accepts answers of any type.
@@ -149,7 +151,11 @@ def read_held_out(
     given |= {} if test is None else {"test": test}
     # If every training row names its type, that of the others is inferred from their own answers.
     answer_type = rows.answer_type if rows.untyped else None
-    return {name: read(each, columns, name, rows.judge, answer_type) for name, each in given.items()}
+    found = {}
+    for name, each in given.items():
+        # They are answered, not learnt from.
+        found[name] = read(each, columns, name, rows.judge, answer_type, needs_steps=False)
+    return found
 
 
 class _Parser:
@@ -181,10 +187,11 @@ class _Parser:
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     """A name for the rows, and the rows."""
     if not isinstance(data, str | Path):
-        if not isinstance(data, Iterable) or isinstance(data, Mapping):
-            raise ValueError(
-                f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
-            )
+        kind = type(data).__name__
+        # A frame of pandas iterates over the names of its columns.
+        if not isinstance(data, Iterable) or isinstance(data, Mapping) or kind == "DataFrame":
+            frame = ': give its rows, data.to_dict("records")' if kind == "DataFrame" else ""
+            raise ValueError(f"data must be a file, a folder, a Hub id, or a list of rows, got {kind}{frame}")
         return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
     path = Path(data)
     if path.is_dir():

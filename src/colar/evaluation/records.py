@@ -228,7 +228,7 @@ def claim_evaluation(
     to folders. A folder without records is free, even if an earlier evaluation failed in it. Records without an
     evaluation.json are rejected, because their settings are unknown.
     """
-    questions = {name: [len(examples), question_digest(examples)] for name, examples in datasets.items()}
+    questions = {name: asked_of(examples) for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
@@ -249,7 +249,7 @@ def claim_evaluation(
         before = {f"checkpoint {name}": earlier_models[name] for name in both}
         after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
-        for name, (n, digest) in earlier_questions.items():
+        for name, (n, digest, *_) in earlier_questions.items():
             if name not in datasets:
                 continue
             if len(datasets[name]) < n:
@@ -276,13 +276,13 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     a resumed evaluation needs them.
 
     Raises ValueError if two evaluations have different checkpoints under one name, which would pass for one system, or
-    different questions of one data set: equally many that are not the same, or others by their split or seed. If only
-    the numbers of questions differ, report.md warns.
+    different questions of one data set: equally many that are not the same, or others by their first one, their split
+    or their seed. If only the numbers of questions differ, report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    drawn: dict[str, tuple[int, list[Any], Path]] = {}
+    drawn: dict[str, tuple[int, list[Any], list[str], Path]] = {}
     numbers: Counter[str] = Counter()
     for path in records:
         beside = path.parent / "evaluation.json"
@@ -297,14 +297,16 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                     f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
                 )
         origin = [settings.get("split"), settings.get("data_seed")]
-        for name, (n, digest) in settings.pop("questions", {}).items():
-            # Equally many questions are compared by digest, otherwise by their split and seed.
+        for name, (n, digest, *first) in settings.pop("questions", {}).items():
+            # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))
-            first_n, first_origin, first = drawn.setdefault(name, (n, origin, path))
-            if known != digest or (first_n != n and first_origin != origin):
+            other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))
+            # Older evaluations have no digest of the first question.
+            differs = other_origin != origin or (first and other_first and first != other_first)
+            if known != digest or (other_n != n and differs):
                 raise ValueError(
-                    f"{first if known == digest else where} and {path} have other questions under one name, {name}: "
-                    "give one of them another, NAME=DATA, or both the same --split and --data_seed"
+                    f"{other if known == digest else where} and {path} have other questions under one name, {name}: "
+                    "give one of them another, NAME=DATA, or both the same --split, --data_seed and --options"
                 )
             numbers[name] = max(numbers[name], n)
         for key, value in settings.items():
@@ -317,6 +319,11 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     digests = {name: digest for name, (digest, _) in models.items()}
     of_all = {"questions": dict(numbers), "models": digests}
     return shared | {key: value for key, value in of_all.items() if value}
+
+
+def asked_of(examples: Sequence[Example]) -> list[Any]:
+    """A data set's entry in evaluation.json: the number of questions, and digests of all of them and of the first."""
+    return [len(examples), question_digest(examples), question_digest(examples[:1])]
 
 
 def question_digest(examples: Sequence[Example]) -> str:

@@ -152,18 +152,19 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     train_rows = reader.fitting(split.train, "training rows")
     facts = auto_recipe.facts_of(reader, train_rows)
     tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
-    limits = tree["validation"]["limits"]
-    generated = limits["max_latents"] + limits["max_completion_length"]
-    rows = {
-        "train": train_rows,
-        "validation": reader.fitting(split.validation, "validation questions", generated),
-        "test": reader.fitting(split.test, "test questions", generated),
-    }
     # Written into the file, so that the same command without overrides, and the recipe by itself, run with them too.
     parsing.override_stages(tree["stages"], overrides, only)
     try:
         auto_recipe.write_recipe(folder.recipe, tree, why)
-        parsing.load_stages(folder.recipe, overrides, only)
+        first, *_ = parsing.load_stages(folder.recipe, overrides, only)
+        # By the limits after all overrides: a question that does not fit is found now, and not after training.
+        limits = first.recipe.validation.limits
+        generated = limits.max_latents + limits.max_completion_length
+        rows = {
+            "train": train_rows,
+            "validation": reader.fitting(split.validation, "validation questions", generated),
+            "test": reader.fitting(split.test, "test questions", generated),
+        }
     except ValueError:
         folder.recipe.unlink()
         raise

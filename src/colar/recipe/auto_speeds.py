@@ -17,9 +17,10 @@ from typing import Any
 
 from colar import files, processes, progress
 from colar.data.example import Example
+from colar.data.judge import judge_settings
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, tables
-from colar.evaluation.records import RecordFiles
+from colar.evaluation.records import RecordFiles, asked_of
 from colar.evaluation.report_rows import Difference, ParamValues, Report, ReportRow, System
 from colar.evaluation.stats import half_interval
 from colar.evaluation.tables import PAIRED, points
@@ -96,13 +97,16 @@ def measure_and_publish(
     """
     records: list[Path] = []
     seconds: dict[str, float] = {}
+    models: dict[str, str] = {}
+    limits = {"max_latents": settings.max_latents, "max_completion_length": settings.max_completion_length}
     for name, trained in (("cot", cot), ("latents", last)):
         lm, method = pretrained.load_for_inference(trained, dtype)
         model = evaluate.EvaluatedModel(method.name, lm, method)
         params = params_of_speeds(method)
         records.append(folder.results / f"records-{name}.jsonl")
-        weights = processes.from_main(partial(checkpoint.digest, trained))
+        models[method.name] = weights = processes.from_main(partial(checkpoint.digest, trained))
         asked = {"weights": weights, "questions": files.digest(map(repr, examples)), "dtype": dtype}
+        asked |= judge_settings(examples[0].judge)
         _answer(records[-1], asked, model, params, examples, settings)
         timed = partial(_time_singly, model, params, examples[:TIMED_SINGLY], settings, records[-1])
         seconds |= processes.from_main(timed)
@@ -114,6 +118,14 @@ def measure_and_publish(
         del lm, method, model
 
     def write() -> tuple[Report, dict[str, Any], str]:
+        # A report over several runs then finds that their models and questions are others.
+        origin = {
+            "limits": limits,
+            "dtype": dtype,
+            "questions": {DATASET: asked_of(examples)},
+            "models": models,
+        }
+        files.write_json(folder.results / "evaluation.json", origin)
         title = f"{folder.path.name}: held-out questions"
         measured = report.write(folder.results, RecordFiles(records), title=title)
         default, sentence = choose(measured)

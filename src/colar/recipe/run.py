@@ -257,12 +257,11 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     held_out = _validation_rows(data, load)
     limit = None if data.train_size is None else data.train_skip + data.train_size
     rows = load(data.source, data.train_split, limit=limit, seed=data.seed, options=data.options)
-    rows_of = {"data": _selected(data, rows)}
+    rows_of = {"data": _short(data, data.source, _skipped(data, rows))}
     for place, more in enumerate(data.mixed_in):
         seed = data.seed if more.seed is None else more.seed
-        rows_of[f"data.mixed_in[{place}]"] = load(
-            more.source, more.train_split, limit=more.train_size, seed=seed, options=more.options
-        )
+        rows = load(more.source, more.train_split, limit=more.train_size, seed=seed, options=more.options)
+        rows_of[f"data.mixed_in[{place}]"] = _short(data, more.source, rows)
     train_rows = list(itertools.chain.from_iterable(rows_of.values()))
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     times = Counter(row.id for row in train_rows)
@@ -293,23 +292,26 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     return train_rows, held_out
 
 
-def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
-    """The main source's rows from train_skip on, without those that have too many steps."""
+def _skipped(data: DataConfig, rows: list[Example]) -> list[Example]:
+    """The main source's rows from train_skip on."""
     rows = rows[data.train_skip :]
     if not rows:
         raise ValueError(
             f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
         )
+    return rows
+
+
+def _short(data: DataConfig, source: str, rows: list[Example]) -> list[Example]:
+    """The rows of a source, without those that have too many steps."""
     longest = data.max_reasoning_steps
     if longest is None:
         return rows
     short_rows = [row for row in rows if len(row.steps) <= longest]
     if not short_rows:
-        raise ValueError(
-            f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps"
-        )
+        raise ValueError(f"data.max_reasoning_steps is {longest}, and every row of {source} has more steps")
     progress.say(
-        f"{data.source}: {len(short_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
+        f"{source}: {len(short_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
     )
     return short_rows
 
@@ -319,13 +321,18 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
     if data.validation_size == 0:
         return []
     source = data.validation_source or data.source
-    # Compared by file, because ids of rows name their split, and a path may be written in several ways.
-    file = sources.user_file(source, VALIDATION)
+    if source in sources.SOURCES and VALIDATION not in sources.splits_of(source):
+        raise ValueError(
+            f"{source} has no {VALIDATION} split: name another source in data.validation_source, or set "
+            "data.validation_size 0"
+        )
+    # Compared by place, because ids of rows name their split, and a path may be written in several ways.
+    place = sources.place_of(source, VALIDATION)
     sections: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for trained in sections:
-        if file is not None and file == sources.user_file(trained.source, trained.train_split):
+        if place is not None and place == sources.place_of(trained.source, trained.train_split):
             raise ValueError(
-                f"{trained.source} is one file, {file}, which would validate on its own training rows: name another in "
+                f"{trained.source} would validate on its own training rows, {place}: name others in "
                 "data.validation_source, or set data.validation_size 0"
             )
     # The main source's options do not apply to another one.

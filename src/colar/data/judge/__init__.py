@@ -25,6 +25,7 @@ and counted as unparsable. Departure from the published code: commas are not del
 """
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -33,6 +34,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, reduce
 
+from colar import files
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
 from colar.data.judge.latex import as_latex, extract_boxed, formula, plain, same_maths
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
@@ -266,6 +268,21 @@ def load_judge(name: str) -> Judge:
     if not callable(function):
         raise ValueError(f"judge {name} is no function")
     return function
+
+
+def judge_settings(name: str | None) -> dict[str, str]:
+    """A judge as settings of an evaluation, its name and a digest of its module's source; {} without a name.
+
+    Verdicts are recorded, so records of a judge that has been edited since are those of another one.
+    """
+    if not name:
+        return {}
+    function = load_judge(name)
+    try:
+        source = inspect.getsource(sys.modules[name.partition(":")[0]])
+    except (OSError, TypeError):
+        source = repr(function)  # a module of compiled code
+    return {"judge": name, "judge_source": files.digest([source])}
 
 
 def judged_by(examples: Sequence[Example], name: str | None) -> list[Example]:

@@ -131,7 +131,7 @@ _CHANGES = re.compile(
   | \b(?i:than|least|most|over|under|above|below|between|times|plus|minus|negative|(?:multiplied|divided)\s+by)
         [\s(]+[\0\1]
   | [\0\1][\s)]+(?i:plus|minus|over|multiplied|divided|modulo|mod|squared|cubed|doubled|halved|tripled|factorial
-        |below|to\s+the)\b
+        |below|to\s+the|pi|tau)\b
   | [\0\1]\s+times\s+[A-Za-z](?![A-Za-z])
   | [\0\1][\s)-]+(?i:and\s+)?(?i:a\s+|an\s+|one[\s-])?(?i:WORDS)\b
   | \b(?i:WORDS|twice|thrice|double|triple)[\s(-]+(?i:of[\s(]+|and\s+|as\s+much\s+as\s+)?[\0\1]
