@@ -518,7 +518,7 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     # Another run's rows have the same names.
     twin = files.read_json(Path(folder) / "results" / "evaluation.json")
     shutil.copytree(f"{folder}/results", "twin")
-    files.write_json("twin/evaluation.json", {**twin, "models": {name: "0" for name in twin["models"]}})
+    files.write_json("twin/evaluation.json", {**twin, "models": dict.fromkeys(twin["models"], "0")})
     capsys.readouterr()
     assert main(["report", f"{folder}/results", "twin", "--output", "both"]) == 2
     assert "have other checkpoints under one name, cot" in capsys.readouterr().err

@@ -80,7 +80,8 @@ class Model:
         `options` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
         and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`, and `context`, the turns
         of a chat before each question: `[("system", "Be brief."), ...]`. Warns of a speed that was not trained.
-        ValueError for a value that the method does not have, turns that the template has no place for, or a question that does not fit the model's context.
+        ValueError for a value that the method does not have, turns that the template has no place for, or a question
+        that does not fit the model's context.
         """
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")

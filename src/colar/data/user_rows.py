@@ -151,7 +151,7 @@ def read_held_out(
     given |= {} if test is None else {"test": test}
     # If every training row names its type, that of the others is inferred from their own answers.
     answer_type = rows.answer_type if rows.untyped else None
-    found = {}
+    found: dict[str, UserRows] = {}
     for name, each in given.items():
         # They are answered, not learnt from.
         found[name] = read(each, columns, name, rows.judge, answer_type, needs_steps=False)

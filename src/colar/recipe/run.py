@@ -15,6 +15,7 @@ from accelerate import PartialState
 
 from colar import files, processes, progress
 from colar.data import sources
+from colar.data.catalogue import SOURCES
 from colar.data.example import Example
 from colar.engine import cache
 from colar.engine.request import fitting_questions
@@ -321,7 +322,7 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
     if data.validation_size == 0:
         return []
     source = data.validation_source or data.source
-    if source in sources.SOURCES and VALIDATION not in sources.splits_of(source):
+    if source in SOURCES and VALIDATION not in sources.splits_of(source):
         raise ValueError(
             f"{source} has no {VALIDATION} split: name another source in data.validation_source, or set "
             "data.validation_size 0"

@@ -229,7 +229,7 @@ class Template:
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
                 f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
             )
-        # A tokenizer of a GGUF file may have a BOS where the Hub's has none, as Qwen2.5's does: rows begin as in training.
+        # Rows begin as in training: a GGUF file's tokenizer may have a BOS where the Hub's has none (Qwen2.5).
         bos_id = saved["bos_id"]
         if bos_id is None or (template.bos_id is None and bos_id in range(len(tokenizer))):
             template.bos_id = bos_id
