@@ -77,9 +77,6 @@ CONFIGS = [
     ({"max_position_embeddings": 2048}, 2048),
     ({"max_seq_len": 2048}, 2048),
     ({"n_ctx": 512}, 512),
-    ({"seq_length": 8192}, 8192),
-    ({"max_sequence_length": 4096}, 4096),
-    ({"max_target_positions": 448}, 448),
     ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
     # No room for padding beyond the end.
     ({"max_position_embeddings": 100}, 96),

@@ -1280,7 +1280,6 @@ PRIVATE_NAMES = {
     "_internal_call": "Trainer: a parameter of save_model, which is public",
     "_attn_implementation": "transformers' configs: the attention that was loaded has no public name",
     "_is_stateful": "transformers' models: a recurrent state has no public name",
-    "_pre_quantization_dtype": "transformers' configs: left by a GGUF file, and refused by save_pretrained",
 }
 """Names of transformers, accelerate and peft that begin with an underscore, as far as colar overrides, calls or reads
 them, and why no public one does. A release may change them: a test compares this list with the code."""

@@ -13,11 +13,9 @@ Shape suffixes: N rows, T positions, C columns, D width.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import Tensor
 
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, rows_of
@@ -26,9 +24,6 @@ from colar.methods.thinking import ThinkState, Thought, token_thought
 from colar.model import masks
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-
-ATTENTION = "colar_grouped"
-"""Name under which transformers finds `grouped_attention`."""
 
 
 class Runner:
@@ -121,11 +116,7 @@ class Runner:
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         fed = (embeds_ND[:, None], mask, position_N[:, None])
-        attention = self._attention()
-        # On a CPU, no version of transformers copies keys and values for each query head.
-        if attention == "sdpa" and devices.is_asynchronous(embeds_ND.device):
-            attention = ATTENTION
-        with masks.attention(self.lm.config, attention):
+        with masks.attention(self.lm.config, self._attention()):
             if self.graphs is None:
                 hidden_N1D = self.lm.hidden(*fed, self.cache)
             else:
@@ -137,28 +128,3 @@ class Runner:
 def answer_token(lm: LatentLM, state: ThinkState) -> Thought:
     """Choose a token of the answer, in the form of a thought that is a token; the row is done at EOS."""
     return token_thought(lm, state, lm.template.eos_id)
-
-
-# Attention
-
-
-def grouped_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attend from one position a row: query heads that share a key head become queries of that head.
-
-    Newer versions of transformers do the same; on a GPU older ones copy keys and values for each query head. Returns
-    (N, 1, heads, the values' d), and no attention weights.
-    """
-    #     query   (N, 6 heads, 1, d)   ->   (N, 2 heads, 3, d)
-    #     key     (N, 2 heads, C, d)        as it is, and the values too, whose d may be another one (DeepSeek V3)
-    n, heads, _, width = query.shape
-    grouped = query.reshape(n, key.shape[1], -1, width)
-    scale = kwargs.get("scaling")
-    out = nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=attention_mask, scale=scale
-    )
-    return out.reshape(n, 1, heads, -1), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)

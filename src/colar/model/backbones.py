@@ -37,16 +37,7 @@ HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_NUMBERS = 256
 """Values of each weight that enter a fingerprint."""
-CONTEXT_NAMES = (
-    "max_position_embeddings",
-    "max_seq_len",
-    "n_positions",
-    "n_ctx",
-    "seq_length",
-    "max_sequence_length",
-    "max_target_positions",
-    "model_max_length",
-)
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "n_positions", "n_ctx")
 """Keys of a config that give the context. transformers maps most other names to the first one (`attribute_map`)."""
 UNLIMITED = 10**9
 """Context of a backbone without a limit."""
@@ -237,11 +228,7 @@ def _convert_smollm2(folder: Path) -> None:
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # A model loaded from GGUF refuses `save_pretrained` until its quantiser is removed.
     lm.hf_quantizer = None
-    lm.is_quantized = False
-    if hasattr(lm.config, "quantization_config"):
-        del lm.config.quantization_config
-    if hasattr(lm.config, "_pre_quantization_dtype"):
-        del lm.config._pre_quantization_dtype
+    del lm.config.quantization_config
     with files.replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
