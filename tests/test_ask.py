@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import liven, tiny_lm
+from families import liven, save_untrained, tiny_lm
 
 from colar import Decoding, Engine, Request
 from colar.ask import Model, load
@@ -94,6 +94,15 @@ def test_a_checkpoint_has_a_speed_and_limits_of_its_own(tmp_path: Path) -> None:
         assert (request.decoding.max_latents, request.decoding.max_completion_length) == (2, 3)
         request = load(folder).ask(QUESTIONS[0], compression_factor=1, max_latents=4).completion.request
         assert (request.params.compression_factor, request.decoding.max_latents) == (1, 4)
+
+
+def test_a_device_is_a_text_or_torchs_own(tmp_path: Path) -> None:
+    folder = save_untrained(tmp_path)
+    for device in ("cpu", torch.device("cpu")):
+        assert load(folder, device=device).lm.device.type == "cpu"
+    for unknown in ("gpu", "xla"):
+        with pytest.raises(ValueError, match=f"^device {unknown} cannot be used: "):
+            load(folder, device=unknown)
 
 
 @pytest.mark.parametrize(

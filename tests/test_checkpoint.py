@@ -10,9 +10,10 @@ from random import Random
 import pytest
 import torch
 import yaml
-from families import EXAMPLES, backbone, tiny_lm
+from families import EXAMPLES, backbone, build_tokenizer, of_config, tiny_lm
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config
 
 import colar
 from colar import files
@@ -708,6 +709,43 @@ def test_a_merged_adapter_computes_the_same(saved, kind):
         after = lm.logits(lm.hidden(lm.embed(ids)))
     assert not lm.has_adapter
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
+def test_an_adapter_is_of_the_text_model_alone(targets):
+    """Gemma 3's vision tower has projections of the same names, which no text goes through."""
+    tokenizer = build_tokenizer("gemma3")
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "pad_token_id": None,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=5)
+    lora = LoraSettings(r=2, target_modules=targets)
+    lm = LatentLM.from_backbone(backbones.Backbone("x", of_config(config), tokenizer), lora=lora)
+    adapted = {name for name, weight in lm.named_parameters() if ".lora_" in name and weight.requires_grad}
+    assert len(adapted) == 2 * 2 * (7 if targets == "all-linear" else 2)
+    assert all(".language_model.layers." in name for name in adapted)
+
+
+def test_a_tokenizer_is_transformers_own_beside_mistrals_file(tmp_path):
+    """mistral-common, where it is installed, has another one for folders with a tekken.json."""
+    build_tokenizer("llama").save_pretrained(tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    assert backbones.tokenizer_in(tmp_path).is_fast
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])

@@ -95,7 +95,7 @@ MISTAKES = [
     (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
     (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0, or from 1e-06 to 100, got -1"),
-    (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
+    (["generate", "{colar}", "q", "--device", "gpu"], 2, "device gpu cannot be used"),
     (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two data sets of --data have one name"),
     (["generate", "no/such/folder/here", "q"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),

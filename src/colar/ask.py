@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import torch
+
 from colar.checks import check_holds
 from colar.engine.completion import AnswerText, Completion, not_finite
 from colar.engine.engine import Engine
@@ -161,7 +163,7 @@ def load(
     *,
     dtype: str | None = None,
     backbone: str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     batch_size: int = 32,
     weights: str | None = None,
 ) -> Model:

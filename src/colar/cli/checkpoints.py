@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-
 from colar import files, progress
 from colar.cli.options import dtype_of
 from colar.data import data_files
@@ -187,14 +185,8 @@ def absolute(path_or_id: str) -> str:
 
 def load_checkpoint(path: str, args: argparse.Namespace) -> tuple[LatentLM, Method]:
     """The model and the method of a checkpoint for inference, on the command's device, with the adapter merged."""
-    device: str = args.device or devices.best()
-    # Tested with a tensor: torch raises different errors for a device that is unknown, not built in, or absent.
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
     lm, method = pretrained.load_for_inference(
-        path, dtype_of(args), _backbone_of(path, args), device, args.weights
+        path, args.dtype, _backbone_of(path, args), args.device, args.weights
     )
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):
         progress.say(f"warning: {lm.device} has no bfloat16 arithmetic: --dtype float32 is faster")

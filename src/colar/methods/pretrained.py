@@ -98,7 +98,7 @@ def load_for_inference(
     path_or_id: str | Path,
     dtype: str | None = None,
     backbone: str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     quantization: str | None = None,
 ) -> tuple[LatentLM, Method]:
     """`load`, with the adapter merged into the weights, on `device`: by default the GPU if there is one.
@@ -106,9 +106,8 @@ def load_for_inference(
     `dtype` is by default bfloat16 on a GPU that computes in it, else float32. `quantization`, int8 or int4, quantises
     linear layers after the merge (`model/quantized.py`), as `--weights` of the commands does.
     """
-    device = device or devices.best()
-    dtype = dtype or devices.inference_dtype(device)
-    place = torch.device(device)
+    place = devices.usable(device or devices.best())
+    dtype = dtype or devices.inference_dtype(place)
     if quantization is not None:
         quantized.check(quantization, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)

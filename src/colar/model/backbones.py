@@ -91,7 +91,7 @@ def load(
         )
     with in_library(f"the backbone {name!r} cannot be loaded"):
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = tokenizer_in(name)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
         # bfloat16, which is dropped at once.
         stored = ""
@@ -111,7 +111,15 @@ def load(
 def described(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """The config and the tokenizer of a backbone that is not built in, without its weights. ValueError as in `load`."""
     with in_library(_unknown(name)):
-        return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        return AutoConfig.from_pretrained(name), tokenizer_in(name)
+
+
+def tokenizer_in(name: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hub id or folder."""
+    # Where mistral-common is installed, which vLLM requires, Mistral's models would get a tokenizer of its own, which
+    # has no chat template.
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, mistral_format=False)
+    return tokenizer
 
 
 def _unknown(name: str) -> str:
@@ -218,7 +226,7 @@ def _smollm2(seed: int) -> Backbone:
         if not (folder / "config.json").exists():
             _convert_smollm2(folder)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return Backbone("smollm2-135m", lm, AutoTokenizer.from_pretrained(folder))
+    return Backbone("smollm2-135m", lm, tokenizer_in(folder))
 
 
 def _convert_smollm2(folder: Path) -> None:

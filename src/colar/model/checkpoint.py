@@ -22,7 +22,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalE
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from colar import files, progress
 from colar.checks import check_choice, check_holds, in_library
@@ -304,7 +304,7 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint. ValueError if its file is damaged."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return backbones.tokenizer_in(folder)
     except Exception:
         # The file holds the whole vocabulary and is slow to read twice, so it is checked only after a failure.
         if (folder / TOKENIZER).exists():

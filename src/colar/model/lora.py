@@ -68,10 +68,23 @@ def with_adapter(causal_lm: PreTrainedModel, lora: LoraSettings) -> PeftModel:
             lora_alpha=lora.lora_alpha,
             lora_dropout=lora.lora_dropout,
             target_modules=targets if isinstance(targets, str) else list(targets),
+            exclude_modules=_outside_of_text(causal_lm) or None,
         )
         adapted = get_peft_model(causal_lm, config)
     check_ends(adapted)
     return adapted
+
+
+def _outside_of_text(causal_lm: PreTrainedModel) -> list[str]:
+    """Names of the linears that no text goes through, such as a vision tower's (Gemma 3 from 4b on): they never have a
+    gradient."""
+    decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
+    of_text = {head, *decoder.modules()}
+    return [
+        name
+        for name, module in causal_lm.named_modules()
+        if isinstance(module, nn.Linear) and module not in of_text
+    ]
 
 
 def check_ends(peft_lm: PeftModel) -> None:

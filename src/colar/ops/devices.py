@@ -38,9 +38,18 @@ def computes_bfloat16(device: torch.device) -> bool:
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def inference_dtype(device: str) -> str:
+def usable(device: str | torch.device) -> torch.device:
+    """The device. ValueError if it is unknown, or not in this machine."""
+    # Tested with a tensor: torch raises different errors for a device that is unknown, not built in, or absent.
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def inference_dtype(device: str | torch.device) -> str:
     """The dtype of weights for inference: bfloat16 on a CUDA GPU that computes in it, float32 on any other device."""
-    is_cuda = device.startswith("cuda") and torch.cuda.is_available()
+    is_cuda = str(device).startswith("cuda") and torch.cuda.is_available()
     return "bfloat16" if is_cuda and computes_bfloat16(torch.device(device)) else "float32"
 
 
