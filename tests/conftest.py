@@ -81,20 +81,6 @@ def out_of_the_collectors_sight() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Flex attention's backward pass on a CPU too: torch refuses it, though only its compiled kernels lack it."""
-    import torch
-    from torch.nn.attention import flex_attention
-
-    if DEVICE != "cpu":
-        yield
-        return
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device of the lane (tests/device.py)."""

@@ -14,7 +14,6 @@ import pytest
 import torch
 from device import TOLERANCES, Tolerance
 from families import EXAMPLES, backbone, liven
-from test_update import made
 from torch import Tensor
 
 from colar.engine import reference
@@ -23,12 +22,12 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
-from colar.model import backbones, masks
+from colar.model import backbones
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.ops import noise
+from colar.ops import noise, trees
 from colar.ops.sampling import sample_tokens
-from colar.training import preflight, sft
+from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import train as grpo_train
 from colar.training.grpo.config import GrpoConfig
@@ -283,22 +282,29 @@ def test_batches_in_parts_are_the_same_updates(
     assert losses(parts) == pytest.approx(losses(whole), rel=tolerance.rtol)
 
 
-@pytest.mark.usefixtures("flex_on_cpu")
-def test_packed_rows_of_flex_attention_learn_the_same(device: str, dtype: str, tolerance: Tolerance) -> None:
-    objective, batch = made(2, None, "colar")  # heads of 64: a GPU's kernels need 16
-    objective.to(device)
-    batch = {key: column.to(device) for key, column in batch.items()}
+def test_rows_that_share_a_beginning_learn_what_rows_by_themselves_do(
+    device: str, dtype: str, tolerance: Tolerance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, method = build("llama", "colar", device, dtype, LORA)
+    rows = [
+        row
+        for i, example in enumerate(EXAMPLES)
+        for row in method.encode_draws(lm.template, example, Random(i), 0.0, 3)
+    ]
+    tensors = {key: column.to(device) for key, column in Batch.collate(rows).tensors().items()}
+    fed: list[int] = []
+    lm.causal_lm.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: fed.append(len(kwargs["inputs_embeds"])), with_kwargs=True
+    )
     found = []
-    for packed in (False, True):
-        objective.zero_grad()
-        attention = masks.attention(objective.lm.config, masks.FLEX if packed else "sdpa")
-        autocast = torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
-        with attention, preflight.prepared(objective.lm, packed=packed):
-            with autocast:
-                loss = objective(**batch)["loss"]
-            loss.backward()
-        gradient = torch.cat([w.grad.flatten() for w in objective.parameters() if w.grad is not None])
+    for plan in (trees.plan, lambda *_: None):
+        monkeypatch.setattr(trees, "plan", plan)
+        lm.zero_grad()
+        loss = Objective(lm, method)(**tensors)["loss"]
+        loss.backward()
+        gradient = torch.cat([w.grad.flatten() for w in lm.parameters() if w.grad is not None])
         found.append((loss.detach(), gradient / gradient.abs().max()))
+    assert fed == [len(EXAMPLES), len(rows)]
     for mine, theirs in zip(*found, strict=True):
         tolerance.close(mine, theirs)
 

@@ -395,7 +395,7 @@ def updates(model: tuple[LatentLM, Method], folder: Path, *also: list[Any], **co
     trainer.args.save_strategy = "no"
     made_of = trainer.data_collator
     trainer.data_collator = lambda rows: known(made_of(rows))
-    with preflight.prepared(lm, packed=config.get("packing", False)), counted() as lines:
+    with preflight.prepared(lm), counted() as lines:
         later = Later(lines, *also)
         trainer.add_callback(later)
         trainer.train()
@@ -406,9 +406,6 @@ def updates(model: tuple[LatentLM, Method], folder: Path, *also: list[Any], **co
     ("case", "config"),
     [
         *((case, {}) for case in TRAINED),
-        # Methods that say how long their rows are, each in its own way. A loss that feeds the model several times
-        # cannot be packed.
-        *((case, {"packing": True}) for case in ("cot", "colar", "ordered", "pause", "ruplar")),
         *((case, {"tokens_per_batch": 100}) for case in ("cot", "equations")),
     ],
     ids=str,

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import test_grpo as reinforced
 import torch
-from families import tiny_lm
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -346,19 +345,6 @@ def test_layers_are_compiled_on_cuda(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(devices, "can_compile", lambda device: compiler)
     assert TrainingConfig(**config).resolved().compile is wanted
-
-
-@pytest.mark.parametrize(("kind", "compiler"), [("cpu", True), ("mps", True), ("cuda", False)])
-def test_flex_attention_is_refused_where_torch_cannot_train_it(
-    kind: str, compiler: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "can_compile", lambda device: compiler)
-    lm = tiny_lm("llama")
-    lm.causal_lm.set_attn_implementation("flex_attention")
-    with pytest.raises(ValueError, match="flex_attention trains on CUDA alone"):
-        preflight.check_attention(lm, torch.device(kind))
-    lm.causal_lm.set_attn_implementation("sdpa")
-    preflight.check_attention(lm, torch.device(kind))
 
 
 def test_functions_of_a_device_that_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

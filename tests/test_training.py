@@ -217,23 +217,13 @@ def test_draws_of_an_example_are_refused_where_they_would_be_one_row(tmp_path: P
         TrainingConfig(draws_per_example=3, per_device_train_batch_size=8)
 
 
-@pytest.mark.parametrize("draws", [1, 2])
-def test_a_packed_run_learns_the_same(draws: int, tmp_path: Path) -> None:
-    """With two draws rows share beginnings as well. Parts of a batch are packed by themselves."""
-    options: dict[str, Any] = {"draws_per_example": draws, "per_device_train_batch_size": 10, "max_steps": 2}
-    plain = losses(run(tmp_path / "plain", **options)[1])
-    packed = losses(run(tmp_path / "packed", packing=True, tokens_per_batch=150, **options)[1])
-    assert packed != plain
-    for one, other in zip(packed, plain, strict=True):
+def test_a_run_with_two_draws_learns_the_same_in_parts(tmp_path: Path) -> None:
+    """A part of a batch has trees of its own."""
+    options: dict[str, Any] = {"draws_per_example": 2, "per_device_train_batch_size": 10, "max_steps": 2}
+    whole = losses(run(tmp_path / "whole", **options)[1])
+    parts = losses(run(tmp_path / "parts", tokens_per_batch=150, **options)[1])
+    for one, other in zip(parts, whole, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-
-
-@pytest.mark.parametrize("method", ["coconut", "distill", "sim_cot"])
-def test_packing_is_refused_where_thoughts_come_of_earlier_forwards(method: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=f"training.packing cannot train {method} as configured: its loss feeds"
-    ):
-        run(tmp_path, registry.build(method), packing=True)
 
 
 def test_a_run_with_two_draws_makes_twice_the_rows(tmp_path: Path) -> None:

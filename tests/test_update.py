@@ -53,9 +53,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def made(
-    layers: int, lora: LoraSettings | None, method_name: str = "cot", width: int = WIDTH
-) -> tuple[Objective, dict[str, Tensor]]:
+def made(layers: int, lora: LoraSettings | None, width: int = WIDTH) -> tuple[Objective, dict[str, Tensor]]:
     """The loss of a model of SmolLM2's shape with a small vocabulary, and a batch."""
     tokenizer = build_tokenizer("llama")
     config = LlamaConfig(
@@ -75,7 +73,7 @@ def made(
     # Of frozen weights; those that are trained stay in float32.
     backbone = backbone if lora is None else backbone.bfloat16()
     lm = LatentLM.from_backbone(Backbone("smollm2-shape", backbone, tokenizer), lora=lora)
-    method = registry.build(method_name, {})
+    method = registry.build("cot", {})
     pretrained.attach(lm, method, seed=1)
     list(method.prepare(lm, EXAMPLES))
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES[:3]]

@@ -11,8 +11,6 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
     cot-uncompiled  the same without compilation
     colar-1|2|5     CoLaR-SFT at one compression factor
     colar           at factors drawn from 1..5, as in the paper: rows of like length in tokens are not in latents
-    cot-packed, colar-packed    the same with several rows in a sequence (`training.packing`)
-    colar-flex      packed too, by flex attention's blocks of a mask: on a GPU alone
 
 A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
 for each length) and is not timed. Peak memory is the GPU's or, without one, the process's, over both passes. Rounds
@@ -39,7 +37,6 @@ from rich.console import Console
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 from colar import recipe
-from colar.model.masks import FLEX
 from colar.training import preflight
 from colar.training.objective import Objective
 from colar.training.resumable_run import arguments
@@ -57,9 +54,6 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "colar-2": {"method": "colar", "factor": 2, "attention": "eager", "compile": True},
     "colar-5": {"method": "colar", "factor": 5, "attention": "eager", "compile": True},
     "colar": {"method": "colar", "attention": "eager", "compile": True},
-    "cot-packed": {"method": "cot", "attention": "eager", "compile": True, "packed": True},
-    "colar-packed": {"method": "colar", "attention": "eager", "compile": True, "packed": True},
-    "colar-flex": {"method": "colar", "attention": FLEX, "compile": True, "packed": True},
 }
 
 
@@ -98,9 +92,6 @@ RATIOS = {
     "colar1_vs_cot": ("colar-1", "cot"),
     "colar2_vs_cot": ("colar-2", "cot"),
     "colar5_vs_cot": ("colar-5", "cot"),
-    "cot_packed_vs_cot": ("cot-packed", "cot"),
-    "colar_packed_vs_colar": ("colar-packed", "colar"),
-    "colar_flex_vs_colar": ("colar-flex", "colar"),
 }
 """Name -> rows a second of the one system over those of the other."""
 
@@ -183,7 +174,7 @@ def ours(
     training.save_strategy = "no"
     trainer = LatentTrainer(Objective(lm.to(training.device), method), training, config, rows, schedule)
     trainer.add_callback(passes)
-    with preflight.prepared(lm, compiled=settings["compile"], packed=settings.get("packed", False)):
+    with preflight.prepared(lm, compiled=settings["compile"]):
         trainer.train()
     fed = 0
     for index in range(len(rows)):
@@ -233,8 +224,7 @@ def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]
     method: dict[str, Any] = {"name": settings["method"]}
     if "factor" in settings:
         method["compression_factors"] = [settings["factor"]]
-    own = settings["attention"]
-    attention = own if args.attention is None or own == FLEX else args.attention
+    attention = args.attention or settings["attention"]
     made = recipe.Recipe(
         output="unused",
         model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=attention),
@@ -269,9 +259,7 @@ def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument(
-        "--attention", help="of all systems but colar-flex, in place of each one's: sdpa on a GPU"
-    )
+    parser.add_argument("--attention", help="of all systems, in place of each one's: sdpa on a GPU")
     return parser.parse_args()
 
 

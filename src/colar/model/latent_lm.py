@@ -61,8 +61,6 @@ class LatentLM(nn.Module):
         """Names of the method's modules that a published checkpoint leaves out."""
         self.chunk_bytes: int | None = None
         """Bytes of a chunk's logits (`head.py`); None: the default for the head and its device."""
-        self.packs_rows = False
-        """True while `hidden_of_rows` puts several rows into a sequence (`ops/trees.py`)."""
         self.idle_graphs: Any = None
         """CUDA graphs of this model that no engine uses now (`engine/graphs.py`)."""
 
@@ -131,15 +129,14 @@ class LatentLM(nn.Module):
         return hidden
 
     def hidden_of_rows(self, embeds_BTD: Tensor, starts: tuple[Tensor, Tensor], lengths_B: Tensor) -> Tensor:
-        """`hidden` of right-padded rows, (B, T, D), with the beginnings that rows share computed once; rows are packed
-        if `packs_rows` is set.
+        """`hidden` of right-padded rows, (B, T, D), with the beginnings that rows share computed once.
 
         `starts` are the ids (B, L) that rows begin with, and their number in each row (B,); `lengths_B` are the rows'
         whole lengths. Rows of equal ids must have equal embeddings there. Values in a row's padding are meaningless.
         """
         if self.why_no_trees() is not None:
             return self.hidden(embeds_BTD)
-        tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
+        tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1])
         if tree is None:
             return self.hidden(embeds_BTD)
         tree = tree.to(embeds_BTD.device)

@@ -5,20 +5,17 @@ at load that a backbone computes the same with these masks.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 from transformers import PreTrainedModel, masking_utils
 
 from colar.ops.trees import Tree
 
 MASKED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
-FLEX = "flex_attention"
-"""The implementation that takes a block mask, and skips blocks in which no query sees a key."""
 
 
 def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
@@ -33,28 +30,17 @@ def why_no_masks(causal_lm: PreTrainedModel) -> str | None:
         return "has layers of local attention, not only full or sliding-window attention"
     if getattr(causal_lm, "_is_stateful", False):
         return "has a recurrent state, not only full or sliding-window attention"
-    if config._attn_implementation not in (*MASKED, FLEX):
+    if config._attn_implementation not in MASKED:
         return f"has attn_implementation {config._attn_implementation}, which takes no masks of ours"
     return None
 
 
 def of_tree(config: Any, tree: Tree, like: Tensor) -> Any:
-    """Mask of rows that share sequences, for the attention implementation in use, by layer type as in `additive`."""
+    """`additive` masks of rows that share sequences."""
+    seen_SPP = tree.seen()
     window: int | None = getattr(config, "sliding_window", None)
-    if config._attn_implementation != FLEX:
-        seen_SPP = tree.seen()
-        # `behind` has int64 numbers, eight times the size of bools, so it is computed for windows alone.
-        return additive(config, seen_SPP, seen_SPP if window is None else tree.behind(), like)
-
-    def full(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return tree.sees(sequence, query, key)
-
-    def near(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        behind = tree.places[sequence, query] - tree.places[sequence, key]
-        return full(sequence, head, query, key) & (window is None or behind < window)
-
-    S, P = tree.places.shape
-    return _by_layer(config, lambda sees: create_block_mask(sees, S, None, P, P, like.device), full, near)
+    # `behind` has int64 numbers, eight times the size of bools, so it is computed for windows alone.
+    return additive(config, seen_SPP, seen_SPP if window is None else tree.behind(), like)
 
 
 def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) -> Any:
@@ -72,16 +58,11 @@ def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) ->
     """
     window = getattr(config, "sliding_window", None)
     near_NTC = seen_NTC if window is None else seen_NTC & (behind_NTC < window)
-    return _by_layer(config, lambda sees_NTC: _values(sees_NTC, like), seen_NTC, near_NTC)
-
-
-def _by_layer(config: Any, make: Callable[[Any], Any], full: Any, near: Any) -> Any:
-    """Masks that `make` builds from `full`, the keys that full attention sees, and `near`, those in the window."""
     types = set(getattr(config, "layer_types", None) or ())
     if "sliding_attention" in types:
-        return {"full_attention": make(full), "sliding_attention": make(near)}
+        return {"full_attention": _values(seen_NTC, like), "sliding_attention": _values(near_NTC, like)}
     # Mistral names no layer types: its window, if it has one, applies to all layers.
-    return make(full if types else near)
+    return _values(seen_NTC if types else near_NTC, like)
 
 
 def _values(seen_NTC: Tensor, like: Tensor) -> Tensor:

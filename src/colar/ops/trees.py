@@ -1,4 +1,4 @@
-"""Rows as one sequence: a beginning that rows share goes through the backbone once, and rows are packed.
+"""Rows that begin alike, as one sequence: the beginning that they share goes through the backbone once.
 
     rows     q q q q # a a            laid out   q q q q | # a a | # b b b | + c
              q q q q # b b b          places     0 1 2 3   4 5 6   4 5 6 7   4 5
@@ -8,18 +8,9 @@ A position sees the trunk and its own branch up to itself, and keeps the positio
 each row's hidden states are the same as in isolation. Outputs of one question (GRPO) and one example at several speeds
 are such rows; "Prefix Grouper" (2506.05433) does this for GRPO. A row that joins no other is a tree of its own.
 
-A sequence holds one tree, or several trees end to end if rows are packed:
-
-    one each    a a a a a a     packed    a a a a a a d d d
-                b b b b . .               b b b b c c c c .       "." is padding
-                c c c c . .
-                d d d . . .
-
 Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S sequences, P positions of a sequence.
 """
 
-import heapq
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,8 +22,6 @@ from colar.ops.ragged import round_up
 
 SPARED = 0.5
 """A row joins a tree if that spares at least this part of its ids."""
-PACKED = (1.5, 3)
-"""Approximate bounds of a packed sequence's length, in longest trees: attention's cost grows with the length."""
 
 
 class Tree(NamedTuple):
@@ -40,15 +29,13 @@ class Tree(NamedTuple):
 
     `source` (S, P): the row position that is laid there, as an index into rows x positions. `target` (B, T): the
     sequence position of a row's position, as an index into sequences x positions; 0 in a row's padding. `places`
-    (S, P): positions in the row. `branches` (S, P): the number of the trunk or branch, counted from 0 in each sequence;
-    -1 in the padding. `trunks` (S, P): the number of the trunk that a position sees.
+    (S, P): positions in the row. `branches` (S, P): 0 in the trunk, 1, 2, ... in the branches, -1 in the padding.
     """
 
     source: Tensor
     target: Tensor
     places: Tensor
     branches: Tensor
-    trunks: Tensor
 
     def to(self, device: torch.device) -> "Tree":
         return Tree(*(devices.send(column, device) for column in self))
@@ -62,94 +49,52 @@ class Tree(NamedTuple):
         return values_SPD.flatten(0, 1)[self.target]
 
     def seen(self) -> Tensor:
-        """(S, P, P) bool: True where a query sees a key. Padding sees itself."""
+        """(S, P, P) bool: True where a query sees a key. Padding sees the trunk and itself."""
         key_S1P = self.branches[:, None, :]
-        own = (self.branches[:, :, None] == key_S1P) | (self.trunks[:, :, None] == key_S1P)
+        own = (self.branches[:, :, None] == key_S1P) | (key_S1P == 0)
         columns_P = torch.arange(self.branches.shape[1], device=self.branches.device)
-        # Trunk and branches of a tree follow one another, and within each, columns are in the order of the row.
+        # Trunk and branches follow one another, and within each, columns are in the order of the row.
         return own & (columns_P <= columns_P[:, None])
-
-    def sees(self, sequence: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`seen` of single positions."""
-        branch = self.branches[sequence, key]
-        own = (self.branches[sequence, query] == branch) | (self.trunks[sequence, query] == branch)
-        return own & (key <= query)
 
     def behind(self) -> Tensor:
         """(S, P, P): the number of positions by which a key precedes a query in the row."""
         return self.places[:, :, None] - self.places[:, None, :]
 
 
-def plan(
-    ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int, packed: bool = False
-) -> Tree | None:
+def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) -> Tree | None:
     """The trees, on the CPU, of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions.
 
-    `width` is T, the rows' padded length. With `packed` a sequence holds several trees. None if every row would be a
-    sequence of its own.
+    `width` is T, the rows' padded length. None if every row would be a sequence of its own.
     """
     # One copy for all columns, because each copy would synchronise with a GPU.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
     lengths = [row[0] for row in columns]
     starts = [row[2 : 2 + row[1]] for row in columns]
     trees = _trees(starts)
-    sizes = [sum(map(lengths.__getitem__, rows)) - trunk * (len(rows) - 1) for trunk, rows in trees]
-    bins = _bins(sizes) if packed else [[tree] for tree in range(len(trees))]
-    if len(bins) == len(starts):
+    if len(trees) == len(starts):
         return None
 
-    P = _padded_length(sizes, bins)
-    source = torch.zeros(len(bins), P, dtype=torch.int64)
-    places = torch.zeros(len(bins), P, dtype=torch.int64)
-    branches = torch.full((len(bins), P), -1, dtype=torch.int64)
-    trunks = torch.full((len(bins), P), -1, dtype=torch.int64)
+    S = len(trees)
+    P = round_up(max(trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees))
+    source = torch.zeros(S, P, dtype=torch.int64)
+    places = torch.zeros(S, P, dtype=torch.int64)
+    branches = torch.full((S, P), -1, dtype=torch.int64)
     target = torch.zeros(len(starts), width, dtype=torch.int64)
-    for sequence, members in enumerate(bins):
-        begin, number = 0, 0
-        for tree in members:
-            trunk, rows = trees[tree]
-            column = begin + trunk
-            source[sequence, begin:column] = torch.arange(trunk) + rows[0] * width
-            places[sequence, begin:column] = torch.arange(trunk)
-            branches[sequence, begin:column] = number
-            for branch, row in enumerate(rows, start=number + 1):
-                n = lengths[row] - trunk
-                own = torch.arange(trunk, trunk + n)
-                source[sequence, column : column + n] = own + row * width
-                places[sequence, column : column + n] = own
-                branches[sequence, column : column + n] = branch
-                target[row, :trunk] = torch.arange(begin, begin + trunk) + sequence * P
-                target[row, trunk : trunk + n] = torch.arange(column, column + n) + sequence * P
-                column += n
-            trunks[sequence, begin:column] = number
-            begin, number = column, number + 1 + len(rows)
-    return Tree(source, target, places, branches, trunks)
-
-
-def _bins(sizes: Sequence[int]) -> list[list[int]]:
-    """Indices of trees of these sizes, by sequence, for the number of sequences with the least padding among a few."""
-    total, longest = sum(sizes), max(sizes)
-    fewest, most = (math.ceil(total / int(times * longest)) for times in reversed(PACKED))
-    # Many trees allow many numbers of sequences, all with little padding: only about ten of them are tried.
-    counts = range(fewest, most + 1, 1 + (most - fewest) // 10)
-    packings = [_packing(sizes, count) for count in counts]
-    return min(packings, key=lambda bins: len(bins) * _padded_length(sizes, bins))
-
-
-def _padded_length(sizes: Sequence[int], bins: Sequence[Sequence[int]]) -> int:
-    totals = [sum(map(sizes.__getitem__, members)) for members in bins]
-    return round_up(max(totals))
-
-
-def _packing(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Trees in `count` sequences of nearly equal length: the longest remaining tree goes into the shortest sequence."""
-    bins: list[list[int]] = [[] for _ in range(count)]
-    shortest_first = [(0, number) for number in range(count)]
-    for tree in sorted(range(len(sizes)), key=lambda tree: (-sizes[tree], tree)):
-        filled, number = shortest_first[0]
-        bins[number].append(tree)
-        heapq.heapreplace(shortest_first, (filled + sizes[tree], number))
-    return bins
+    for sequence, (trunk, rows) in enumerate(trees):
+        source[sequence, :trunk] = torch.arange(trunk) + rows[0] * width
+        places[sequence, :trunk] = torch.arange(trunk)
+        branches[sequence, :trunk] = 0
+        column = trunk
+        for branch, row in enumerate(rows, start=1):
+            n = lengths[row] - trunk
+            own = torch.arange(trunk, trunk + n)
+            source[sequence, column : column + n] = own + row * width
+            places[sequence, column : column + n] = own
+            branches[sequence, column : column + n] = branch
+            target[row, :trunk] = torch.arange(trunk) + sequence * P
+            target[row, trunk : trunk + n] = torch.arange(column, column + n) + sequence * P
+            column += n
+    return Tree(source, target, places, branches)
 
 
 def _trees(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:

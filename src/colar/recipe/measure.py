@@ -97,9 +97,7 @@ def _table(trainer: LatentTrainer, validation: Validation | None) -> Table:
     if lm.device.type == "cuda":
         # Otherwise the peak of a stage before this one would count.
         torch.cuda.reset_peak_memory_stats(lm.device)
-    with preflight.prepared(
-        lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing, packed=config.packing
-    ):
+    with preflight.prepared(lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing):
         started = time.perf_counter()
         # With fsdp the weights are not split yet, and the whole model may not fit into one device.
         if not trainer.fsdp:

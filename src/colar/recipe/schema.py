@@ -20,7 +20,6 @@ from colar.training.sft import TrainingConfig
 ATTENTION = {
     "eager": None,
     "sdpa": None,
-    "flex_attention": None,
     "flash_attention_2": "flash_attn",
     "flash_attention_3": "flash_attn_interface",
 }
@@ -39,8 +38,8 @@ class ModelConfig:
     lora: LoraSettings | None = None
     """Low-rank adapters; null trains all weights."""
     attn_implementation: str | None = None
-    """transformers' attention in training: sdpa | eager | flex_attention | flash_attention_2 | flash_attention_3; null:
-    its default, which the engine also uses in place of the last three. On CPUs eager trains faster."""
+    """transformers' attention in training: sdpa | eager | flash_attention_2 | flash_attention_3; null: its default,
+    which the engine also uses in place of flash attention. On CPUs eager trains faster."""
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
     weights at its speed leave float32 here and set training.bf16."""

@@ -52,10 +52,6 @@ class TrainingConfig:
     tokens_per_batch: int | None = None
     """Most positions (rows x the longest) that go through the model at once; a larger batch is split into parts of
     rows of similar length. Bounds memory only: updates and results are the same. null: no limit."""
-    packing: bool = False
-    """Put several rows into one sequence, with attention restricted to each row: less padding, the same updates. Not
-    for methods whose loss feeds the model several times (coconut, sim_cot, distill, sequential with
-    confidence_thresholds)."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
@@ -164,12 +160,11 @@ class TrainingConfig:
             )
         # With fsdp a layer's weights are dropped after the backward pass of one of its forwards, while another forward
         # still needs them; and all processes must make the same number of forwards.
-        for name in ("packing", "fsdp"):
-            if getattr(self, name) and method.multiple_forwards:
-                raise ValueError(
-                    f"training.{name} cannot train {method.name} as configured: its loss feeds the model several "
-                    "times; set it false"
-                )
+        if self.fsdp and method.multiple_forwards:
+            raise ValueError(
+                f"training.fsdp cannot train {method.name} as configured: its loss feeds the model several times; "
+                "set it false"
+            )
 
     @property
     def on_cpu(self) -> bool:

@@ -26,18 +26,16 @@ from colar import progress
 from colar.engine.engine import out_of_memory
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
-from colar.model.masks import FLEX, masks_without_waiting
+from colar.model.masks import masks_without_waiting
 from colar.ops import devices
 from colar.training.objective import count_rows
 from colar.training.trainer import LatentTrainer
 
 
 @contextlib.contextmanager
-def prepared(
-    lm: LatentLM, *, compiled: bool = False, recomputed: bool = False, packed: bool = False
-) -> Iterator[None]:
-    """Inside the block, fuse or compile the layers, and recompute them and pack rows if requested. The model is
-    restored after it, and its state dict is the same throughout."""
+def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
+    """Inside the block, fuse or compile the layers, and recompute them if requested. The model is restored after it,
+    and its state dict is the same throughout."""
     # torch would only fail at the first update, with a traceback of its own.
     if compiled and not devices.can_compile(lm.device):
         raise ValueError(
@@ -52,49 +50,28 @@ def prepared(
     for layer in layers:
         # In place: a wrapper module would change the names in the state dict.
         layer.compile(dynamic=True)
-    lm.packs_rows = packed
     try:
         # Not on a CPU, which has memory enough, and no kernels to launch.
         plain = compiled or lm.device.type == "cpu"
         with (
             masks_without_waiting(),
-            _kernels(lm, compiled),
+            _more_variants() if compiled else contextlib.nullcontext(),
             contextlib.nullcontext() if plain else fused(lm.causal_lm),
         ):
             yield
     finally:
-        lm.packs_rows = False
         for layer in layers:
             layer._compiled_call_impl = None
         if recomputed:
             _checkpointing(lm, "disable")
 
 
-def _kernels(lm: LatentLM, compiled: bool) -> Any:
-    """Raise torch's limit of compiled variants for flex attention and compiled layers: full and near masks or none, one
-    sequence or several, with and without a backward pass. Beyond the default of 8, flex attention would compute all
-    scores, and layers would run uncompiled."""
-    if lm.config._attn_implementation != FLEX and not compiled:
-        return contextlib.nullcontext()
+def _more_variants() -> Any:
+    """Raise torch's limit of variants of a compiled layer: a full mask, a near one or none, one sequence or several,
+    with and without a backward pass. Beyond the default of 8, layers would run uncompiled."""
     from torch._dynamo import config  # seconds
 
     return config.patch(recompile_limit=64)
-
-
-def check_attention(lm: LatentLM, device: torch.device) -> None:
-    """Raise ValueError for flex attention on a device where torch has no backward pass of it, or cannot compile it."""
-    if lm.config._attn_implementation == FLEX and (device.type != "cuda" or not devices.can_compile(device)):
-        raise ValueError(
-            f"model.attn_implementation {FLEX} trains on CUDA alone, with a C compiler and Triton: use sdpa or eager"
-        )
-
-
-def check_packing(lm: LatentLM) -> None:
-    """Raise ValueError for a backbone in which rows packed into one sequence would see each other."""
-    reason = lm.why_no_trees()
-    if reason is not None:
-        name = type(lm.causal_lm).__name__
-        raise ValueError(f"training.packing must be false for {name}: it {reason}")
 
 
 def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:

@@ -159,10 +159,7 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
     logging.disable_progress_bar()
     try:
         with preflight.prepared(
-            publisher.lm,
-            compiled=bool(config.compile),
-            recomputed=config.gradient_checkpointing,
-            packed=config.packing,
+            publisher.lm, compiled=bool(config.compile), recomputed=config.gradient_checkpointing
         ):
             # A resumed run is measured on a GPU only, to fit its parts to the device again, and not if batches would be
             # sampled for it. With fsdp nothing is: before its weights are split the model need not fit on one device.
@@ -285,11 +282,8 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
 
 
 def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Put a model on its training device; returns Trainer's arguments. ValueError if the settings cannot train it."""
+    """Put a model on its training device; returns Trainer's arguments."""
     args = arguments(config, folder)
-    preflight.check_attention(lm, args.device)
-    if config.packing:
-        preflight.check_packing(lm)
     # With fsdp each device gets its share of the weights when training begins.
     if not config.fsdp:
         lm.to(args.device)

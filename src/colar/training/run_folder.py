@@ -44,7 +44,7 @@ RESUMABLE = {
     "training.report_to",
     "training.ddp_timeout",
     "training.tokens_per_batch",
-    "training.packing",
+    "training.packing",  # no key any more: recipe.json of an earlier run has it
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
     "training.device",
@@ -57,8 +57,8 @@ RESUMABLE = {
     "grpo.rollout_workers",
 }
 """Keys of a recipe that may change when a run resumes: its budget; the places of its folder and its rows; its logs,
-saves and page; its device and memory; and how an update's rows are divided and packed. Their number must stay the
-same, and so must the rows, by digest: `resumable_run.py` checks both."""
+saves and page; its device and memory; and how an update's rows are divided. Their number must stay the same, and so
+must the rows, by digest: `resumable_run.py` checks both."""
 
 
 class RunFolder:
