@@ -637,18 +637,6 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
         claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_run_that_was_begun_with_packing_goes_on_without_it(packing, tiny):
-    """It changed no update but for rounding."""
-    made = recipe.load(tiny)
-    output = files.require_writable(made.output)
-    (output / "best").mkdir()
-    earlier = to_json(made)
-    earlier["training"]["packing"] = packing
-    files.write_json(output / "recipe.json", earlier)
-    claim(made, output)
-
-
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):
     def made(start, output="run"):
         return recipe.Recipe(

@@ -44,7 +44,7 @@ def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) 
         )
     layers = lm.decoder_layers() if compiled else []
     if recomputed:
-        _checkpointing(lm, "enable", {"use_reentrant": False})
+        lm.causal_lm.activation_checkpointing_enable({"use_reentrant": False})
     if layers:
         progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
@@ -63,7 +63,7 @@ def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) 
         for layer in layers:
             layer._compiled_call_impl = None
         if recomputed:
-            _checkpointing(lm, "disable")
+            lm.causal_lm.activation_checkpointing_disable()
 
 
 def _more_variants() -> Any:
@@ -72,12 +72,6 @@ def _more_variants() -> Any:
     from torch._dynamo import config  # seconds
 
     return config.patch(recompile_limit=64)
-
-
-def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
-    # The name of this call differs between releases of transformers 5.
-    new = getattr(lm.causal_lm, f"activation_checkpointing_{verb}", None)
-    (new or getattr(lm.causal_lm, f"gradient_checkpointing_{verb}"))(*options)
 
 
 @dataclass(frozen=True)

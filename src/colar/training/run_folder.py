@@ -44,7 +44,6 @@ RESUMABLE = {
     "training.report_to",
     "training.ddp_timeout",
     "training.tokens_per_batch",
-    "training.packing",  # no key any more: recipe.json of an earlier run has it
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
     "training.device",
