@@ -248,14 +248,13 @@ def decode_thoughts(completion: Completion, c: int, vocabulary: EmbeddingIndex) 
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
-    decoded_as = nearest_ids(completion.latents, c, vocabulary)
-    for k, (token_id, info) in enumerate(zip(completion.thought_ids, completion.thought_info(), strict=True)):
-        ids = chosen_ids(info)
-        if token_id >= 0:
-            decoded_as[k] = {token_id}
-        elif ids is not None:
-            decoded_as[k] = ids
-    return decoded_as
+    chosen: list[DecodedIds | None] = []
+    for token_id, info in zip(completion.thought_ids, completion.thought_info(), strict=True):
+        chosen.append({token_id} if token_id >= 0 else chosen_ids(info))
+    others = [k for k, ids in enumerate(chosen) if ids is None]
+    # A product with the whole vocabulary, which chosen tokens do not need.
+    nearest = iter(nearest_ids(completion.latents[others], c, vocabulary) if others else ())
+    return [next(nearest) if ids is None else ids for ids in chosen]
 
 
 def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:
