@@ -667,6 +667,14 @@ def test_an_answer_may_be_true_or_false(gold: bool) -> None:
     assert {(row.answer, row.answer_type) for row in rows.examples} == {(str(gold), "choice")}
 
 
+def test_choices_that_are_not_read_are_named() -> None:
+    row = {"question": "Which?", "choices": ["a", "b"], "rationale": "So.", "answer": "A"}
+    told = "the column choices is not read: write the choices into the question"
+    assert told in user_rows.read([row] * 3).summary()
+    del row["choices"]
+    assert told not in user_rows.read([row] * 3).summary()
+
+
 def test_a_frame_of_pandas_is_named() -> None:
     frame = type("DataFrame", (list,), {})(["question", "answer"])
     with pytest.raises(ValueError, match=r'got DataFrame: give its rows, data.to_dict\("records"\)'):

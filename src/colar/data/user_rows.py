@@ -65,6 +65,9 @@ class UserRows:
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
+        for column in {"choices", "options"}.intersection(self.columns):
+            if column not in self.layout.about:
+                lines.append(f"the column {column} is not read: write the choices into the question")
         return lines
 
     def require_chains(self) -> None:
