@@ -81,13 +81,13 @@ ACCURACIES = {
         "reinforcement",
         {"colar c=2": "Gaussian head (the paper's): SFT", "colar c=2 (RL)": "Gaussian head: GRPO"},
     ),
-    "smollm2/mathematics": (
-        "School mathematics, SmolLM2-135M",
+    "qwen/mathematics": (
+        "School mathematics, Qwen Coder",
         "school-mathematics",
         {
-            "cot (SFT continued)": "CoT, trained for longer",
-            "smollm2-135m c=2 (sequential, confidence_threshold=0.8)": "sequential (ours), c = 2, threshold 0.8",
-            "smollm2-135m c=2 (sequential)": "sequential (ours), c = 2",
+            "qwen2.5-coder-0.5b c=1": "sequential (ours), c = 1: a chain of thought",
+            "qwen2.5-coder-0.5b c=2 (confidence_threshold=0.8)": "c = 2, threshold 0.8",
+            "qwen2.5-coder-0.5b c=2": "c = 2",
         },
     ),
 }
