@@ -65,8 +65,8 @@ class UserRows:
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
-        for column in {"choices", "options"}.intersection(self.columns):
-            if column not in self.layout.about:
+        for column in ("choices", "options"):
+            if column in self.columns and column not in self.layout.about:
                 lines.append(f"the column {column} is not read: write the choices into the question")
         return lines
 
