@@ -9,7 +9,7 @@ import pytest
 from families import EXAMPLES, FAMILIES, build_tokenizer, of_config, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from colar import files
@@ -155,6 +155,19 @@ def test_a_separator_that_would_be_unknown_or_is_special_is_passed_over():
     template = Template(TemplateConfig(), tokenizer)
     assert (template.config.separator, template.separator_id) == ("¶", 4)
     assert template.question("two plus two") == [2, 3, 2, 4]
+
+
+def test_a_token_keeps_the_space_that_it_begins_with():
+    """As in Llama 2, whose decoder drops the space that a text begins with."""
+    words = {word: i for i, word in enumerate(("<s>", "</s>", "<unk>", "###", "▁so", "▁", "3", "▁###"))}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+    template = Template(TemplateConfig(separator="###"), tokenizer)
+    assert [template.token(words[word]) for word in ("▁so", "▁", "3", "###")] == [" so", " ", "3", "###"]
 
 
 def test_without_a_token_for_a_separator_one_has_to_be_named():

@@ -170,7 +170,12 @@ class Template:
 
     def token(self, token_id: int) -> str:
         """The readable text of one token."""
-        return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        # Behind another token, because some decoders drop the space that a text begins with (Llama 2, Phi-3).
+        before, text = (
+            str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            for ids in ([self.separator_id], [self.separator_id, token_id])
+        )
+        return text.removeprefix(before)
 
     def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
         """The ids of single tokens, as the vocabulary spells them. ValueError names the key that requested a token
