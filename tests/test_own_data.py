@@ -280,6 +280,10 @@ def test_a_data_set_in_memory_is_read() -> None:
         (["\\frac{1}{2}", "x^2", "4", "12"], "latex"),
         (["Paris", "4", "a dog", "Rome"], "text"),
         (["4"] * 39 + ["four"], "number"),
+        (["$4", "4 apples", "- 3", "5 dogs"], "number"),
+        (["x = 4", "x = 5", "x=-3"], "number"),
+        # Without the month, 5 May would be right for 5 June.
+        (["January 5", "March 12", "May 3", "May 5"], "text"),
     ],
 )
 def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:

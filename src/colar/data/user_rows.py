@@ -6,6 +6,7 @@ All rows have one layout, recognised by the columns of the first row (`layouts.p
 out, and counted by its reason.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -224,9 +225,17 @@ def _answer_type(golds: Sequence[str]) -> AnswerType:
     strict: tuple[AnswerType, ...] = ("number", "choice")
     for answer_type in strict:
         if sum(understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
-            return answer_type
+            # A number is judged without the words before it, which must not be what tells "May 5" from "June 5".
+            return "text" if answer_type == "number" and not _are_led_alike(golds) else answer_type
     formulas = sum("\\" in gold or "$" in gold or "^" in gold for gold in golds)
     return "latex" if formulas >= LATEX * len(golds) else "text"
+
+
+def _are_led_alike(golds: Sequence[str]) -> bool:
+    """True if nearly all numbers have the same words before them, mostly none."""
+    words = (re.split(r"\d", re.sub(r"\\[A-Za-z]+", "", gold))[0] for gold in golds)
+    counts = Counter("".join(filter(str.isalpha, each)) for each in words)
+    return max(counts.values(), default=0) >= ENOUGH * len(golds)
 
 
 # --- splits ------------------------------------------------------------------------------------------------
