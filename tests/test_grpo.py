@@ -551,8 +551,9 @@ def test_outputs_without_a_gradient_are_not_computed(tmp_path: Path, masks: bool
     theirs = gradients(torch.arange(8))
     mine = gradients(torch.tensor(learnt))
     assert any(bool((each != 0).any()) for each in mine)
+    # Rounding is that of a weight's largest gradients, not of each of its own.
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+        assert float((one - other).norm()) <= 1e-4 * float(other.norm())
 
 
 def test_a_batch_without_any_gradient_has_one_output(tmp_path: Path) -> None:

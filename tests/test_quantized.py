@@ -150,7 +150,7 @@ def test_wrong_values_are_refused_before_anything_is_loaded(monkeypatch, capsys)
     for weights, dtype, device, message in (
         ("int3", "float32", "cpu", "weights must be one of int8, int4, got 'int3'"),
         ("int4", "float32", "cpu", "weights int4 computes in bfloat16: give dtype bfloat16, not float32"),
-        ("int8", "float32", "mps", "weights int8 runs on cpu and cuda, not on mps"),
+        ("int8", "float32", "meta", "weights int8 runs on cpu and cuda, not on meta"),
     ):
         with pytest.raises(ValueError, match=message):
             pretrained.load_for_inference("nowhere", dtype, device=device, quantization=weights)
