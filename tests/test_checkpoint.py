@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 import yaml
-from families import EXAMPLES, backbone, build_tokenizer, of_config, tiny_lm
+from families import EXAMPLES, backbone, of_config, tiny_lm
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config
@@ -714,38 +714,16 @@ def test_a_merged_adapter_computes_the_same(saved, kind):
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
 def test_an_adapter_is_of_the_text_model_alone(targets):
     """Gemma 3's vision tower has projections of the same names, which no text goes through."""
-    tokenizer = build_tokenizer("gemma3")
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "pad_token_id": None,
-    }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=5)
+    text = backbone("gemma3")
+    heads = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 2)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "image_size": 28, "patch_size": 14, **heads}
+    config = Gemma3Config(text_config=text.lm.config.to_dict(), vision_config=vision, mm_tokens_per_image=4)
     lora = LoraSettings(r=2, target_modules=targets)
-    lm = LatentLM.from_backbone(backbones.Backbone("x", of_config(config), tokenizer), lora=lora)
+    lm = LatentLM.from_backbone(backbones.Backbone("x", of_config(config), text.tokenizer), lora=lora)
     adapted = {name for name, weight in lm.named_parameters() if ".lora_" in name and weight.requires_grad}
-    assert len(adapted) == 2 * 2 * (7 if targets == "all-linear" else 2)
+    layers = text.lm.config.num_hidden_layers
+    assert len(adapted) == layers * 2 * (7 if targets == "all-linear" else 2)
     assert all(".language_model.layers." in name for name in adapted)
-
-
-def test_a_tokenizer_is_transformers_own_beside_mistrals_file(tmp_path):
-    """mistral-common, where it is installed, has another one for folders with a tekken.json."""
-    build_tokenizer("llama").save_pretrained(tmp_path)
-    (tmp_path / "tekken.json").write_text("{}")
-    assert backbones.tokenizer_in(tmp_path).is_fast
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
