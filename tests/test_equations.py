@@ -52,11 +52,13 @@ class Naive:
     digits: tuple[int, ...]
     starts: tuple[int, ...]
     equals: int
+    tested_behind: tuple[int, ...]
 
     @classmethod
-    def of(cls, equations: Equations, c: float) -> Naive:
+    def of(cls, equations: Equations, c: float, operands: bool = True) -> Naive:
         starts = (*equations.sign_ids, equations.equals_id)
-        return cls(equations.digit_ids if c >= 2 else (), starts, equations.equals_id)
+        digits = equations.digit_ids if c >= 2 else ()
+        return cls(digits, starts, equations.equals_id, equations.sign_ids if operands else ())
 
     def run(self, group: list[int]) -> int:
         """The digits that a group ends with."""
@@ -72,6 +74,10 @@ class Naive:
     def takes_digit(self, group: list[int]) -> bool:
         """Whether a digit would belong to the number that the group is."""
         return 0 < self.run(group) < 3 and self.run(group) == len(group)
+
+    def is_tested(self, group: list[int]) -> bool:
+        """Whether a threshold applies to the token behind a group."""
+        return self.takes_digit(group) or any(token in self.tested_behind for token in group[-1:])
 
     def may_join(self, group: list[int], token: int, most: int) -> bool:
         """Whether a token may join a group of `most` units."""
@@ -218,7 +224,7 @@ def naive_loss(lm: LatentLM, row: Row, naive: Naive) -> tuple[float, list[int]]:
         for t in range(len(row.chain)):
             window = row.chain[t : t + naive.size(row.chain, t, math.ceil(c))]
             confident = [
-                math.exp(p) >= row.params.confidence_threshold or not naive.takes_digit(window[:j])
+                math.exp(p) >= row.params.confidence_threshold or not naive.is_tested(window[:j])
                 for j, p in enumerate(naive_logps(lm, hidden[t], window))
             ]
             bounds.append(next((j for j in range(1, len(confident)) if not confident[j]), len(confident)))
@@ -233,16 +239,17 @@ def naive_loss(lm: LatentLM, row: Row, naive: Naive) -> tuple[float, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "thresholds"),
-    [("llama", [0]), ("gemma3", [0, 1e-4, 2e-3]), ("gpt2", [0, 1e-4, 2e-3])],
+    ("family", "thresholds", "operands"),
+    [("llama", [0], True), ("gemma3", [0, 1e-4, 2e-3], True), ("gpt2", [0, 1e-4, 2e-3], False)],
     ids=str,
 )
-def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
+def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float], operands: bool) -> None:
     lm, method = made(
         family,
         digits=True,
         compression_factors=[1, 1.5, 2, 3],
         confidence_thresholds=thresholds,
+        threshold_operands=operands,
         **EQUATIONS,
     )
     rows = encoded(lm, method, times=2)
@@ -250,7 +257,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     grouped = 0
     for i, row in enumerate(rows):
-        naive = Naive.of(equations_of(lm, method), row.params.compression_factor)
+        naive = Naive.of(equations_of(lm, method), row.params.compression_factor, operands)
         loss, expected = naive_loss(lm, row, naive)
         assert sizes_of(sizes, i) == expected, i
         assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
@@ -489,17 +496,18 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
         assert {Ending.START, Ending.DIGIT_OR_START} <= declined
 
 
+@pytest.mark.parametrize("operands", [True, False])
 @torch.no_grad()
-def test_a_threshold_is_asked_behind_numbers_alone() -> None:
-    """No token reaches a threshold of 1: groups end where a number could go on, and nowhere else."""
-    lm, method = lively()
+def test_a_threshold_is_asked_behind_numbers_and_signs_alone(operands: bool) -> None:
+    """No token reaches a threshold of 1: groups end where a number could go on or begins, and nowhere else."""
+    lm, method = lively(threshold_operands=operands)
     equations = equations_of(lm, method)
     n = 500
     generator = torch.Generator().manual_seed(0)
     state_ND = torch.randn(n, lm.width, generator=generator)
     ones = torch.ones(n, dtype=torch.float64)
     sizes = {}
-    for first_id in (equations.digit_ids[3], 7):
+    for first_id in (equations.digit_ids[3], equations.sign_ids[1], 7):
         uniform = torch.rand(12, n, generator=generator, dtype=torch.float64)
         rules = Rules(
             units=torch.full((n,), 3),
@@ -517,6 +525,7 @@ def test_a_threshold_is_asked_behind_numbers_alone() -> None:
         sizes[first_id] = (ids != -1).sum(1)
     # Behind a digit that begins a group a number is open. Behind any other token none is, and three may stand together.
     assert (sizes[equations.digit_ids[3]] == 1).all()
+    assert sizes[equations.sign_ids[1]].max() == (1 if operands else 3)
     assert sizes[7].max() == 3
 
 

@@ -66,7 +66,7 @@ class SequentialParams:
     confidence_threshold: float = 0
     """A group also ends before a token that is less likely than this: c is then the most tokens, not the number.
     From 0, where nothing ends a group before its c tokens, to 1. With grouping: equations it applies behind unfinished
-    numbers alone."""
+    numbers and signs alone."""
 
     def __post_init__(self) -> None:
         check_number("compression_factor", self.compression_factor, 1)
@@ -89,6 +89,8 @@ class SequentialConfig:
     confidence_thresholds: tuple[float, ...] = (0,)
     """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself has
     less confidence than that."""
+    threshold_operands: bool = True
+    """With grouping: equations a threshold also applies to an operand's first digit, behind its sign."""
     lookahead_weight: float = 0.0
     """Weight of the labels behind a group, up to the largest trained factor; the group's own have 1."""
     shortlist: bool = False
@@ -154,7 +156,9 @@ class Sequential(GroupMethod):
     def equations(self, lm: LatentLM) -> Equations | None:
         """The tokens by which groups of equations end; None if c counts tokens. ValueError if the tokenizer lacks one
         of them."""
-        return Equations.of(lm.template) if self.config.grouping == "equations" else None
+        if self.config.grouping != "equations":
+            return None
+        return Equations.of(lm.template, self.config.threshold_operands)
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         equations = self.equations(lm)
