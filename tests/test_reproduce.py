@@ -49,6 +49,7 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 SCRIPTS = (
     "table1.sh", "table2.sh", "table2_sequential.sh", "c_curves.sh", "sequential.sh", "smollm2_sequential.sh",
+    "qwen_sequential.sh",
 )  # fmt: skip
 
 
