@@ -21,6 +21,7 @@ from torch.distributed.run import main as torchrun
 from colar import processes
 from colar.cli import main
 from colar.data import sources
+from colar.model import backbones
 from colar.recipe.auto_run import AutoCall, prepare_run
 from colar.training.trainer import LatentTrainer
 
@@ -101,6 +102,24 @@ Path(sys.argv[1], f"rank{rank}").write_text("".join(found))
 # As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
 processes.leave()
 """
+
+
+def write_and_read(folder: Path) -> list[str]:
+    processes.join(120)
+    rank = distributed.get_rank()
+    made = backbones.load("tiny", seed=rank)
+    backbones.write_folder(made.lm, made.tokenizer, folder / f"rank{rank}")
+    # All have written before one reads: a process must not find another one's files in place of its own.
+    distributed.barrier()
+    read = backbones.load(str(folder / f"rank{rank}"))
+    processes.leave()
+    return [made.fingerprint, read.fingerprint]
+
+
+def test_a_backbone_is_written_whole_by_any_of_them(tmp_path: Path) -> None:
+    """The process that converts SmolLM2 is the one that takes the lock first."""
+    for made, read in together(2, tmp_path, write_and_read, tmp_path):
+        assert made == read
 
 
 def test_torchrun_starts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors.torch import save_model
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -234,12 +235,17 @@ def _convert_smollm2(folder: Path) -> None:
     gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # A model loaded from GGUF refuses `save_pretrained` until its quantiser is removed.
-    lm.hf_quantizer = None
     del lm.config.quantization_config
+    write_folder(lm, AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name), folder)
+
+
+def write_folder(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write weights and tokenizer to `folder`, in whichever process: where several work together, `save_pretrained`
+    writes a model in the first one alone, without a word in the others."""
     with files.replace_folder(folder) as partial:
-        lm.save_pretrained(partial)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
+        lm.config.save_pretrained(partial)
+        save_model(lm, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        tokenizer.save_pretrained(partial)
 
 
 def smollm2_gguf() -> Path:
