@@ -242,6 +242,7 @@ def _convert_smollm2(folder: Path) -> None:
 def write_folder(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights and tokenizer to `folder`, in whichever process: where several work together, `save_pretrained`
     writes a model in the first one alone, without a word in the others."""
+    lm.config.architectures = [type(lm).__name__]
     with files.replace_folder(folder) as partial:
         lm.config.save_pretrained(partial)
         save_model(lm, str(partial / "model.safetensors"), metadata={"format": "pt"})
