@@ -1,5 +1,6 @@
 """Evaluation: the grid, one record an answer, noise by seed and question, validation by the same path."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,35 @@ def test_one_question_in_two_data_sets_is_answered_in_both(model, tmp_path):
     assert len(completions) == len(EXAMPLES) + 3
     for example in EXAMPLES[:3]:
         assert completions["a", example.id] == completions["b", example.id]
+
+
+@pytest.mark.parametrize(
+    ("decodings", "speeds", "prompts"),
+    [
+        (["sampled"], {"compression_factor": [2]}, 1),  # three seeds
+        (["sampled"], {"compression_factor": [1, 2]}, 2),
+        (["greedy"], {"compression_factor": [1, 2], "confidence_threshold": [0, 0.6, 0.9]}, 2),
+    ],
+)
+def test_a_prompt_is_prefilled_once_for_all_its_draws_and_thresholds(tmp_path, decodings, speeds, prompts):
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("sequential", {"confidence_thresholds": [0, 0.6, 0.9]})
+    pretrained.attach(lm, method, 0)
+    values = [dict(zip(speeds, each, strict=True)) for each in itertools.product(*speeds.values())]
+    some = [registry.make_params(method, each) for each in values]
+    grid = evaluate.make_grid(EvaluatedModel("toy", lm, method), ["sums"], some, decodings, [0, 1, 2])
+    prefilled = 0
+
+    def count(module, args, kwargs):
+        nonlocal prefilled
+        rows, length, _ = kwargs["inputs_embeds"].shape
+        prefilled += rows if length > 1 else 0
+
+    lm.causal_lm.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    wide = replace(LIMITS, batch_size=len(grid) * len(EXAMPLES))
+    n = evaluate.evaluate(grid, {"sums": EXAMPLES}, tmp_path / "records.jsonl", wide)
+    assert n == len(grid) * len(EXAMPLES)
+    assert prefilled == prompts * len(EXAMPLES)
 
 
 def test_noise_belongs_to_seed_and_question_not_to_system(model):

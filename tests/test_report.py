@@ -21,6 +21,7 @@ from colar import files
 from colar.data.example import Example
 from colar.evaluation import picture, report, stats, tables
 from colar.evaluation.records import RecordFiles, asked_of, checked, settings_of
+from colar.evaluation.report_rows import System, system_name
 from colar.evaluation.tables import print_tables
 
 DESIGN_KEYS = (
@@ -263,6 +264,20 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
     assert "| CoT | 50.0 ± 42.2 | 4.0 | ± 62.1 |" in text
     assert "t interval of the last accuracy over training seeds" in text
     assert "Means over 1 or 3 training runs" in text
+
+
+def test_runs_are_numbered_under_one_label_alone() -> None:
+    first = System("m", "cot", "", (), "greedy", 0)
+    other = first._replace(label="more rows", train_seed=11)
+    control = first._replace(label="control-zeroed")
+    again = first._replace(train_seed=1)
+
+    def names(*systems: System) -> list[str]:
+        return [system_name(system, systems) for system in systems]
+
+    assert names(first, other, control) == ["m", "m (more rows)", "m (control-zeroed)"]
+    assert names(first, again, other) == ["m, run 0", "m, run 1", "m (more rows)"]
+    assert names(control, again) == ["m (control-zeroed), run 0", "m, run 1"]
 
 
 def test_runs_together_by_hand() -> None:

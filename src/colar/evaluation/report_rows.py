@@ -132,10 +132,9 @@ def system_name(system: System, systems: Collection[System]) -> str:
     bracketed = f"({system.note})" if system.note else ""
     parts = [base_name(system, systems), c_text(system.params), bracketed]
     name = " ".join(part for part in parts if part)
-    # Runs are numbered only if this model was trained by this method several times.
-    runs = {
-        other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
-    }
+    # Runs are numbered only where the model was trained several times under one label.
+    trained = system.without_control()[:3]
+    runs = {other.train_seed for other in systems if other.without_control()[:3] == trained}
     return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
 
 
