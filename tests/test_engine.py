@@ -447,21 +447,6 @@ def test_seconds_share_out_the_wall_clock(colar):
     assert 0.8 * wall < sum(c.seconds for c in found) <= wall
 
 
-def test_each_sample_is_charged_for_its_question(colar):
-    """A request costs as much beside other samples of its question, before or after them, as in isolation."""
-    engine = Engine(colar.lm, colar.method, 4)
-    requests = [dataclasses.replace(colar.requests[0], id=str(i), sample=i) for i in range(3)]
-    for request in (*requests[:2], colar.requests[1]):
-        engine.submit(request)
-    engine.step()
-    engine.submit(requests[2])
-    engine.step()
-    question = {entry.request.id: entry.question_seconds for entry in engine.running.entries}
-    assert question["0"] == question["1"] == question["2"] > 0
-    assert question[colar.requests[1].id] > 0
-    assert all(entry.seconds > entry.question_seconds for entry in engine.running.entries)
-
-
 def test_events_are_what_generate_folds(colar):
     events = list(Engine(colar.lm, colar.method, 4).stream(colar.requests))
     for request in colar.requests:

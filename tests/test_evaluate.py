@@ -96,33 +96,24 @@ def test_one_question_in_two_data_sets_is_answered_in_both(model, tmp_path):
         assert completions["a", example.id] == completions["b", example.id]
 
 
-@pytest.mark.parametrize(
-    ("decodings", "speeds", "prompts"),
-    [
-        (["sampled"], {"compression_factor": [2]}, 1),  # three seeds
-        (["sampled"], {"compression_factor": [1, 2]}, 2),
-        (["greedy"], {"compression_factor": [1, 2], "confidence_threshold": [0, 0.6, 0.9]}, 2),
-    ],
-)
-def test_a_prompt_is_prefilled_once_for_all_its_draws_and_thresholds(tmp_path, decodings, speeds, prompts):
-    lm = LatentLM.from_backbone(backbones.load("tiny"))
-    method = registry.build("sequential", {"confidence_thresholds": [0, 0.6, 0.9]})
-    pretrained.attach(lm, method, 0)
-    values = [dict(zip(speeds, each, strict=True)) for each in itertools.product(*speeds.values())]
-    some = [registry.make_params(method, each) for each in values]
-    grid = evaluate.make_grid(EvaluatedModel("toy", lm, method), ["sums"], some, decodings, [0, 1, 2])
-    prefilled = 0
+def test_the_draws_of_a_question_follow_each_other(model, tmp_path):
+    """The engine then prefills a question once for several draws; also where some of them have been answered."""
+    asked = []
 
-    def count(module, args, kwargs):
-        nonlocal prefilled
-        rows, length, _ = kwargs["inputs_embeds"].shape
-        prefilled += rows if length > 1 else 0
+    def make(model, questions, settings):
+        asked.extend(questions)
+        return evaluate.make_records(model, questions, settings)
 
-    lm.causal_lm.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    wide = replace(LIMITS, batch_size=len(grid) * len(EXAMPLES))
-    n = evaluate.evaluate(grid, {"sums": EXAMPLES}, tmp_path / "records.jsonl", wide)
-    assert n == len(grid) * len(EXAMPLES)
-    assert prefilled == prompts * len(EXAMPLES)
+    path = tmp_path / "records.jsonl"
+    grid = evaluate.make_grid(model, ["sums"], params(model, 1, 2), ["greedy", "sampled"], [0, 1, 2])
+    (first,) = [point for point in grid if point.seed == 1 and point.params.compression_factor == 2]
+    assert evaluate.evaluate([first], {"sums": EXAMPLES[:4]}, path, LIMITS) == 4
+    assert evaluate.evaluate(grid, {"sums": EXAMPLES}, path, LIMITS, make) == len(grid) * len(EXAMPLES) - 4
+    runs = [list(draws) for _, draws in itertools.groupby(asked, lambda q: (q.point.cell, q.example.id))]
+    # Two speeds, greedy and sampled.
+    assert len(runs) == 2 * 2 * len(EXAMPLES)
+    assert sorted(map(len, runs)) == [1] * 2 * len(EXAMPLES) + [2] * 4 + [3] * (2 * len(EXAMPLES) - 4)
+    assert len(set(asked)) == len(asked) == len(files.resume_jsonl(path)) - 4
 
 
 def test_noise_belongs_to_seed_and_question_not_to_system(model):

@@ -355,7 +355,7 @@ def test_adapters_are_added_as_well_as_their_rank_allows(tmp_path, monkeypatch, 
         (tmp_path / name).mkdir()
         save_file(weights, tmp_path / name / "adapter_model.safetensors")
         files.write_json(tmp_path / name / "adapter_config.json", {"r": r, "lora_alpha": alpha})
-        files.write_json(tmp_path / name / "colar.json", {"of": name})
+        files.write_json(tmp_path / name / "colar.json", {"of": name, "fingerprint": "f"})
         changes.append(alpha / r * up @ down)
     out = tmp_path / "out"
     words = [str(tmp_path / name) for name in "abc"]
@@ -369,7 +369,10 @@ def test_adapters_are_added_as_well_as_their_rank_allows(tmp_path, monkeypatch, 
     torch.testing.assert_close(4 / rank * found["x.lora_B.weight"] @ found["x.lora_A.weight"], best)
     kept = s[:rank].square().sum() / s.square().sum()
     assert capsys.readouterr().out.startswith(f"{kept:.1%} of")
-    assert files.read_json(out / "colar.json") == {"of": "a"}
+    assert files.read_json(out / "colar.json")["of"] == "a"
+    files.write_json(tmp_path / "c" / "colar.json", {"fingerprint": "g"})
+    with pytest.raises(SystemExit, match="of different backbones"):
+        module("lab/scripts/add_adapters.py").main()
 
 
 def benchmark(name, words, folder, monkeypatch, capsys):

@@ -45,12 +45,14 @@ def main() -> None:
     args = parser.parse_args()
     checkpoint.check_replaceable(args.output)
     terms = []
+    backbones = set()
     for folder, scale in ((args.checkpoint, 1.0), (args.plus, args.scale), (args.minus, -args.scale)):
         config = files.read_json(folder / "adapter_config.json")
         terms.append((load_file(folder / ADAPTER), scale * config["lora_alpha"] / config["r"], config))
+        backbones.add(files.read_json(folder / "colar.json")["fingerprint"])
     first, _, own = terms[0]
-    if any(weights.keys() != first.keys() for weights, _, _ in terms):
-        raise SystemExit("the adapters have other layers")
+    if len(backbones) > 1 or any(weights.keys() != first.keys() for weights, _, _ in terms):
+        raise SystemExit("the adapters are of different backbones, or of different layers")
 
     added, shares = {}, []
     for name in (name for name in first if ".lora_A." in name):
@@ -60,8 +62,9 @@ def main() -> None:
         added[other] = (up_r / (own["lora_alpha"] / own["r"])).float().contiguous()
         added[name] = down_r.float().contiguous()
         shares.append(kept)
-    shutil.copytree(args.checkpoint, args.output, dirs_exist_ok=True)
-    save_file(added, args.output / ADAPTER, metadata={"format": "pt"})
+    with files.replace_folder(args.output) as partial:
+        shutil.copytree(args.checkpoint, partial, dirs_exist_ok=True)
+        save_file(added, partial / ADAPTER, metadata={"format": "pt"})
     print(f"{sum(shares) / len(shares):.1%} of the squared norm of the changes; wrote {args.output}")
 
 

@@ -36,7 +36,7 @@ class Answer:
     truncated: bool
     """True if a limit ended the thinking or the answer."""
     seconds: float
-    """Wall-clock time: the request's share of each step's, and all of its question's."""
+    """The request's share of wall-clock time."""
     completion: Completion = field(repr=False)
     """The engine's result for the request."""
 

@@ -89,7 +89,7 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
-    """`list(work(items))` with the work divided; all get all results. `work` yields results for each item.
+    """`list(work(items))` with the work divided; all get all results. `work` yields a result for each item.
 
     If items fail, the first one's error is raised in the process that worked on it; the other processes raise
     OtherProcessError.

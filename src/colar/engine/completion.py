@@ -23,7 +23,7 @@ class Event:
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking, its limit did not: `info`
     token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
-    finished    no event follows: `reason`, `truncated`, the request's `seconds`
+    finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
     `embed` and `info` are set only if the request keeps latents.
     """
@@ -64,7 +64,7 @@ class Completion:
     forward_passes: int
     """One for the question, one for each embedding fed after it."""
     seconds: float
-    """Wall-clock time: the request's share of each step's, and all of its question's, which other samples may share."""
+    """The request's share of wall-clock time."""
     error: Exception | None = None
     """The error that a step of this request raised."""
     latents: Tensor | None = None

@@ -224,13 +224,7 @@ class Engine:
         entries = [*questions, *samples]
         slots = devices.numbers([slot_of[entry.ids] for entry in entries], first_ND.device)
         joining = RunningRows.start(entries, first_ND[slots], self._begin(entries))
-        # Each sample is charged for its question, so that its time compares with that of a request in isolation.
-        prefill = (time.perf_counter() - started) / max(1, len(questions))
-        in_cache = [*rows.entries, *questions]
-        for entry in entries:
-            source = in_cache[slot_of[entry.ids]]
-            entry.question_seconds = prefill if source is entry else source.question_seconds
-            entry.seconds += entry.question_seconds
+        joining.charge(time.perf_counter() - started)
         rows.append(joining)
         # Popped only now, so that `_recover` still finds these requests if the prefill raises.
         self.scheduler.batches.popleft()

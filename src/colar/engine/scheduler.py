@@ -65,9 +65,7 @@ class Entry:
     reason: str = ""
     """The reason why it has ended, as in its last event; "" until then."""
     seconds: float = 0.0
-    """Wall-clock time since it started: of its question's prefill, and its share of that of steps."""
-    question_seconds: float = 0.0
-    """Time of its question's share of a prefill, which may have been another sample's."""
+    """Share of wall-clock time since it started."""
     n_events: int = 0
     """Events since it started."""
     reported: list[tuple[EventKind, int]] = field(default_factory=list)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,6 @@ class GridPoint:
         )
         return Cell(system, self.dataset)
 
-    @property
-    def prompt_key(self) -> tuple[Any, ...]:
-        """Equal for points whose questions are the same prompts, drawn in the same way."""
-        return self.model, self.dataset, self.model.method.speed_text(self.params), self.decoding
-
     def record_key(self, example: Example) -> RecordKey:
         """The key of one question's record."""
         return RecordKey(self.cell, self.seed, example.id)
@@ -145,43 +140,34 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    prompts = _by_prompt(grid, datasets, settings, keys_in(records))
-    # A question that does not fit must stop the evaluation now, not after hours of answers.
-    processes.split_and_gather([questions[0] for questions in prompts], _check_fit)
-    if prompts:
-        _write_answers(prompts, records, settings, make or make_records)
-    return sum(map(len, prompts))
-
-
-def _by_prompt(
-    grid: Iterable[GridPoint],
-    datasets: Mapping[str, Sequence[Example]],
-    settings: AnswerSettings,
-    done: Collection[RecordKey] = (),
-) -> list[list[Question]]:
-    """The questions of the grid that are not `done`, by prompt, which the engine prefills once for all its draws and
-    thresholds."""
-    alike: defaultdict[Any, list[GridPoint]] = defaultdict(list)
+    done = keys_in(records)
+    # The draws of a question one after another, so that the engine prefills it once for those that run together.
+    by_cell: defaultdict[tuple[EvaluatedModel, Cell], list[GridPoint]] = defaultdict(list)
     for point in grid:
-        alike[point.prompt_key].append(point)
-    prompts = []
-    for points in alike.values():
+        by_cell[point.model, point.cell].append(point)
+    unanswered = []
+    for points in by_cell.values():
         for example in datasets[points[0].dataset]:
             left = [point for point in points if point.record_key(example) not in done]
             if left:
-                prompts.append([Question(p, example, make_request(p, example, settings)) for p in left])
-    return prompts
+                unanswered.append([Question(p, example, make_request(p, example, settings)) for p in left])
+    # A question that does not fit must stop the evaluation now, not after hours of answers.
+    processes.split_and_gather([draws[0] for draws in unanswered], _check_fit)
+    if unanswered:
+        _write_answers(unanswered, records, settings, make or make_records)
+    return sum(map(len, unanswered))
 
 
 def _write_answers(
-    prompts: Sequence[Sequence[Question]], records: Path, settings: AnswerSettings, make: RecordMaker
+    questions: Sequence[Sequence[Question]], records: Path, settings: AnswerSettings, make: RecordMaker
 ) -> None:
-    """Answer the questions and append to `records`; with several processes, the main one writes the records of all."""
+    """Answer the questions, a list of draws each, and append to `records`; with several processes, the main one writes
+    the records of all."""
     # All questions of a model go to its engine in one list, so that grid points share batches.
     by_model: defaultdict[EvaluatedModel, list[Sequence[Question]]] = defaultdict(list)
-    for questions in prompts:
-        by_model[questions[0].point.model].append(questions)
-    system, *others = {question.point.cell.system for questions in prompts for question in questions}
+    for draws in questions:
+        by_model[draws[0].point.model].append(draws)
+    system, *others = {draws[0].point.cell.system for draws in questions}
     # With several systems, the bar shows the model that is running.
     note = "evaluate" if others else f"evaluate {system_name(system, [system])}"
     state = PartialState()
@@ -189,11 +175,11 @@ def _write_answers(
     # Records are gathered and written once per round: a kill loses the answers of the current one.
     per_round = settings.batch_size if n > 1 else 1
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(progress.bar(note, sum(map(len, prompts))))
+        bar = stack.enter_context(progress.bar(note, sum(map(len, questions))))
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
         for model, of_model in by_model.items():
             bar.set_postfix_str(model.name)
-            # Every n-th prompt, because neighbours in the grid take about equally long.
+            # Every n-th question, because neighbours in the grid take about equally long.
             shares = [list(itertools.chain.from_iterable(of_model[process::n])) for process in range(n)]
             mine = make(model, shares[state.process_index], settings)
             for _ in range(math.ceil(max(map(len, shares)) / per_round)):
@@ -314,18 +300,15 @@ def validate(
     """
     model = EvaluatedModel("validation", lm, method)
     by_suffix = {_metric_suffix(param, is_alone=len(params) == 1): param for param in params}
-    grid = [GridPoint(model, "validation", param, decoding, seed=0) for param in by_suffix.values()]
-    prompts = _by_prompt(grid, {"validation": examples}, settings)
-    # The same code as in an evaluation, so that the best checkpoint is chosen by the numbers reported later.
-    records = processes.split_and_gather(
-        prompts, lambda share: make_records(model, list(itertools.chain.from_iterable(share)), settings)
-    )
     metrics: dict[str, float] = {}
     for suffix, param in by_suffix.items():
-        own = [record for record in records if record["params"] == dict(param_values(param))]
+        point = GridPoint(model, "validation", param, decoding, seed=0)
+        questions = [Question(point, example, make_request(point, example, settings)) for example in examples]
+        # The same code as in an evaluation, so that the best checkpoint is chosen by the numbers reported later.
+        records = processes.split_and_gather(questions, lambda share: make_records(model, share, settings))
         # Sums of whole numbers do not depend on how the questions were divided.
-        metrics[f"accuracy{suffix}"] = sum(record["correct"] for record in own) / len(own)
-        metrics[f"length{suffix}"] = sum(record["length"] for record in own) / len(own)
+        metrics[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
+        metrics[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
     # The plain names are means over params, every speed weighted equally. They choose the best checkpoint.
     for name in ("accuracy", "length"):
         metrics[name] = sum(metrics[f"{name}{suffix}"] for suffix in by_suffix) / len(by_suffix)

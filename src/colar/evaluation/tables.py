@@ -190,8 +190,8 @@ def _cost(report: Report) -> TextTable:
     head = ["system", "decoding", *cost]
     notes = [
         "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Reference #L: the "
-        "reference chain's tokens divided by c, rounded up. Seconds: an answer's share of wall-clock, in the "
-        "batches it ran in; the prefill of a question counts for each of its answers."
+        "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
+        "batches it ran in."
     ]
     if any(row.system.is_control for row in report.shown_rows):
         notes.append("Truncated, of a control: its answers alone; the thoughts that it is fed are never cut.")
