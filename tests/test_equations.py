@@ -231,11 +231,11 @@ def naive_loss(lm: LatentLM, row: Row, naive: Naive) -> tuple[float, list[int]]:
     sizes = naive.sizes(row.chain, c, phase, bounds)
     hidden = naive_hidden(lm, row, sizes)
     labels = naive_asked(lm, row, sizes, naive, phase) + [[token] for token in row.answer]
-    losses = []
+    means = []
     for k, label in enumerate(labels):
         logps = naive_logps(lm, hidden[k], label)
-        losses += [-logp for logp in logps]
-    return sum(losses) / len(losses), sizes
+        means.append(-sum(logps) / len(logps))
+    return sum(means) / len(means), sizes
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_labels_behind_a_group_are_those_that_one_of_the_largest_factor_has() ->
         naive = Naive.of(equations_of(lm, method), row.params.compression_factor)
         sizes = naive.sizes(row.chain, row.params.compression_factor, phase)
         hidden = naive_hidden(lm, row, sizes)
-        losses, counted, start = [], 0.0, 0
+        means, start = [], 0
         for k, own in enumerate(naive_asked(lm, row, sizes, naive, phase)):
             rest = dataclasses.replace(row, steps=[row.chain[start:]], params=SequentialParams(3))
             longest = largest.size(rest.chain, 0, 3)
@@ -286,14 +286,12 @@ def test_labels_behind_a_group_are_those_that_one_of_the_largest_factor_has() ->
             label = max(own, far, key=len)
             weights = [1.0] * len(own) + [0.2] * (len(label) - len(own))
             logps = naive_logps(lm, hidden[k], label)
-            losses += [-w * logp for w, logp in zip(weights, logps, strict=True)]
-            counted += sum(weights)
+            means.append(-sum(w * logp for w, logp in zip(weights, logps, strict=True)) / sum(weights))
             behind += len(label) - len(own)
             start += sizes[k]
         for k, token in enumerate(row.answer, start=len(sizes)):
-            losses.append(-naive_logps(lm, hidden[k], [token])[0])
-            counted += 1
-        assert found[i].item() == pytest.approx(sum(losses) / counted, rel=1e-4, abs=1e-5), i
+            means.append(-naive_logps(lm, hidden[k], [token])[0])
+        assert found[i].item() == pytest.approx(sum(means) / len(means), rel=1e-4, abs=1e-5), i
     assert behind
 
 

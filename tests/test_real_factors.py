@@ -129,11 +129,11 @@ def naive(lm: LatentLM, row: Row) -> tuple[float, list[int]]:
     sizes = naive_sizes(len(chain), c, phase, bounds)
     hidden = naive_hidden(lm, row, sizes)
     labels = naive_windows(chain, sizes, c, phase, separator) + [[token] for token in row.answer]
-    losses = []
+    means = []
     for k, label in enumerate(labels):
         logps = naive_logps(lm, hidden[k], label)
-        losses += [-logp for logp in logps]
-    return sum(losses) / len(losses), sizes
+        means.append(-sum(logps) / len(logps))
+    return sum(means) / len(means), sizes
 
 
 def sizes_of(found: Tensor, row: int) -> list[int]:

@@ -65,15 +65,16 @@ def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> 
     for s in starts:
         labels.append([*row.chain, separator][s : s + max(c, widest)])
     labels += [[token] for token in row.answer]
-    losses, weights = [], []
+    means = []
     for k, group in enumerate(labels):
-        state = hidden[k]
+        state, losses, weights = hidden[k], [], []
         for j, token in enumerate(group):
             if j:
                 state = decoder(state, lm.embed(torch.tensor(group[j - 1])))
             weights.append(1 if j < c else ahead)
             losses.append(-weights[-1] * lm.logits(state).log_softmax(-1)[token])
-    return torch.stack(losses).sum() / sum(weights)
+        means.append(torch.stack(losses).sum() / sum(weights))
+    return torch.stack(means).mean()
 
 
 def gradients(losses: Tensor, trained: list[Tensor]) -> Sequence[Tensor]:

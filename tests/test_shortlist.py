@@ -261,15 +261,15 @@ def naive(lm: LatentLM, row: Row, c: int, ids: tuple[int, ...]) -> tuple[float, 
     hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
     labels = [group if len(group) == c else [*group, separator] for group in groups]
     labels += [[token] for token in row.answer]
-    losses, lacking = [], 0
+    means, lacking = [], 0
     for k, group in enumerate(labels):
-        state = hidden[k]
-        losses.append(-label_logp(lm, state, group[0], None))
+        state, losses = hidden[k], [-label_logp(lm, hidden[k], group[0], None)]
         for before, token in itertools.pairwise(group):
             state = decoder(state, lm.embed(torch.tensor(before)))
             losses.append(-label_logp(lm, state, token, ids))
             lacking += token not in ids
-    return sum(losses) / len(losses), lacking
+        means.append(sum(losses) / len(losses))
+    return sum(means) / len(means), lacking
 
 
 @pytest.mark.parametrize(

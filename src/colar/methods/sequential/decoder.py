@@ -230,7 +230,10 @@ def _class_logps(
 def loss(
     lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: PartialHead | None
 ) -> Tensor:
-    """Cross-entropy of each label given those before it in its group, (B,): the weighted mean over a row's labels."""
+    """Cross-entropy of each label given those before it in its group, (B,).
+
+    Weighted mean over a position's labels, then mean over the row's positions that have any.
+    """
     real_BNG = weights_BNG > 0
     labelled_BN = real_BNG.any(-1)
     hidden_MD, ids_MG, real_MG, weights_MG = (
@@ -238,5 +241,5 @@ def loss(
     )
     losses_MG = -label_logps(lm, hidden_MD, ids_MG, real_MG, shortlist)
     weights_MG = devices.beside(weights_MG, losses_MG)
-    total_B = ragged.put_masked((weights_MG * losses_MG).sum(-1), labelled_BN).sum(-1)
-    return total_B / devices.beside(weights_BNG.sum((-1, -2)), total_B)
+    losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
+    return ragged.row_mean(ragged.put_masked(losses_M, labelled_BN), labelled_BN)
