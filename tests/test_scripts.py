@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from example_rows import report_row
-from safetensors.torch import load_file, save_file
 
 from colar import files
 from colar.data import sources
@@ -340,39 +339,6 @@ def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, ca
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "sft"), "--as-long-as", str(tmp_path / "rl")])
     module("lab/scripts/updates_in.py").main()
     assert capsys.readouterr().out == "2500\n"
-
-
-@pytest.mark.parametrize("rank", [2, 6])
-def test_adapters_are_added_as_well_as_their_rank_allows(tmp_path, monkeypatch, capsys, rank):
-    """Against the singular values of the sum itself; rank 6 is enough for three adapters of rank 2."""
-    torch.manual_seed(0)
-    changes = []
-    for name, r, alpha in (("a", rank, 4), ("b", 2, 2), ("c", 2, 6)):
-        down, up = torch.randn(r, 9), torch.randn(12, r)
-        if name == "a":  # of rank 2, whatever its adapter may hold
-            down[2:] = 0
-        weights = {"x.lora_A.weight": down, "x.lora_B.weight": up}
-        (tmp_path / name).mkdir()
-        save_file(weights, tmp_path / name / "adapter_model.safetensors")
-        files.write_json(tmp_path / name / "adapter_config.json", {"r": r, "lora_alpha": alpha})
-        files.write_json(tmp_path / name / "colar.json", {"of": name, "fingerprint": "f"})
-        changes.append(alpha / r * up @ down)
-    out = tmp_path / "out"
-    words = [str(tmp_path / name) for name in "abc"]
-    words = [words[0], "--plus", words[1], "--minus", words[2], "--scale", "0.5", "--output", str(out)]
-    monkeypatch.setattr(sys, "argv", ["", *words])
-    module("lab/scripts/add_adapters.py").main()
-    found = load_file(out / "adapter_model.safetensors")
-    wanted = changes[0] + 0.5 * (changes[1] - changes[2])
-    u, s, v = torch.linalg.svd(wanted, full_matrices=False)
-    best = (u[:, :rank] * s[:rank]) @ v[:rank]
-    torch.testing.assert_close(4 / rank * found["x.lora_B.weight"] @ found["x.lora_A.weight"], best)
-    kept = s[:rank].square().sum() / s.square().sum()
-    assert capsys.readouterr().out.startswith(f"{kept:.1%} of")
-    assert files.read_json(out / "colar.json")["of"] == "a"
-    files.write_json(tmp_path / "c" / "colar.json", {"fingerprint": "g"})
-    with pytest.raises(SystemExit, match="of different backbones"):
-        module("lab/scripts/add_adapters.py").main()
 
 
 def benchmark(name, words, folder, monkeypatch, capsys):
