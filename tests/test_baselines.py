@@ -17,7 +17,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry
 from colar.methods import tokenskip as importance
 from colar.methods.base import Batch, keep_tokens
-from colar.methods.coconut import Coconut, CoconutConfig, recomputes_activations, unroll
+from colar.methods.coconut import Coconut, CoconutConfig, Unrolled, unroll
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset
 from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
@@ -87,13 +87,13 @@ def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkp
     if checkpointing:
         undropped(lm.train())
         lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        assert recomputes_activations(lm)
+        assert Unrolled(lm).cache is None
     found = row_loss(lm, method, rows)
     found.sum().backward()
     gradient = {name: p.grad for name, p in lm.named_parameters()}
     lm.zero_grad()
     lm.eval()
-    assert not recomputes_activations(lm)
+    assert Unrolled(lm).cache is not None
     expected = []
     for row in rows:
         fed = naive_latents(lm, row.question, row.n_latents, lambda hidden: hidden)

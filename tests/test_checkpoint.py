@@ -525,6 +525,30 @@ def test_full_weights_serve_as_a_backbone(saved):
     torch.testing.assert_close(logits(made.eval()), logits(old.lm), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*backbones.TINY, *backbones.HUB_IDS, "full", "lora-gemma3"])
+def test_positions_are_those_of_float32_in_every_dtype(name, dtype, saved):
+    """Rotary frequencies are buffers. Rounded, they turn distant tokens by other angles than float32's."""
+    if name in backbones.HUB_IDS:
+        try:
+            backbones.smollm2_gguf()
+        except ValueError as error:
+            pytest.skip(f"SmolLM2's weights: {error}")
+
+    def buffers(dtype):
+        is_backbone = name in (*backbones.TINY, *backbones.HUB_IDS)
+        lm = backbones.load(name, dtype).lm if is_backbone else pretrained.load(saved(name).folder, dtype)[0].lm
+        assert {weight.dtype for weight in lm.parameters()} >= {backbones.DTYPES[dtype]}
+        return dict(lm.named_buffers())
+
+    expected = {key: value for key, value in buffers("float32").items() if value.is_floating_point()}
+    assert any("inv_freq" in key for key in expected)
+    found = buffers(dtype)
+    for key in expected:
+        if "inv_freq" in key:
+            torch.testing.assert_close(found[key], expected[key], rtol=0, atol=0)
+
+
 def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     base = saved("full").base
     prints = {dtype: backbones.load(base, dtype).fingerprint for dtype in ("float32", "bfloat16")}

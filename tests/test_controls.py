@@ -44,7 +44,7 @@ def control(kind, lm, method, requests):
     """The method with its thoughts replaced, or, for the kind own, fed again."""
     own = controls.thoughts_of(lm, answers(lm, method, requests))
     replaced = own if kind == "own" else controls.KINDS[kind](own, requests)
-    return controls.GivenThoughts(method, requests, replaced)
+    return controls.given_thoughts(method, requests, replaced)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
         torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),
         torch.tensor([len(c) for c in chains]),
     )
-    right = answers(lm, controls.GivenThoughts(method, requests, own), requests)
+    right = answers(lm, controls.given_thoughts(method, requests, own), requests)
     assert [done.text for done in right] == [e.answer for e in HEART]
     other = controls.shuffled(own, requests)
     source = [int((own.embeds_RKD == row).all(-1).all(-1).nonzero()[0]) for row in other.embeds_RKD]
-    misled = answers(lm, controls.GivenThoughts(method, requests, other), requests)
+    misled = answers(lm, controls.given_thoughts(method, requests, other), requests)
     assert [done.text for done in misled] == [HEART[s].answer for s in source]
     assert all(s != r for r, s in enumerate(source))
     assert not any(done.text == e.answer for done, e in zip(misled, HEART, strict=True))

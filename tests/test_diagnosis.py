@@ -12,7 +12,7 @@ from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.controls import GivenThoughts
+from colar.evaluation.controls import given_thoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis, thought
 from colar.look.diagnosis import (
@@ -51,7 +51,7 @@ def test_forced_thoughts_are_fed_to_their_own_request_and_then_it_stops(batch):
     params = ColarParams(2)
     thoughts = reference_thoughts(lm, method, EXAMPLES, params)
     requests = [Request(e.id, e.question, params, LIMITS, keep_latents=True) for e in EXAMPLES]
-    forced = GivenThoughts(method, requests, thoughts)
+    forced = given_thoughts(method, requests, thoughts)
     for r, done in enumerate(Engine(lm, forced, batch).generate(requests)):
         assert done.length == int(thoughts.counts_R[r])
         if done.length:
@@ -64,7 +64,7 @@ def test_forced_answers_equal_one_forward_over_question_latents_and_answer():
     row = reference_rows(lm, method, EXAMPLES, params)[0]
     thoughts = reference_thoughts(lm, method, EXAMPLES[:1], params)
     request = Request("x", EXAMPLES[0].question, params, LIMITS)
-    done = Engine(lm, GivenThoughts(method, [request], thoughts)).generate([request])[0]
+    done = Engine(lm, given_thoughts(method, [request], thoughts)).generate([request])[0]
     ids = torch.tensor([lm.template.separator_id, *done.token_ids])
     fed = torch.cat(
         [lm.embed(torch.tensor(row.question)), thoughts.embeds_RKD[0, : thoughts.counts_R[0]], lm.embed(ids)]

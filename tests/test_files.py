@@ -377,13 +377,10 @@ def test_a_variable_that_is_empty_is_not_set(monkeypatch):
     assert files.cache_folder() == Path("/tmp/own")
 
 
-@pytest.mark.parametrize("block", [1, 3, 8, 1 << 16])
 @pytest.mark.parametrize(
     "written", ["", "{}", '{}\n{"a": 1}\n', '{}\n{"a": 1}\n{"b', '{"aaaaaaaaaaaaaaaa', "\n\n1"]
 )
-def test_a_torn_line_is_found_from_the_end(written, block, tmp_path, monkeypatch):
-    """In blocks, which may be shorter than a line."""
-    monkeypatch.setattr(files, "BLOCK", block)
+def test_a_torn_line_is_found_from_the_end(written, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(written)
     with files.append_jsonl(path) as write:

@@ -6,10 +6,13 @@ import asyncio
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import cache
 
+import pyarrow
 import pytest
 from families import save_untrained
+from pyarrow import parquet
 
 from colar import files
 from colar.cli import generate, main
@@ -59,6 +62,22 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
     path.write_text('{"question": "q", "context": [["user", "\\ud83d"]]}')
     with pytest.raises(ValueError, match="chats.jsonl:1: context holds half of a surrogate pair"):
         answer_files.read_questions(path)
+
+
+def test_an_expected_answer_is_written_or_refused_before_any_work(tmp_path):
+    path = files.write_jsonl(
+        tmp_path / "q.jsonl", [{"question": "q", "answer": answer} for answer in (5, 2.5, "", ["a"], None)]
+    )
+    found = [row.get("answer") for row in answer_files.read_questions(path)]
+    assert found == ["5", "2.5", "", ["a"], None]
+    path.write_text('{"question": "q"}\n{"question": "r", "answer": NaN}\n')
+    with pytest.raises(ValueError, match="q.jsonl:2: answer must be a finite number, is nan"):
+        answer_files.read_questions(path)
+    decimals = [Decimal("2.50"), Decimal("120.00"), Decimal("-0.05")]
+    table = pyarrow.table({"question": ["q", "r", "s"], "answer": pyarrow.array(decimals)})
+    parquet.write_table(table, tmp_path / "q.parquet")
+    found = [row["answer"] for row in answer_files.read_questions(tmp_path / "q.parquet")]
+    assert found == ["2.5", "120", "-0.05"]
 
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}

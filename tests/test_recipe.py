@@ -630,6 +630,9 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
         ),
         output,
     )
+    sharded = to_json(first)
+    sharded["training"]["fsdp"] = True  # as far as it trains without validation
+    RunFolder(output).check_recipe(sharded)
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",

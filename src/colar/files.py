@@ -7,6 +7,7 @@ Records are appended one line at a time; a line torn by a kill is cut off on res
 import gzip
 import hashlib
 import json
+import mmap
 import os
 import secrets
 import shutil
@@ -16,9 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-BLOCK = 1 << 16
-"""Bytes that are read at once from the end of a file."""
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -138,15 +136,13 @@ def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    # Whole records end in a newline. Read from the end, because the file may be opened again and again as it grows.
-    with open(path, "rb") as stream:
-        size = end = stream.seek(0, os.SEEK_END)
-        newline = -1
-        while end and newline < 0:
-            start = max(0, end - BLOCK)
-            stream.seek(start)
-            newline = stream.read(end - start).rfind(b"\n")
-            end = start + newline + 1
+    size = path.stat().st_size
+    # An empty file cannot be mapped.
+    if size == 0:
+        return
+    # Whole records end in a newline. Mapped, because only the pages of the end are then read, however long the file is.
+    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
     if end < size:
         os.truncate(path, end)
 

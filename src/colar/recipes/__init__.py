@@ -11,6 +11,8 @@ from colar import files, yaml_settings
 from colar.checks import did_you_mean
 
 FOLDER = Path(__file__).resolve().parent
+AUTO = "auto"
+"""The recipe that is made for a user's data: no file."""
 
 
 def names() -> list[str]:
@@ -29,7 +31,7 @@ def find(name: str | Path) -> Path:
     if str(name) in names():
         return FOLDER / f"{name}.yaml"
     raise ValueError(
-        f"no recipe at {name}: there is no such file, and no shipped recipe has that name{_nearest(name)} "
+        f"no recipe at {name}: there is no such file, and no shipped recipe has that name{_nearest(name, AUTO)} "
         "(`colar recipes list` shows them all; the recipe comes first, overrides after it)"
     )
 
@@ -72,6 +74,6 @@ def copy(name: str, target: str | Path) -> list[Path]:
     return list(texts)
 
 
-def _nearest(name: str | Path) -> str:
+def _nearest(name: str | Path, *more: str) -> str:
     """`, did you mean 'tiny/colar'?`, also for the path of a file in a clone, recipes/tiny/colar.yaml."""
-    return did_you_mean(str(name).removeprefix("recipes/").removesuffix(".yaml"), [*names(), "auto"])
+    return did_you_mean(str(name).removeprefix("recipes/").removesuffix(".yaml"), [*names(), *more])

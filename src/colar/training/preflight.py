@@ -181,7 +181,7 @@ def advice(trainer: LatentTrainer) -> str:
     """Advice on memory: the settings that need less of it, as far as the run does not use them yet."""
     lm = trainer.objective.lm
     helps = []
-    if not any(getattr(layer, "gradient_checkpointing", False) for layer in lm.causal_lm.modules()):
+    if not lm.causal_lm.is_activation_checkpointing:
         helps.append("set training.gradient_checkpointing true")
     if not lm.has_adapter:
         helps.append("train an adapter (model.lora)")

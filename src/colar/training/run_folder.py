@@ -47,6 +47,7 @@ RESUMABLE = {
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
     "training.device",
+    "training.fsdp",
     "training.compile",
     "training.gradient_checkpointing",
     "training.dataloader_num_workers",
