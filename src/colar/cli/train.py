@@ -36,7 +36,7 @@ def add_train(train: Parser) -> None:
         "--stages", nargs="+", metavar="NAME", help="of a recipe with stages, these alone (default: all)"
     )
     train.add_argument(
-        "--keys", action="store_true", help="list every key of a recipe with its meaning, and exit"
+        "--keys", action="store_true", help="list every key that a recipe may have with its meaning, and exit"
     )
     train.add_argument(
         "--check",
@@ -140,10 +140,15 @@ def overrides(words: list[str], output: str | None) -> list[str]:
 
 
 def _print_keys() -> None:
-    """Print every key with its default and its meaning."""
+    """Print every key with its default and its meaning; those of methods come last."""
+    from colar.methods.registry import METHODS
     from colar.recipe import Recipe
 
-    for key, default, meaning in yaml_settings.keys(Recipe):
+    listed = list(yaml_settings.keys(Recipe))
+    for name, method in METHODS.items():
+        of_method = yaml_settings.keys(method.Config, "method.")
+        listed += [(f"{key} of {name}", default, meaning) for key, default, meaning in of_method]
+    for key, default, meaning in listed:
         value = "" if default is dataclasses.MISSING else f" (default: {json.dumps(default)})"
         print(textwrap.fill(meaning, 100, initial_indent=f"{key}{value}: ", subsequent_indent="    "))
 
