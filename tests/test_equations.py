@@ -55,10 +55,10 @@ class Naive:
     tested_behind: tuple[int, ...]
 
     @classmethod
-    def of(cls, equations: Equations, c: float, operands: bool = True) -> Naive:
+    def of(cls, equations: Equations, c: float) -> Naive:
         starts = (*equations.sign_ids, equations.equals_id)
         digits = equations.digit_ids if c >= 2 else ()
-        return cls(digits, starts, equations.equals_id, equations.sign_ids if operands else ())
+        return cls(digits, starts, equations.equals_id, equations.sign_ids)
 
     def run(self, group: list[int]) -> int:
         """The digits that a group ends with."""
@@ -239,17 +239,16 @@ def naive_loss(lm: LatentLM, row: Row, naive: Naive) -> tuple[float, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "thresholds", "operands"),
-    [("llama", [0], True), ("gemma3", [0, 1e-4, 2e-3], True), ("gpt2", [0, 1e-4, 2e-3], False)],
+    ("family", "thresholds"),
+    [("llama", [0]), ("gemma3", [0, 1e-4, 2e-3]), ("gpt2", [0, 1e-4, 2e-3])],
     ids=str,
 )
-def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float], operands: bool) -> None:
+def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
     lm, method = made(
         family,
         digits=True,
         compression_factors=[1, 1.5, 2, 3],
         confidence_thresholds=thresholds,
-        threshold_operands=operands,
         **EQUATIONS,
     )
     rows = encoded(lm, method, times=2)
@@ -257,7 +256,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float], operands
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     grouped = 0
     for i, row in enumerate(rows):
-        naive = Naive.of(equations_of(lm, method), row.params.compression_factor, operands)
+        naive = Naive.of(equations_of(lm, method), row.params.compression_factor)
         loss, expected = naive_loss(lm, row, naive)
         assert sizes_of(sizes, i) == expected, i
         assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
@@ -496,11 +495,10 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
         assert {Ending.START, Ending.DIGIT_OR_START} <= declined
 
 
-@pytest.mark.parametrize("operands", [True, False])
 @torch.no_grad()
-def test_a_threshold_is_asked_behind_numbers_and_signs_alone(operands: bool) -> None:
+def test_a_threshold_is_asked_behind_numbers_and_signs_alone() -> None:
     """No token reaches a threshold of 1: groups end where a number could go on or begins, and nowhere else."""
-    lm, method = lively(threshold_operands=operands)
+    lm, method = lively()
     equations = equations_of(lm, method)
     n = 500
     generator = torch.Generator().manual_seed(0)
@@ -525,7 +523,7 @@ def test_a_threshold_is_asked_behind_numbers_and_signs_alone(operands: bool) -> 
         sizes[first_id] = (ids != -1).sum(1)
     # Behind a digit that begins a group a number is open. Behind any other token none is, and three may stand together.
     assert (sizes[equations.digit_ids[3]] == 1).all()
-    assert sizes[equations.sign_ids[1]].max() == (1 if operands else 3)
+    assert sizes[equations.sign_ids[1]].max() == 1
     assert sizes[7].max() == 3
 
 

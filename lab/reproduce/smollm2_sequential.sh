@@ -20,8 +20,7 @@ for made in "4 0" "4 1" "4 8" "4 9" "4 10" "3 2"; do
   [[ -f $file ]] || python lab/scripts/renumber_rows.py gsm8k-aug --versions "$versions" --seed "$seed" --output "$file"
 done
 colar train smollm2-135m/sequential --output "$out/sequential" --data.train_size null --data.validation_source gsm8k-aug \
-  --stages.cot.data.source "$(rows 4 0)" --stages.equations.data.source "$(rows 4 1)" --stages.gated.data.source "$(rows 4 8)" \
-  --stages.gated.method.threshold_operands false
+  --stages.cot.data.source "$(rows 4 0)" --stages.equations.data.source "$(rows 4 1)" --stages.gated.data.source "$(rows 4 8)"
 equations=$out/sequential/equations/best
 sft=$out/sequential/gated/best
 colar train $lab/colar-speeds.yaml --output "$out/colar-speeds" --model.init_from "$sft"

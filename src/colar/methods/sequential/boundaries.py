@@ -64,14 +64,12 @@ class Equations:
     """Tokens that start a group."""
     equals_id: int
     """The token that is a group of its own."""
-    threshold_operands: bool = True
-    """A threshold also applies to the first digit of an operand, behind its sign."""
 
     @classmethod
-    def of(cls, template: Template, threshold_operands: bool = True) -> "Equations":
+    def of(cls, template: Template) -> "Equations":
         """Look the ids up. ValueError if the tokenizer has no token for a digit, a sign or "="."""
         ids = template.token_ids((*DIGITS, *SIGNS, "="), "method.grouping equations")
-        return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1], threshold_operands)
+        return cls(ids[: len(DIGITS)], ids[len(DIGITS) : -1], ids[-1])
 
     def are_seen(self, template: Template, chains: Sequence[tuple[str, ...]]) -> bool:
         """True if each sign and "=" is a token by itself in nine of ten chains, of the first thousand.
@@ -178,10 +176,7 @@ class OpenGroups:
         where it is a digit of the number or its end, and behind a sign, where an operand begins."""
         if self.equations is None:
             return torch.ones_like(rows_X, dtype=torch.bool)
-        applies_X = self.takes_digit(rows_X)
-        if self.equations.threshold_operands:
-            applies_X = applies_X | _any_of(self.last_B[rows_X], self.equations.sign_ids)
-        return applies_X
+        return self.takes_digit(rows_X) | _any_of(self.last_B[rows_X], self.equations.sign_ids)
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
         """True if no digit may join, (X,) bool."""

@@ -89,8 +89,6 @@ class SequentialConfig:
     confidence_thresholds: tuple[float, ...] = (0,)
     """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself has
     less confidence than that."""
-    threshold_operands: bool = True
-    """With grouping: equations a threshold also applies to an operand's first digit, behind its sign."""
     lookahead_weight: float = 0.0
     """Weight of the labels behind a group, up to the largest trained factor; the group's own have 1."""
     shortlist: bool = False
@@ -158,7 +156,7 @@ class Sequential(GroupMethod):
         of them."""
         if self.config.grouping != "equations":
             return None
-        return Equations.of(lm.template, self.config.threshold_operands)
+        return Equations.of(lm.template)
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         equations = self.equations(lm)
