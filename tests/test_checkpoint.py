@@ -537,7 +537,11 @@ def test_positions_are_those_of_float32_in_every_dtype(name, dtype, saved):
 
     def buffers(dtype):
         is_backbone = name in (*backbones.TINY, *backbones.HUB_IDS)
-        lm = backbones.load(name, dtype).lm if is_backbone else pretrained.load(saved(name).folder, dtype)[0].lm
+        lm = (
+            backbones.load(name, dtype).lm
+            if is_backbone
+            else pretrained.load(saved(name).folder, dtype)[0].lm
+        )
         assert {weight.dtype for weight in lm.parameters()} >= {backbones.DTYPES[dtype]}
         return dict(lm.named_buffers())
 

@@ -708,7 +708,7 @@ def test_every_key_of_a_recipe_is_listed_with_its_default_and_meaning(capsys):
 
 def test_questions_come_in_any_table(tmp_path):
     """A training file is one of questions too: its column may have another name, and its kind be CSV."""
-    more = {"rationale": "", "context": "a text is another column"}
+    more = {"rationale": "", "source": "another column"}
     rows = [{"problem": f"What is {i} + 1?", "result": str(i + 1), **more} for i in range(2)]
     (tmp_path / "q.csv").write_text("problem,result\nWhat is 0 + 1?,1\nWhat is 1 + 1?,2\n")
     files.write_jsonl(tmp_path / "q.jsonl", rows)

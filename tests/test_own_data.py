@@ -25,6 +25,7 @@ from colar.cli import main
 from colar.cli.checkpoints import name_sources
 from colar.data import data_files, layouts, sources, user_rows
 from colar.data.example import Example
+from colar.evaluation import answer_files
 from colar.recipe import auto_run
 
 ROWS = [
@@ -112,6 +113,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     ),
     "an answer in tags": ({"question": "q", "answer": "<think>\nAdd.\n</think>\n<answer>4</answer>"}, "q", ("Add.",), "4"),
     "tags in a column of reasoning": ({"question": "q", "reasoning": "<think>Add.</think>So 4.", "answer": "4"}, "q", ("Add.",), "4"),
+    "words before an answer in tags": ({"question": "q", "answer": "<think>Add.</think>\nSo it is 4.\n<answer>4</answer>"}, "q", ("Add.",), "4"),
+    "a passage": ({"question": "How many?", "context": "Tom has 4.", "answer": "4"}, "Tom has 4.\n\nHow many?", (), "4"),
+    "an instruction and its passage": ({"instruction": "Add.", "input": "2 and 2", "context": "By hand.", "cot": "4.", "output": "4"}, "By hand.\n\nAdd.\n\n2 and 2", ("4.",), "4"),
     "empty thoughts": ({"question": "q", "answer": "<think>\n\n</think>\n\nAdd.\nSo \\boxed{4}."}, "q", ("Add.", "So \\boxed{4}."), "4"),
     "numpy's steps": ({"question": "q", "steps": np.array(["Add.", "2+2=4"], object), "answer": np.int64(4)}, "q", ("Add.", "2+2=4"), "4"),
     "numpy's messages": ({"messages": np.array([*CHAT, {"role": "assistant", "content": "4"}], object)}, "2 and 2?", (), "4"),
@@ -176,6 +180,39 @@ def test_rows_as_people_have_them(name: str) -> None:
     row, question, steps, answer = LAYOUTS[name]
     example = _read(row)
     assert (example.question, example.steps, example.answer) == (question, steps, answer)
+
+
+ASKED: dict[str, tuple[dict[str, Any], dict[str, str] | None]] = {
+    "a passage": ({"question": "How many?", "context": "Tom has 4.", "answer": "4"}, None),
+    "an instruction": ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, None),
+    "a named instruction": (
+        {"instruction": "Add.", "input": "2 and 2", "output": "4"},
+        {"question": "instruction", "answer": "output"},
+    ),
+    "turns": ({"question": "q", "context": [["system", "Be brief."]], "answer": "4"}, None),
+    "a chat": ({"messages": [*CHAT, {"role": "assistant", "content": "4"}]}, None),
+    "ShareGPT": (
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": "2 and 2?"}, {"from": "gpt", "value": "4"}],
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_question_is_asked_as_it_was_trained(name: str) -> None:
+    row, columns = ASKED[name]
+    example = _read(row, columns)
+    unanswered = {
+        key: value[:-1] if key in ("messages", "conversations") else value
+        for key, value in row.items()
+        if key not in ("answer", "output")
+    }
+    for asked in (row, unanswered):
+        found = answer_files.question_row("a.jsonl:1", asked, "1")
+        assert (found["question"], found["context"]) == (example.question, example.context)
 
 
 def test_a_system_message_in_a_column_of_its_own_is_context() -> None:
@@ -284,6 +321,15 @@ def test_a_data_set_in_memory_is_read() -> None:
         (["x = 4", "x = 5", "x=-3"], "number"),
         # Without the month, 5 May would be right for 5 June.
         (["January 5", "March 12", "May 3", "May 5"], "text"),
+        (["5 May", "12 June", "3 may", "5 June"], "text"),
+        (["5 PM", "11 AM", "3:00 p.m.", "4 am"], "text"),
+        (["12% increase", "7% decrease", "3% increase", "4% decrease"], "text"),
+        (["5 more", "4 more", "3 more apples", "2 more"], "number"),
+        (["4 amps", "5 apples", "3 dogs", "6 maps"], "number"),
+        (["A. 5", "B. 12", "C. 7", "D. 9"], "choice"),
+        (["Option A: x", "Option B: y", "A: 3", "B) 4"], "choice"),
+        (["$12.50", "Monday", "Paris", "Ann", "$3"], "text"),
+        (["$x$", "$12.50$", "$5x$", "4"], "latex"),
     ],
 )
 def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:
@@ -673,7 +719,7 @@ def test_an_answer_may_be_true_or_false(gold: bool) -> None:
 
 def test_choices_that_are_not_read_are_named() -> None:
     row = {"question": "Which?", "choices": ["a", "b"], "rationale": "So.", "answer": "A"}
-    told = "the column choices is not read: write the choices into the question"
+    told = "the column choices is not read: write its text into the question"
     assert told in user_rows.read([row] * 3).summary()
     del row["choices"]
     assert told not in user_rows.read([row] * 3).summary()

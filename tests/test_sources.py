@@ -18,7 +18,7 @@ import pytest
 
 from colar.cli import main
 from colar.cli.checkpoints import name_sources
-from colar.data import arithmetic, catalogue, sources
+from colar.data import arithmetic, catalogue, sources, user_rows
 from colar.data.catalogue import SOURCES
 from colar.data.example import SPLITS, Example, Fields, question_hash
 from colar.data.judge import extract, numbers, verdict_by_type
@@ -558,6 +558,33 @@ def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
         ValueError, match=r"has train\.json and train\.jsonl, two files for one split: keep one"
     ):
         load_examples(source, "train")
+
+
+@pytest.mark.parametrize("name", ["val.jsonl", "valid.csv", "dev.json"])
+def test_a_folders_validation_rows_may_have_another_name(name: str, tmp_path: Path) -> None:
+    put(tmp_path, "train.jsonl", [{"question": "q", "answer": "1"}])
+    rows = {
+        ".jsonl": '{"question": "r", "answer": "2"}',
+        ".csv": "question,answer\nr,2",
+        ".json": '[{"question": "r", "answer": "2"}]',
+    }
+    (tmp_path / name).write_text(rows[Path(name).suffix])
+    source = str(tmp_path)
+    assert sources.splits_of(source) == ["train", "validation"]
+    assert [row.question for row in load_examples(source, "validation")] == ["r"]
+    assert list(user_rows.read_held_out(source, user_rows.read(source))) == ["validation"]
+    (tmp_path / "valid.json").write_text("[]")
+    if name != "valid.csv":
+        with pytest.raises(ValueError, match="two files for one split"):
+            load_examples(source, "validation")
+
+
+def test_a_column_that_a_question_may_need_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "train.jsonl", [{"question": "q", "answer": "1", "answer_type": "number", "passage": "p"}])
+    load_examples(str(tmp_path), "train")
+    assert "warning: " in capsys.readouterr().err
 
 
 def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,8 @@ DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 NAMING_A_FOLDER = f"--data_dir (in a recipe data.data_dir) or {DATA_DIR_VARIABLE}"
 """The ways to name the folder of the sources' files, for errors."""
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+VALIDATION = {"val", "valid", "dev"}
+"""Other names of the file `validation` in a folder without that."""
 START = 200
 """Bytes that are checked to tell a web page from rows."""
 ROWS_AT_ONCE = 1024
@@ -91,8 +93,11 @@ def name_of(path: Path) -> str:
 def splits_in(folder: Path) -> list[str]:
     """List the splits in a user's folder: any `<split>.jsonl` counts, other data files only if named as in `SPLITS`."""
     # Folders often hold other JSON files beside the rows: settings, descriptions.
-    of_user = filter(is_user_file, folder.iterdir())
-    return sorted({name_of(path) for path in of_user if ending(path) == ".jsonl" or name_of(path) in SPLITS})
+    of_user = list(filter(is_user_file, folder.iterdir()))
+    splits = {name_of(path) for path in of_user if ending(path) == ".jsonl" or name_of(path) in SPLITS}
+    if "validation" not in splits and not VALIDATION.isdisjoint(map(name_of, of_user)):
+        splits = splits - VALIDATION | {"validation"}
+    return sorted(splits)
 
 
 def file_of(path: Path, split: str) -> Path:
@@ -102,7 +107,10 @@ def file_of(path: Path, split: str) -> Path:
     """
     if not path.is_dir():
         return path
-    of_split = sorted(each for each in path.iterdir() if is_user_file(each) and name_of(each) == split)
+    user_files = sorted(filter(is_user_file, path.iterdir()))
+    of_split = [each for each in user_files if name_of(each) == split]
+    if not of_split and split == "validation":
+        of_split = [each for each in user_files if name_of(each) in VALIDATION]
     if len(of_split) > 1:
         names = " and ".join(each.name for each in of_split)
         raise ValueError(f"{path} has {names}, two files for one split: keep one of them")

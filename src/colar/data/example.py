@@ -167,7 +167,7 @@ def named_fields(raw: Any) -> Row:
 
 
 def context_of(row: Row) -> Context:
-    """The turns before the question, a list of [role, text]; a "context" that is text is an unrelated column."""
+    """The turns before the question, a list of [role, text]; a text is a passage, see `layouts.whole_question`."""
     context = row.get("context") or ()
     if isinstance(context, str):
         return ()

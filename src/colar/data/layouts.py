@@ -61,7 +61,7 @@ EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
 """Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
 THINK = re.compile(
     r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)?(.*?)(?:</think(?:ing)?>|<\|end_of_thought\|>)\s*"
-    r"(?:<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
+    r"(?:.*<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
     re.DOTALL,
 )
 """Thoughts and the text behind them, in the tags of R1's or of OpenThoughts' outputs."""
@@ -163,11 +163,7 @@ def turns_of(row: Row) -> Any:
 
 def parse_chat(row: Row) -> Fields:
     """Parse a row with a chat: the last assistant turn is the answer to learn, the turn before it the question."""
-    messages = messages_of(turns_of(row))
-    # ShareGPT has the system message in a column beside the conversation.
-    system = row.get("system")
-    if isinstance(system, str) and system.strip() and messages and messages[0].role != "system":
-        messages.insert(0, Message("system", system.strip(), {}))
+    messages = messages_in(row)
     while messages and messages[-1].role != "assistant":
         messages.pop()
     if len(messages) < 2:
@@ -179,6 +175,16 @@ def parse_chat(row: Row) -> Fields:
         thought = last.raw.get(name) or row.get(name)
         chain = thought if isinstance(thought, str) and thought.strip() not in EMPTY else chain
     return _fields(row, question, context, chain, answer)
+
+
+def messages_in(row: Row) -> list[Message]:
+    """The messages of a row with a chat."""
+    messages = messages_of(turns_of(row))
+    # ShareGPT has the system message in a column beside the conversation.
+    system = row.get("system")
+    if isinstance(system, str) and system.strip() and messages and messages[0].role != "system":
+        messages.insert(0, Message("system", system.strip(), {}))
+    return messages
 
 
 def messages_of(turns: Any) -> list[Message]:
@@ -231,14 +237,15 @@ def parse_solution(raw: Any) -> Fields:
     # An empty column counts as missing, as does an empty list in a CSV: the answer may hold the reasoning.
     reasoning = (*REASONING, "answer") if answer == "final_answer" else REASONING
     chains = (name for name in reasoning if row.get(name) not in EMPTY and name not in (question, answer))
-    fields = _solution(row, question, answer, next(chains, None))
-    return replace(fields, question=with_input(fields.question, row)) if question == "instruction" else fields
+    return _solution(row, question, answer, next(chains, None))
 
 
-def with_input(instruction: str, row: Row) -> str:
-    """The instruction followed by its input, which Alpaca has in the column `input`."""
-    about = row.get("input")
-    return f"{instruction}\n\n{about.strip()}" if isinstance(about, str) and about.strip() else instruction
+def whole_question(row: Row, column: str) -> str:
+    """The question in a column, behind its passage, a text in the column `context`; an instruction (Alpaca's) is
+    followed by its `input`."""
+    after = row.get("input") if column == "instruction" else None
+    texts = (row.get("context") if column != "context" else None, text_of(row, column), after)
+    return "\n\n".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
 
 
 def _first(row: Row, names: Sequence[str]) -> str:
@@ -254,7 +261,7 @@ def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields
     if isinstance(asks, list) and asks and isinstance(asks[0], Mapping):
         text, context = asked(messages_of(asks))
     else:
-        text, context = text_of(row, question), context_of(row)
+        text, context = whole_question(row, question), context_of(row)
     chain: str | tuple[str, ...]
     chain, gold = _parted(answer_of(row, answer))
     if steps is not None:

@@ -64,6 +64,8 @@ def load_examples(
         # Log the inferred answer type, and how many chains lost unmarked lines.
         if rows.untyped or rows.unmarked:
             progress.say(rows.summary()[0])
+        for warning in rows.unread():
+            progress.say(f"warning: {rows.name}/{split}: {warning}")
         # Checked last, so that the error for a mistyped source names the source, not its options.
         check_known("file option", options, ())
         return _with_clusters(rows.examples[:limit])

@@ -28,6 +28,15 @@ FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 500
 """Bounds on the number of rows held out for each."""
 ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged as such."""
+TELLING = re.compile(
+    r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[ap]\.?m\b|ad\b|bce?\b|ago|later|before|after|more|fewer|less"
+    r"|increase|decrease|rise|fall|gain|loss|profit|up|down|north|south|east|west|left|right)"
+)
+"""Words behind a number of which the answer is a part: 5 pm, 12% increase."""
+PRICE = re.compile(r"\$\s?[\d,.]+(?![\d,.$\\^])")
+"""A price, whose dollar is not that of a formula."""
+PARTS_OF_QUESTION = ("choices", "options", "passage")
+"""Columns that are not read, although a question may need them."""
 LATEX = 0.1
 """Share of answers with LaTeX at which all are judged as formulas."""
 
@@ -66,10 +75,15 @@ class UserRows:
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
-        for column in ("choices", "options"):
-            if column in self.columns and column not in self.layout.about:
-                lines.append(f"the column {column} is not read: write the choices into the question")
-        return lines
+        return lines + self.unread()
+
+    def unread(self) -> list[str]:
+        """Warnings about columns that a question may need, and that are not read."""
+        return [
+            f"the column {column} is not read: write its text into the question"
+            for column in PARTS_OF_QUESTION
+            if column in self.columns and column not in self.layout.about
+        ]
 
     def require_chains(self) -> None:
         """Raise ValueError if no row has reasoning, because there is none to learn from."""
@@ -222,20 +236,31 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
 
 def _answer_type(golds: Sequence[str]) -> AnswerType:
     """Infer the type of answers that name none: number or choice if nearly all are such, else latex or text."""
-    strict: tuple[AnswerType, ...] = ("number", "choice")
-    for answer_type in strict:
-        if sum(understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds):
-            # A number is judged without the words before it, which must not be what tells "May 5" from "June 5".
-            return "text" if answer_type == "number" and not _are_led_alike(golds) else answer_type
-    formulas = sum("\\" in gold or "$" in gold or "^" in gold for gold in golds)
+
+    def are(answer_type: AnswerType) -> bool:
+        return sum(understood(gold, answer_type) for gold in golds) >= ENOUGH * len(golds)
+
+    are_numbers = are("number")
+    # A number is judged without the words beside it, which must not be what tells "May 5" from "June 5".
+    if are_numbers and _have_like_words(golds):
+        return "number"
+    # Of "B. 12" a number is read, too.
+    if are("choice"):
+        return "choice"
+    if are_numbers:
+        return "text"
+    formulas = sum(any(sign in PRICE.sub("", gold) for sign in ("\\", "$", "^")) for gold in golds)
     return "latex" if formulas >= LATEX * len(golds) else "text"
 
 
-def _are_led_alike(golds: Sequence[str]) -> bool:
-    """True if nearly all numbers have the same words before them, mostly none."""
-    words = (re.split(r"\d", re.sub(r"\\[A-Za-z]+", "", gold))[0] for gold in golds)
-    counts = Counter("".join(filter(str.isalpha, each)) for each in words)
-    return max(counts.values(), default=0) >= ENOUGH * len(golds)
+def _have_like_words(golds: Sequence[str]) -> bool:
+    """True if nearly all numbers have the same words before them, mostly none, and the same of `TELLING` behind."""
+
+    def words(gold: str) -> tuple[str, ...]:
+        before, *behind = re.split(r"\d", re.sub(r"\\[A-Za-z]+", "", gold), maxsplit=1)
+        return ("".join(filter(str.isalpha, before)), *TELLING.findall("".join(behind).lower()))
+
+    return max(Counter(map(words, golds)).values(), default=0) >= ENOUGH * len(golds)
 
 
 # --- splits ------------------------------------------------------------------------------------------------

@@ -52,11 +52,9 @@ def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     column = next((name for name in QUESTION if row.get(name) is not None), "")
-    question = row.get(column)
-    if not isinstance(question, str) or not question.strip():
+    if not isinstance(row.get(column), str) or not row[column].strip():
         raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
-    if column == "instruction":
-        question = layouts.with_input(question, row)
+    question = layouts.whole_question(row, column)
     id = str(default_id if row.get("id") is None else row["id"])
     texts = [("question", question), ("id", id), ("answer", str(row.get("answer", "")))]
     texts += [("context", text) for _, text in context]
@@ -67,10 +65,9 @@ def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """The last question of a chat, the turns before it, and the answer after it, if any; {} for other rows."""
-    turns = layouts.turns_of(row)
-    if turns is None:
+    if layouts.turns_of(row) is None:
         return {}
-    messages = layouts.messages_of(turns)
+    messages = layouts.messages_in(row)
     if messages and messages[-1].role == "user":
         question, context = layouts.asked(messages)
         return {"question": question, "context": context}
