@@ -8,12 +8,13 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
+from peft.tuners.lora import LoraLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_trees import tensors_of
 
@@ -261,6 +262,62 @@ def test_graphs_go_where_weights_or_the_method_are_others(taped: list[str]) -> N
             asked = requests_of(method.Params(), SAMPLED)
         same(Engine(lm, method, 4).generate(asked), Engine(lm, method, 4, cuda_graphs=False).generate(asked))
         assert len(taped) > n, change
+
+
+def disabled(lm: LatentLM) -> contextlib.AbstractContextManager[Any]:
+    manager: contextlib.AbstractContextManager[Any] = lm.lm.disable_adapter()
+    return manager
+
+
+@contextlib.contextmanager
+def scaled(lm: LatentLM) -> Iterator[None]:
+    layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.scale_layer(3.0)
+    yield
+    for layer in layers:
+        layer.unscale_layer()
+
+
+@contextlib.contextmanager
+def hooked(lm: LatentLM) -> Iterator[None]:
+    layer = lm.causal_lm.get_input_embeddings().register_forward_hook(lambda *args: args[-1] * 2)
+    last = next(module for name, module in lm.named_modules() if name.endswith("layers.1"))
+    handle = last.register_forward_hook(lambda module, fed, out: out * 1.5)
+    yield
+    layer.remove()
+    handle.remove()
+
+
+@pytest.mark.parametrize("changed", [disabled, scaled, hooked])
+def test_graphs_follow_what_changes_the_operations(changed: Any, taped: list[str]) -> None:
+    """And the former ones are right again behind it."""
+    torch.manual_seed(0)
+    lm = liven(tiny_lm("llama", lora=LORA))
+    for name, weight in lm.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data, std=0.5)
+    method = registry.build("cot")
+    asked = requests_of(method.Params(), GREEDY)
+    before = Engine(lm, method, 4).generate(asked)
+    assert taped
+    with changed(lm):
+        wanted = Engine(lm, method, 4, cuda_graphs=False).generate(asked)
+        same(Engine(lm, method, 4).generate(asked), wanted)
+        assert [each.token_ids for each in wanted] != [each.token_ids for each in before]
+    same(Engine(lm, method, 4).generate(asked), before)
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_inference_mode_leaves_nothing_behind(cuda_graphs: bool, taped: list[str]) -> None:
+    """Tensors that are made in it may not be written to outside of it."""
+    lm, method, params = thinker("colar")
+    asked = requests_of(params, SAMPLED)
+    engine = Engine(lm, method, 4, cuda_graphs=cuda_graphs)
+    with torch.inference_mode():
+        inside = engine.generate(asked)
+    same(engine.generate(asked), inside)
+    assert not engine.busy
 
 
 def test_two_engines_that_run_at_once_have_a_cache_each(taped: list[str]) -> None:

@@ -101,6 +101,7 @@ class Engine:
         self._n_requests += 1
         return entry
 
+    @torch.inference_mode(False)
     def cancel(self, request: Request) -> bool:
         """Remove a request, found by identity, waiting or running. No event follows. False if the engine lacks it."""
         was_queued = self.scheduler.cancel(request)
@@ -110,6 +111,7 @@ class Engine:
         self._release_if_idle()
         return was_queued or bool(rows)
 
+    @torch.inference_mode(False)
     def clear(self) -> None:
         """Remove all requests, waiting or running."""
         self.scheduler.waiting.clear()
@@ -159,6 +161,7 @@ class Engine:
 
     # A step
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> list[Event]:
         """Feed the chosen inputs, admit and prefill requests, choose each row's next input, and remove rows that end.

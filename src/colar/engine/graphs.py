@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -67,6 +67,11 @@ CAPTURING = threading.Lock()
 def can_record(lm: LatentLM) -> bool:
     """True for unsharded weights on a GPU: gathering sharded layers requires calls of other processes."""
     return lm.device.type == REPLAYED_ON and not is_sharded(lm)
+
+
+def has_hooks(lm: LatentLM) -> bool:
+    """True if a module has a forward hook, which would be called when a graph is recorded and in no replay."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
 
 
 def rows_of(rows: int, most: int) -> int:
@@ -128,9 +133,14 @@ class Graphs:
         if weights != self._weights:
             self.drop()
             self._weights = weights
-        # An adapter that is merged for a while, and autocast, change the operations without moving a weight.
-        adapted = [module for module in lm.lm.modules() if isinstance(module, BaseTunerLayer)]
-        self._state = (tuple(module.merged for module in adapted), torch.is_autocast_enabled(lm.device.type))
+        # An adapter that is merged, disabled, switched or scaled, and autocast, change the operations without moving a
+        # weight.
+        adapted = tuple(
+            (layer.merged, layer.disable_adapters, tuple(layer.active_adapters), *layer.scaling.items())
+            for layer in lm.lm.modules()
+            if isinstance(layer, LoraLayer)
+        )
+        self._state = (adapted, torch.is_autocast_enabled(lm.device.type))
 
     def drop(self, name: str = "") -> None:
         """Drop the graphs of the work of that name, or all."""

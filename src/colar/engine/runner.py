@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache, check_attention
-from colar.engine.graphs import Graphs, Think, columns_of, rows_of
+from colar.engine.graphs import Graphs, Think, columns_of, has_hooks, rows_of
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought, token_thought
 from colar.model import masks
@@ -45,7 +45,7 @@ class Runner:
     def refresh_weights(self) -> None:
         """Adapt to weights that may have been trained since the last requests."""
         self.partial_head.cache_clear()
-        if self.cuda_graphs:
+        if self.cuda_graphs and not has_hooks(self.lm):
             self.graphs = self.graphs or Graphs.of(self.lm)
             self.graphs.refresh(self.lm, self.method)
             self.cache = self.graphs.cache

@@ -1,5 +1,6 @@
 """A Ray cluster: joining it, checking its machines before they work, and sampling GRPO's outputs by its actors."""
 
+import functools
 import itertools
 import logging
 import os
@@ -218,9 +219,10 @@ def _rolled_out(
 ) -> list[Any]:
     """The outputs of all actors with the current weights. RayError if a call has failed after its retries."""
     weights = ray.put(trained_weights(lm))
+    pickled = ray.cloudpickle.dumps(method)
     calls = []
     for sampler, share in zip(samplers, shares(examples, len(samplers)), strict=False):
-        calls.append(sampler.sample.remote(weights, method, config, share, *draws))
+        calls.append(sampler.sample.remote(weights, pickled, config, share, *draws))
     return list(itertools.chain.from_iterable(map(pickle.loads, ray.get(calls))))
 
 
@@ -230,14 +232,16 @@ class Sampler:
     def __init__(self, load_model: LoadModel, roll_out: SampleOutputs) -> None:
         self.lm = load_model().to(devices.best())
         self.roll_out = roll_out
+        # The same object for the same method: for another one the engine would record its CUDA graphs anew.
+        self.method_of = functools.lru_cache(maxsize=1)(pickle.loads)
 
     @torch.no_grad()
-    def sample(self, weights: bytes, *arguments: Any) -> bytes:
+    def sample(self, weights: bytes, method: bytes, *arguments: Any) -> bytes:
         """The pickled outputs for a share of the questions, sampled with these weights."""
         parameters = dict(self.lm.named_parameters())
         for name, value in safetensors.torch.load(weights).items():
             parameters[name].copy_(value)
-        return pickle.dumps(self.roll_out(self.lm, *arguments))
+        return pickle.dumps(self.roll_out(self.lm, self.method_of(method), *arguments))
 
 
 def trained_weights(lm: LatentLM) -> bytes:

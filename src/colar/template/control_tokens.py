@@ -25,6 +25,7 @@ reasoning models.
 """
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ DAY = date(2024, 7, 26)
 TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 """A call of transformers' date function, replaced in the template because the function itself cannot be replaced."""
 OPEN, CLOSE = "<think>", "</think>"
+MOST_TURNS = 64
+"""Most turns of a chat whose rendering is cached."""
+MOST_CHATS = 1000
+"""Most renderings that are cached."""
 CONTENT = re.compile("\ue000([0-9]+)\ue001")
 """The mark of a turn's content: private-use characters, which no template contains."""
 
@@ -101,9 +106,10 @@ class ControlTokens:
         """Ids of `text` without control tokens. ValueError if the tokenizer cannot write it without one."""
         ids = []
         spells_unknown = self._unknown in text
+        others = functools.cache(self.others)
         for token_id in self._as_text(text):
             is_text = token_id not in self.ids or (token_id == self._unknown_id and not spells_unknown)
-            ids += [token_id] if is_text else self.others(token_id)
+            ids += [token_id] if is_text else others(token_id)
         return ids
 
     def encode_within(self, pieces: Iterable[tuple[str, bool]], text_ids: Encode) -> list[int]:
@@ -257,7 +263,13 @@ class ChatFormat:
                     "bring them into its order, or use template.format: plain"
                 )
             filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
-            self._skeletons[roles] = Skeleton(pieces, self._control.of(self._raw_ids(filled)), folded)
+            skeleton = Skeleton(pieces, self._control.of(self._raw_ids(filled)), folded)
+            # A server's clients choose the roles, so neither long chats are kept, nor ever more of them.
+            if len(roles) > MOST_TURNS:
+                return skeleton
+            if len(self._skeletons) >= MOST_CHATS:
+                self._skeletons.clear()
+            self._skeletons[roles] = skeleton
         return self._skeletons[roles]
 
     def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
@@ -275,7 +287,8 @@ class ChatFormat:
             return (), " ".join(str(error).split())
         split = CONTENT.split(text)
         pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(split))
-        missing = [role for place, role in enumerate(roles) if place not in pieces]
+        there = set(pieces)
+        missing = [role for place, role in enumerate(roles) if place not in there]
         return pieces, f"it leaves out the turn of the {missing[0]}" if missing else ""
 
     def _end(self) -> int | None:
