@@ -24,7 +24,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.sequential import Sequential, SequentialParams
+from colar.methods.sequential import Sequential, SequentialParams, decoder
 from colar.methods.sequential.boundaries import MOST_DIGITS, Equations, Windows
 from colar.methods.sequential.choice import Rules, choose_groups
 from colar.methods.sequential.decoder import Ending
@@ -262,6 +262,30 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
         assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
         grouped += len(expected) < len(row.chain)
     assert grouped
+
+
+def test_groups_end_in_training_as_in_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the whole model: dropout would lower the confidence. And the forward before the loss leaves nothing in
+    autocast's cache, which up to torch 2.10 would hand weights without gradient to the loss."""
+    lm, method = made("gpt2", digits=True, compression_factors=[3], confidence_thresholds=[2e-3], **EQUATIONS)
+    batch = Batch.collate(encoded(lm, method, times=2))
+    wanted = method.group_sizes(lm, batch)
+    for module in lm.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    cached = []
+    label_logps = decoder.label_logps
+
+    def watched(*args: Any) -> Any:
+        cached.append(torch.is_autocast_cache_enabled())
+        return label_logps(*args)
+
+    monkeypatch.setattr(decoder, "label_logps", watched)
+    lm.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        assert method.group_sizes(lm, batch).equal(wanted)
+    assert cached == [False]
+    assert lm.training
 
 
 @torch.no_grad()

@@ -663,8 +663,12 @@ def test_dropout_is_off_in_train_mode_too() -> None:
     lm, _ = model("gpt2", LORA)
     drops = [m for m in lm.modules() if isinstance(m, torch.nn.Dropout)]
     assert max(m.p for m in drops) == 0.2
+    rates = ("attn_pdrop", "residual_dropout", "router_jitter_noise")
+    for name in rates:
+        setattr(lm.causal_lm.get_input_embeddings(), name, 0.1)
     zero_dropout(lm)
     assert {m.p for m in drops} == {0.0}
+    assert {getattr(lm.causal_lm.get_input_embeddings(), name) for name in rates} == {0.0}
 
 
 def test_outputs_drawn_from_a_nucleus_are_not_scored() -> None:

@@ -551,13 +551,15 @@ def test_a_section_without_keys_is_named(tmp_path):
         recipe.load(path)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_for_frozen_weights_only(tiny, dtype):
+def test_half_precision_is_for_frozen_weights_only(tiny):
+    dtype = "bfloat16"
     wanted = f"model.dtype {dtype} cannot be trained without model.lora"
     with pytest.raises(ValueError, match=wanted) as error:
         recipe.load(tiny, ["--model.dtype", dtype])
     assert "set model.dtype float32, with training.bf16 true" in str(error.value)
     assert recipe.load(tiny, ["--model.dtype", dtype, "--model.lora.r", "4"]).model.lora.r == 4
+    with pytest.raises(ValueError, match="model.dtype must be one of float32, bfloat16, got 'float16'"):
+        recipe.load(tiny, ["--model.dtype", "float16", "--model.lora.r", "4"])
     assert recipe.load(tiny, ["--model.dtype", "float32", "--training.bf16", "true"]).training.bf16
 
 

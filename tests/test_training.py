@@ -270,6 +270,17 @@ class Terms(Cot):
         return {"one": length, "two": 10 * length, "_seen": 1000 * length}
 
 
+@pytest.mark.parametrize("launched_with", ["fp16", "bf16", "no"])
+def test_the_recipe_decides_about_precision_not_the_launcher(
+    launched_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch` sets this variable from its own configuration."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched_with)
+    for bf16, wanted in ((False, "no"), (True, "bf16")):
+        config = TrainingConfig(device="cpu", bf16=bf16)
+        assert arguments(config, RunFolder(tmp_path)).mixed_precision == wanted
+
+
 def test_objective_sums_terms_and_averages_rows() -> None:
     lm, method = build(), Terms(CotConfig())
     rows = [method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:3]]

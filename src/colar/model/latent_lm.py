@@ -279,7 +279,10 @@ class LatentLM(nn.Module):
             yield
             return
         weights = adapted_weights(self.lm)
-        copies = [weight.data.clone() for weight in weights]
+        # At most half of a GPU's room, because the caller's answers need a cache.
+        needed = sum(weight.nbytes for weight in weights)
+        place = self.device if 2 * needed <= devices.room(self.device) else torch.device("cpu")
+        copies = [weight.data.to(place, copy=True) for weight in weights]
         try:
             # In place, because CUDA graphs read weights at fixed addresses.
             self.lm.merge_adapter()

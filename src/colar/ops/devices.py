@@ -7,6 +7,7 @@ the GPU does not block.
 
 import functools
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -121,6 +122,14 @@ def where_rows(chosen_B: Tensor, values_of: Callable[[Any], Tensor], others_B: T
         return torch.where(chosen_B, values_of(slice(None)), others_B)
     rows = chosen_B.nonzero()[:, 0]
     return others_B.index_copy(0, rows, values_of(rows)) if len(rows) else others_B
+
+
+def room(device: torch.device) -> float:
+    """Bytes that can still be allocated on a GPU; infinity elsewhere."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def empty_cache(device: torch.device) -> None:

@@ -11,7 +11,6 @@ from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model.backbones import DTYPES
 from colar.model.lora import LoraSettings
 from colar.template.template import TemplateConfig
 from colar.training.grpo.config import GrpoConfig
@@ -41,13 +40,14 @@ class ModelConfig:
     """transformers' attention in training: sdpa | eager | flash_attention_2 | flash_attention_3; null: its default,
     which the engine also uses in place of flash attention. On CPUs eager trains faster."""
     dtype: str = "float32"
-    """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
+    """Dtype of the weights: float32 | bfloat16. Half precision is for a frozen base under LoRA; to train all
     weights at its speed leave float32 here and set training.bf16."""
     load_in_4bit: bool = False
     """QLoRA: linears below an adapter in 4 bits (nf4, by bitsandbytes); they compute in model.dtype."""
 
     def __post_init__(self) -> None:
-        check_choice("model.dtype", self.dtype, list(DTYPES))
+        # Gradients in float16 would underflow: the loss is not scaled.
+        check_choice("model.dtype", self.dtype, ["float32", "bfloat16"])
         # Without an adapter the half-precision weights themselves would be trained. An update of 1e-4 of a weight is
         # less than half of bfloat16's step (4e-3 of the weight), and rounds to nothing.
         if self.dtype != "float32" and self.lora is None:

@@ -277,6 +277,8 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         disable_tqdm=True,
         **{name: value for name, value in vars(config).items() if name in theirs},
     )
+    # The recipe decides, not the configuration of `accelerate launch`, which Trainer would take.
+    args.mixed_precision = "bf16" if config.bf16 else "no"
     _ = args.device  # sets the devices up
     return args
 

@@ -47,7 +47,7 @@ from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equat
 from colar.methods.sequential.choice import Groups, Rules
 from colar.methods.sequential.decoder import GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
-from colar.model.head import PartialHead
+from colar.model.head import PartialHead, uncached_autocast
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
 from colar.ops.sampling import probability
@@ -289,7 +289,10 @@ class Sequential(GroupMethod):
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
             rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
-            logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG)
+            # As in thinking, without dropout. And without autocast's cache: up to torch 2.10 the loss would reuse the
+            # weights that are cast here, which have no gradient.
+            with lm.evaluating(), uncached_autocast(lm.device.type):
+                logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG)
             below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
             low_BTG[at_X] = below_XTG & tested_XTG
         return low_BTG

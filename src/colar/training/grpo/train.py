@@ -17,6 +17,7 @@ holds no outputs: the next generation follows from the weights, the seed and its
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,8 +52,8 @@ SIZES_STAY = (
     "the questions, per_device_train_batch_size, gradient_accumulation_steps, grpo.steps_per_generation, "
     "grpo.num_iterations and grpo.num_generations must stay the same"
 )
-DROPOUT_ATTRIBUTES = ("attention_dropout", "attn_dropout", "dropout")
-"""Attributes in which attention modules keep their own dropout rate."""
+DROPOUT = re.compile("dropout|pdrop|jitter")
+"""Attributes in which modules keep rates of dropout, or of noise in the choice of experts."""
 
 
 def train(
@@ -152,9 +153,9 @@ def _checked_questions(
 def zero_dropout(lm: LatentLM) -> None:
     """Turn dropout off, in train mode too: ratios compare the model that scores with the one that sampled."""
     for module in lm.modules():
-        for name in ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES:
-            # Some families keep a Dropout module under the same name; the outer loop visits it by itself.
-            if isinstance(getattr(module, name, None), float):
+        for name, value in vars(module).items():
+            is_rate = name == "p" if isinstance(module, nn.Dropout) else DROPOUT.search(name)
+            if is_rate and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 
