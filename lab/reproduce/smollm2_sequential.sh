@@ -6,7 +6,8 @@
 # About eighteen hours on 2 cores, reckoned: nine for SFT and its
 # test sets; the three stages took 130, 96 and 106 minutes and CoT's reinforcement 84, each on one core of an EPYC in float32.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
-# Stopped and run again, it resumes. Committed answers were made with compiled decode steps (`--compile`, commit c901c920).
+# Stopped and run again, it resumes. Committed answers were made with compiled decode steps (`--compile`, commit c901c920), and
+# with thresholds that end groups in results alone, not in operands (up to commit 272dd8c5).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-runs/smollm2-135m}

@@ -22,7 +22,7 @@ from colar.engine.request import Decoding, Request, check_context
 from colar.ops.noise import seed_from
 
 FIRST_BYTES = b'{"id": '
-"""What each row of an output begins with."""
+"""The beginning of each row of an output."""
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
