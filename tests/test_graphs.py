@@ -308,6 +308,20 @@ def test_graphs_follow_what_changes_the_operations(changed: Any, taped: list[str
     same(Engine(lm, method, 4).generate(asked), before)
 
 
+def test_hooks_of_transformers_leave_graphs_on(taped: list[str]) -> None:
+    """They stay on a model that was trained with gradient checkpointing, or whose hidden states were asked for."""
+    lm, method, params = thinker("colar")
+    lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    lm.causal_lm.enable_input_require_grads()
+    lm.causal_lm.gradient_checkpointing_disable()
+    lm.layers(lm.embed(torch.tensor([[1, 2]])), None, None)
+    assert any(module._forward_hooks for module in lm.modules())
+    asked = requests_of(params, SAMPLED)
+    found = Engine(lm, method, 4).generate(asked)
+    assert taped
+    same(found, Engine(lm, method, 4, cuda_graphs=False).generate(asked))
+
+
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_inference_mode_leaves_nothing_behind(cuda_graphs: bool, taped: list[str]) -> None:
     """Tensors that are made in it may not be written to outside of it."""

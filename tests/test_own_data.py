@@ -114,6 +114,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
     "an answer in tags": ({"question": "q", "answer": "<think>\nAdd.\n</think>\n<answer>4</answer>"}, "q", ("Add.",), "4"),
     "tags in a column of reasoning": ({"question": "q", "reasoning": "<think>Add.</think>So 4.", "answer": "4"}, "q", ("Add.",), "4"),
     "words before an answer in tags": ({"question": "q", "answer": "<think>Add.</think>\nSo it is 4.\n<answer>4</answer>"}, "q", ("Add.",), "4"),
+    "empty thoughts before an answer in tags": ({"question": "q", "answer": "<think>\n\n</think>\n\nAdd.\n<answer>4</answer>"}, "q", ("Add.",), "4"),
     "a passage": ({"question": "How many?", "context": "Tom has 4.", "answer": "4"}, "Tom has 4.\n\nHow many?", (), "4"),
     "an instruction and its passage": ({"instruction": "Add.", "input": "2 and 2", "context": "By hand.", "cot": "4.", "output": "4"}, "By hand.\n\nAdd.\n\n2 and 2", ("4.",), "4"),
     "empty thoughts": ({"question": "q", "answer": "<think>\n\n</think>\n\nAdd.\nSo \\boxed{4}."}, "q", ("Add.", "So \\boxed{4}."), "4"),
@@ -184,6 +185,7 @@ def test_rows_as_people_have_them(name: str) -> None:
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, str] | None]] = {
     "a passage": ({"question": "How many?", "context": "Tom has 4.", "answer": "4"}, None),
+    "a program": ({"question": "How many?", "context": "Tom has 7 times 6.", "code": CODE}, None),
     "an instruction": ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, None),
     "a named instruction": (
         {"instruction": "Add.", "input": "2 and 2", "output": "4"},
@@ -324,6 +326,8 @@ def test_a_data_set_in_memory_is_read() -> None:
         (["5 May", "12 June", "3 may", "5 June"], "text"),
         (["5 PM", "11 AM", "3:00 p.m.", "4 am"], "text"),
         (["12% increase", "7% decrease", "3% increase", "4% decrease"], "text"),
+        (["10am", "10pm", "11am", "12pm"], "text"),
+        (["5 marbles", "3 apples", "2 decimeters", "8 lessons"], "number"),
         (["5 more", "4 more", "3 more apples", "2 more"], "number"),
         (["4 amps", "5 apples", "3 dogs", "6 maps"], "number"),
         (["A. 5", "B. 12", "C. 7", "D. 9"], "choice"),

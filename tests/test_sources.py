@@ -584,7 +584,7 @@ def test_a_column_that_a_question_may_need_is_named(
 ) -> None:
     put(tmp_path, "train.jsonl", [{"question": "q", "answer": "1", "answer_type": "number", "passage": "p"}])
     load_examples(str(tmp_path), "train")
-    assert "warning: " in capsys.readouterr().err
+    assert "the column passage is not read" in capsys.readouterr().err
 
 
 def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

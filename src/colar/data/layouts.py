@@ -61,10 +61,10 @@ EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
 """Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
 THINK = re.compile(
     r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)?(.*?)(?:</think(?:ing)?>|<\|end_of_thought\|>)\s*"
-    r"(?:.*<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
+    r"(?:(.*)<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
     re.DOTALL,
 )
-"""Thoughts and the text behind them, in the tags of R1's or of OpenThoughts' outputs."""
+"""Thoughts, words before an answer in tags, and the text behind them, in the tags of R1 or OpenThoughts."""
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
 """The mark of the answer, which MetaMathQA repeats on the next line. Before other lines it is a Markdown heading."""
 EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
@@ -215,14 +215,14 @@ def asked(messages: Sequence[Message]) -> tuple[str, Context]:
     context = []
     for role, text, _ in before:
         thought = THINK.match(text) if role == "assistant" else None
-        context.append((role, thought[2].strip() if thought else text))
+        context.append((role, thought[3].strip() if thought else text))
     return last.text, tuple(context)
 
 
 def _program(row: Row) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return programs.checked(text_of(row, _first(row, QUESTION)), solution, gold, _key(row))
+    return programs.checked(whole_question(row, _first(row, QUESTION)), solution, gold, _key(row))
 
 
 def _mathqa(row: Row) -> Fields:
@@ -313,9 +313,9 @@ def _parted(text: str) -> tuple[str, str]:
     """Split a text into its reasoning ("" if there is none) and the answer behind it or in its last box."""
     thought = THINK.match(text)
     if thought:
-        chain, answer = _parted(thought[2])
+        chain, answer = _parted(thought[3])
         # Qwen3 writes empty tags where it was told not to think.
-        return thought[1] if thought[1].strip() else chain, answer
+        return thought[1] if thought[1].strip() else thought[2] or chain, answer
     before, *behind = FINAL.split(text.strip())
     if behind:
         return before, filled(behind[-1], "answer").partition("\n")[0]

@@ -29,8 +29,9 @@ FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 500
 ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged as such."""
 TELLING = re.compile(
-    r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[ap]\.?m\b|ad\b|bce?\b|ago|later|before|after|more|fewer|less"
-    r"|increase|decrease|rise|fall|gain|loss|profit|up|down|north|south|east|west|left|right)"
+    r"(?<![a-z])(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?|[ap]\.?m|ad|bce?|ago|later|before|after|more|fewer|less|increase|decrease|rise|fall"
+    r"|gain|loss|profit|up|down|north|south|east|west|left|right)(?![a-z])"
 )
 """Words behind a number of which the answer is a part: 5 pm, 12% increase."""
 PRICE = re.compile(r"\$\s?[\d,.]+(?![\d,.$\\^])")
@@ -257,7 +258,7 @@ def _have_like_words(golds: Sequence[str]) -> bool:
     """True if nearly all numbers have the same words before them, mostly none, and the same of `TELLING` behind."""
 
     def words(gold: str) -> tuple[str, ...]:
-        before, *behind = re.split(r"\d", re.sub(r"\\[A-Za-z]+", "", gold), maxsplit=1)
+        before, *behind = re.split(r"\d[\d.,:]*", re.sub(r"\\[A-Za-z]+", "", gold), maxsplit=1)
         return ("".join(filter(str.isalpha, before)), *TELLING.findall("".join(behind).lower()))
 
     return max(Counter(map(words, golds)).values(), default=0) >= ENOUGH * len(golds)

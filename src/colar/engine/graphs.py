@@ -70,8 +70,17 @@ def can_record(lm: LatentLM) -> bool:
 
 
 def has_hooks(lm: LatentLM) -> bool:
-    """True if a module has a forward hook, which would be called when a graph is recorded and in no replay."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in lm.modules())
+    """True if a module has a user's forward hook, which would be called when a graph is recorded and in no replay.
+
+    Those of transformers stay after gradient checkpointing, or a forward that returned all hidden states, and do
+    nothing in a step.
+    """
+    hooks = (
+        hook
+        for module in lm.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 def rows_of(rows: int, most: int) -> int:
