@@ -36,6 +36,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from colar import checks
 from colar.data.example import Example
@@ -143,7 +144,9 @@ class Ruplar(base.Method):
         return self.mix(lm, batch, prior_BKT), counts_B
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return batch.step_sizes
+        # Values after a row's last step are meaningless.
+        ends_BS = torch.minimum(batch.step_sizes.cumsum(1), batch.chain_lengths[:, None])
+        return ends_BS - pad(ends_BS, (1, 0))[:, :-1]
 
     def thinks_whole_chain(self, params: NoParams) -> bool:
         # A soft token stands for all tokens of a step, but is displayed as the single nearest one.
