@@ -203,6 +203,15 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, str] | None]] = {
 }
 
 
+@pytest.mark.parametrize("key", ["steps", "answer"])
+def test_a_chain_or_an_answer_in_the_column_context_is_not_in_the_question(key: str) -> None:
+    row = {"q": "2 and 2?", "s": "Add.", "a": "4"}
+    columns = {"question": "q", "steps": "s", "answer": "a"}
+    row["context"] = row.pop(columns[key])
+    example = _read(row, columns | {key: "context"})
+    assert (example.question, example.steps, example.answer) == ("2 and 2?", ("Add.",), "4")
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_a_question_is_asked_as_it_was_trained(name: str) -> None:
     row, columns = ASKED[name]

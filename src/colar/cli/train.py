@@ -10,7 +10,6 @@ import textwrap
 from colar import files, progress, recipes, yaml_settings
 from colar.cli.options import Parser, columns_of, columns_option, judge_option
 
-AUTO = "auto"
 NEEDED = ("model", "data", "output")
 """Options that `colar train auto` requires."""
 CHOICES = ("test", "method", "grpo", "columns", "template", "judge")
@@ -80,7 +79,7 @@ def run_train(args: argparse.Namespace) -> None:
     # The same command would start from the beginning again.
     if args.no_resume or args.check:
         args.resumes = False
-    auto = args.recipe == AUTO
+    auto = args.recipe == recipes.AUTO
     # A misspelt name is reported before imports that take seconds.
     if not auto:
         recipes.find(args.recipe)

@@ -261,7 +261,9 @@ def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields
     if isinstance(asks, list) and asks and isinstance(asks[0], Mapping):
         text, context = asked(messages_of(asks))
     else:
-        text, context = whole_question(row, question), context_of(row)
+        # A column that the user has named for the chain or the answer is no part of the question.
+        asking = {name: value for name, value in row.items() if name not in (answer, steps)}
+        text, context = whole_question(asking, question), context_of(asking)
     chain: str | tuple[str, ...]
     chain, gold = _parted(answer_of(row, answer))
     if steps is not None:
