@@ -112,7 +112,7 @@ def check_output(output: str, questions: str) -> None:
     try:
         record = json.loads(line)
     except ValueError:
-        # A kill may have torn the very first answer, anywhere behind or in the beginning that each has.
+        # A kill may have torn the very first answer, even within those bytes.
         if line.endswith(b"\n") or not FIRST_BYTES.startswith(line[: len(FIRST_BYTES)]):
             raise ValueError(f"{path}:1 is no answer of colar generate") from None
         return
