@@ -227,8 +227,9 @@ def test_a_cache_can_be_used_again_after_an_error(colar):
         whole = lm.hidden(torch.cat([embeds, embeds[:, :1]], 1))[:, -1]
 
     def read_and_feed():
-        mask = kept.at_prefill(0, 2, length, embeds)
-        lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
+        columns = torch.arange(length).expand(2, -1)
+        mask = kept.at_prefill(0, columns, length, embeds)
+        lm.hidden(embeds, mask, columns, kept)
         mask = kept.at_decode(position, length + 1, embeds)
         return lm.hidden(embeds[:, :1], mask, position[:, None], kept)[:, -1]
 

@@ -298,23 +298,23 @@ def ids(case, request):
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_questions_share_a_forward_within_some_positions(family, monkeypatch):
-    """And one that is longer has a forward of its own, whole."""
+    """And one that is longer has forwards of its own, chunk by chunk, whatever is left for the last one."""
     case = case_of(family, "colar")
     longest = max(len(ids(case, request)) for request in case.requests)
-    most = longest - 1
-    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", most)
-    seen, handle = widths(case.lm)
-    try:
-        found = Engine(case.lm, case.method, 4).generate(case.requests)
-    finally:
-        handle.remove()
-    for completion in found:
-        same(completion, case.expected[completion.request.id])
-    reads = [shape for shape in seen if shape[1] > 1]
-    shared = [rows * length for rows, length in reads if rows > 1]
-    assert shared
-    assert max(shared) <= most
-    assert (1, longest) in reads
+    for most in (longest - 1, longest // 2, 7):
+        for module in ("runner", "scheduler"):
+            monkeypatch.setattr(f"colar.engine.{module}.BATCH_POSITIONS", most)
+        seen, handle = widths(case.lm)
+        try:
+            found = Engine(case.lm, case.method, 4).generate(case.requests)
+        finally:
+            handle.remove()
+        for completion in found:
+            same(completion, case.expected[completion.request.id])
+        reads = [shape for shape in seen if shape[1] > 1]
+        assert max(rows * length for rows, length in reads) <= most
+        assert (1, most) in reads
+        assert most < longest - 1 or any(rows > 1 for rows, _ in reads)
 
 
 def test_both_kinds_of_row_share_one_forward_and_one_head(colar):

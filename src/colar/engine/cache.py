@@ -193,20 +193,18 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     # The next forward pass
 
-    def at_prefill(self, first: int, rows: int, length: int, like: Tensor) -> Any:
-        """Prepare a forward pass of the first `length` positions of `rows` slots from `first` on.
+    def at_prefill(self, first: int, columns_NT: Tensor, span: int, like: Tensor) -> Any:
+        """Prepare a forward pass of these columns of N slots from `first` on, which follow the columns fed before.
 
-        Returns its attention mask, in the dtype and on the device of `like`.
+        Columns are below `span`. Returns the attention mask, in the dtype and on the device of `like`.
         """
-        # at_prefill(first=1, rows=2, length=4), w is written:
+        # at_prefill(first=1, columns_NT=[[0, 1, 2, 3], [0, 1, 2, 3]], span=4), w is written:
         #
         #     slot 0   q q q l l
         #     slot 1   w w w w          padding too: the row's own next columns replace it
         #     slot 2   w w w w
-        device = like.device
-        columns_NT = torch.arange(length, device=device).expand(rows, -1)
-        slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        return self._prepare(first, slots_N1, columns_NT, length, like)
+        slots_N1 = torch.arange(first, first + len(columns_NT), device=like.device)[:, None]
+        return self._prepare(first, slots_N1, columns_NT, span, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
         """Prepare a forward pass of one position a row: the first N slots, each at its own column of `position_N`.
@@ -261,8 +259,9 @@ def _through_slots(causal_lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
     # Both are prefilled at once, as in the engine; the short row's positions after its question are padding.
     long = length - FED
-    mask = cache.at_prefill(0, n, long, embeds_NTD)
-    position_NT = torch.arange(long, device=causal_lm.device) + ahead_N[:, None]
+    columns_NT = torch.arange(long, device=causal_lm.device).expand(n, -1)
+    mask = cache.at_prefill(0, columns_NT, long, embeds_NTD)
+    position_NT = columns_NT + ahead_N[:, None]
     forward(inputs_embeds=embeds_NTD[:, :long], attention_mask=mask, position_ids=position_NT)
     # Then both are fed, each at its own column.
     position_N = torch.tensor([long, long // 4], device=causal_lm.device)

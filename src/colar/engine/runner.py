@@ -19,6 +19,7 @@ from torch import Tensor
 
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, has_hooks, rows_of
+from colar.engine.scheduler import BATCH_POSITIONS
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought, token_thought
 from colar.model import masks
@@ -95,12 +96,16 @@ class Runner:
         ids_NT, lengths_N = ragged.pad(questions)
         n, longest = ids_NT.shape
         embeds_NTD = self.lm.embed(devices.send(ids_NT, device))
-        mask = self.cache.at_prefill(slot, n, longest, embeds_NTD)
         position_NT = torch.arange(longest, device=device).expand(n, -1)
-        with masks.attention(self.lm.config, self._attention()):
-            hidden_NTD = self.lm.hidden(embeds_NTD, mask, position_NT, self.cache)
+        # A long question, which is prefilled by itself, is fed in chunks: the mask of all its positions at once would
+        # grow with the square of its length.
+        for first in range(0, longest, BATCH_POSITIONS):
+            chunk = slice(first, min(first + BATCH_POSITIONS, longest))
+            mask = self.cache.at_prefill(slot, position_NT[:, chunk], chunk.stop, embeds_NTD)
+            with masks.attention(self.lm.config, self._attention()):
+                hidden_NTD = self.lm.hidden(embeds_NTD[:, chunk], mask, position_NT[:, chunk], self.cache)
 
-        last_N = devices.send(lengths_N - 1, device)
+        last_N = devices.send(lengths_N - 1 - first, device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
         return hidden_ND
 

@@ -19,7 +19,7 @@ Requests that are admitted together are prefilled in batches, one a step, so tha
     joins      a b c       d e         f         e is another sample of d's question: it is copied
 
 The questions of a batch share a forward pass, right-padded, within `BATCH_POSITIONS`. A question that is longer is
-prefilled by itself.
+prefilled by itself, in chunks of this size.
 """
 
 import itertools
@@ -40,7 +40,8 @@ SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
 BATCH_POSITIONS = 2048
-"""Most positions of prefill between two decode steps, padding included, unless one question has more."""
+"""Most positions of a forward pass of prefill, padding included, and between two decode steps unless one question has
+more."""
 
 
 class QueueFull(RuntimeError):
