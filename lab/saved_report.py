@@ -25,7 +25,7 @@ def of_json(plain: Mapping[str, Any]) -> Report:
             Difference(**_values(Difference, row), baseline=cell_from_json({**row, **row["baseline"]}).system)
             for row in plain[name]
         ]
-    return Report(plain["provenance"], plain["baseline"], **sections)
+    return Report(plain["provenance"], **sections)
 
 
 def _values(cls: type[ReportRow] | type[Difference], plain: Mapping[str, Any]) -> dict[str, Any]:

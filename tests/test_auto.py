@@ -72,6 +72,48 @@ def test_the_recipe_is_one_that_can_be_read(facts: auto_recipe.Facts, method: st
     assert {stage.recipe.data.source for stage in (cot, own, reinforced)} == {f"{tmp_path}/run/data"}
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8, 16])
+def test_processes_share_the_rows_of_an_update(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update is that of one process as far as the rows can be divided, and the recipe can be run by so many."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    cot, own, reinforced = (
+        stage.recipe for stage in _stages(replace(FACTS, processes=processes), tmp_path, grpo=True)
+    )
+    rows = [
+        each.training.per_device_train_batch_size * each.training.gradient_accumulation_steps * processes
+        for each in (cot, own, reinforced)
+    ]
+    assert own.training.per_device_train_batch_size % own.training.draws_per_example == 0
+    if processes in (1, 2, 4, 8):
+        assert rows == [32, 64, 32]
+    elif processes == 3:
+        assert rows == [30, 60, 24]
+    else:
+        assert rows == [32, 64, 64]
+    plan = reinforced.grpo.plan(reinforced.training, processes)
+    assert plan.steps == 2 * plan.accumulate
+
+
+@pytest.mark.parametrize("method", ["coconut", "distill"])
+def test_the_manual_compares_other_methods_on_the_rows_of_a_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe in docs/methods.md, beside a run: the same model, rows and limits, from the same CoT weights."""
+    monkeypatch.chdir(tmp_path)
+    cot, *_ = _stages(FACTS, Path("runs"))
+    page = (NOTEBOOK.parent.parent / "docs" / "methods.md").read_text()
+    text = page.partition("```yaml\n# compare.yaml\n")[2].partition("```")[0]
+    files.write_text("compare.yaml", text.replace("runs/mine/recipe.yaml", "runs/recipe.yaml"))
+    stages = recipe.load_stages("compare.yaml", (), ["coconut", "distill"])
+    [found] = [stage.recipe for stage in stages if stage.name == method]
+    assert found.method["name"] == method
+    assert found.model == replace(cot.recipe.model, init_from="runs/mine/cot/best")
+    assert (found.data, found.validation.limits) == (cot.recipe.data, cot.recipe.validation.limits)
+    assert found.output == f"runs/compare/{method}"
+
+
 def test_values_follow_from_the_facts(tmp_path: Path) -> None:
     cot, own = _stages(FACTS, tmp_path)
     assert cot.recipe.model.lora is not None
@@ -241,7 +283,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
         Difference(row.system, auto_speeds.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
         for row in own
     ]
-    made = Report({}, "cot", [cot, bare, *own], differences)
+    made = Report({}, [cot, bare, *own], differences)
     default, sentence = auto_speeds.choose(made)
     assert default == {"compression_factor": chosen}
     assert sentence.startswith("CoT answers 80% of 100 held-out questions")
@@ -328,7 +370,7 @@ def test_limits_of_a_later_stage_that_no_speed_has_are_said(
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
-    default, sentence = auto_speeds.choose(Report({}, "cot", [cot, bare, *own], []))
+    default, sentence = auto_speeds.choose(Report({}, [cot, bare, *own], []))
     assert default == {"compression_factor": 1}
     assert (
         sentence
@@ -343,7 +385,7 @@ def test_equal_verdicts_of_few_questions_choose_no_speed(n: int, chosen: int) ->
     own = [_row("sequential", "", 1.0, 20 / c, compression_factor=c) for c in (5, 1)]
     rows = [replace(row, n=n) for row in (cot, bare, *own)]
     differences = [Difference(row.system, auto_speeds.DATASET, cot.system, n, 0.0, 0.0, None) for row in own]
-    default, sentence = auto_speeds.choose(Report({}, "cot", rows, differences))
+    default, sentence = auto_speeds.choose(Report({}, rows, differences))
     assert default == {"compression_factor": chosen}
     assert ("too few" in sentence) == (chosen == 1)
 
@@ -354,7 +396,7 @@ def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
     differences = [
         Difference(row.system, auto_speeds.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
     ]
-    default, sentence = auto_speeds.choose(Report({}, "cot", [cot, bare, *own], differences))
+    default, sentence = auto_speeds.choose(Report({}, [cot, bare, *own], differences))
     assert default == {"compression_factor": 2}
     assert "so c = 2 is the default" in sentence
 

@@ -22,7 +22,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def report(rows: list[ReportRow], pooled: list[ReportRow] | None = None) -> Report:
-    return Report({}, "cot", rows, [], pooled=pooled or [])
+    return Report({}, rows, [], pooled=pooled or [])
 
 
 def row(label: str = "", c: float | None = 2, accuracy: float = 0.5, **more: Any) -> ReportRow:

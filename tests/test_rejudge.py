@@ -96,7 +96,7 @@ def test_verdicts_and_clusters_are_todays_and_all_else_is_as_it_was(rejudge, gol
     stamp = made["provenance"].pop("rejudged")
     assert made["provenance"] == PROVENANCE
     assert stamp == STAMP
-    folded = report.fold(after, PROVENANCE, "cot", [("colar", "cot")])
+    folded = report.fold(after, PROVENANCE, [("colar", "cot")])
     assert made == json.loads(json.dumps(folded.to_json()))
     assert made["rows"] != saved["rows"]
     assert (folder / "report.md").read_text().startswith("# My title\n")

@@ -220,9 +220,7 @@ def test_a_control_stands_beside_its_system_on_the_same_data_sets():
     rows += asked("same", "", one=0.8, two=0.6) + asked("same", "control-zeroed", two=0.2, one=0.4)
     rows += asked("apart", "", one=0.9) + asked("apart", "control-zeroed", two=0.1)
     rows += asked("never", "control-shuffled", two=0.05)
-    grid = module("lab/scripts/write_tables.py").controls(
-        Report({}, "cot", rows=rows, comparisons=[], pooled=[])
-    )
+    grid = module("lab/scripts/write_tables.py").controls(Report({}, rows=rows, comparisons=[], pooled=[]))
     assert list(grid.head) == ["system", "#L", "its own", "zeroed", "shuffled"]
     cells = [[cell.split()[0] for cell in line] for line in grid.rows]
     assert [(line[0], *line[2:]) for line in cells] == [
@@ -245,9 +243,7 @@ def test_what_several_samples_gain_by_hand():
     rows += [row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)]
     rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
     rows += [row(dataset="average", accuracy=0.45, maj_at_k=0.5, pass_at_k=0.7, **several)]
-    grid = module("lab/scripts/write_tables.py").samples(
-        Report({}, "cot", rows=rows, comparisons=[], pooled=[])
-    )
+    grid = module("lab/scripts/write_tables.py").samples(Report({}, rows=rows, comparisons=[], pooled=[]))
     assert list(grid.head) == ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
     assert [line[1:2] + line[3:] for line in grid.rows] == [
         ["sums", "70.0 ± 2.0", "3", "60.0 ± 2.0", "75.0 ± 9.8", "90.0 ± 3.9"],
@@ -265,7 +261,7 @@ def test_pairs_that_were_not_drawn_from_alike_have_a_column_a_data_set():
         return rows
 
     def grid(pairs):
-        report = Report({}, "cot", rows=[], comparisons=[], pooled=[], pairs=pairs)
+        report = Report({}, rows=[], comparisons=[], pooled=[], pairs=pairs)
         return module("lab/scripts/write_tables.py").pairs(report)
 
     both = pair("a", "greedy", one=0.1, two=0.3, average=0.2) + pair(
@@ -292,9 +288,7 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
 
     rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
     rows += [row(1, "", 0.2, decoding="sampled")]
-    grid = module("lab/scripts/write_tables.py").factors(
-        Report({}, "cot", rows=[], comparisons=[], pooled=rows)
-    )
+    grid = module("lab/scripts/write_tables.py").factors(Report({}, rows=[], comparisons=[], pooled=rows))
     assert list(grid.head) == ["c asked for", "random c", "one c"]
     assert [[cell.split()[0] for cell in line] for line in grid.rows] == [
         ["1", "90.0", "95.0"],

@@ -137,6 +137,11 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
     recipe.run_stages(recipe.load_stages(staged, ["--stages.faster.training.max_steps", "3"]))
     assert trained[4:] == ["faster"]
 
+    # Longer for all stages would change the weights that later ones began from.
+    with pytest.raises(ValueError, match="stage cot has finished, and fast began from its weights"):
+        recipe.run_stages(recipe.load_stages(staged, ["--training.max_steps", "9"]))
+    assert len(trained) == 5
+
     # A stage that is trained again leaves those behind it with weights of another start.
     recipe.run_stages(recipe.load_stages(staged, ["--stages.cot.training.max_steps", "4"], ["cot"]))
     with pytest.raises(

@@ -92,7 +92,6 @@ def refold(
         made,
         title=title,
         provenance={**saved.provenance, "rejudged": dict(stamp)},
-        baseline=saved.baseline,
         pairs=pairs,
     )
     # Last: until the records are written, the command can be given again.

@@ -5,6 +5,7 @@ answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_fa
 answer.answer, answer.thoughts
 """
 
+import functools
 import html
 import warnings
 from collections.abc import Iterator, Sequence
@@ -60,12 +61,16 @@ class Piece:
 
 
 class Model:
-    """A model with its method and an engine. Not thread-safe."""
+    """A model with its method and an engine. Not thread-safe. The weights must not change."""
 
     def __init__(self, lm: LatentLM, method: Method, batch_size: int = 32) -> None:
         self.lm = lm.eval()
         self.method = method
         self.engine = Engine(lm, method, batch_size)
+
+    @functools.cached_property
+    def _vocabulary(self) -> thought.EmbeddingIndex:
+        return thought.vocabulary_of(self.lm)
 
     def __repr__(self) -> str:
         speed = "".join(f", {name} {value:g}" for name, value in self.method.default_params.items())
@@ -90,11 +95,10 @@ class Model:
         requests = []
         for number, text in enumerate(questions):
             requests.append(self._request(text, number, **options))
-        vocabulary = thought.vocabulary_of(self.lm)
         answers = []
         for completion in self.engine.generate(requests):
             completion.require_answer()
-            thoughts = thought.read_thoughts(self.lm, completion, 0, vocabulary)
+            thoughts = thought.read_thoughts(self.lm, completion, 0, self._vocabulary)
             answer = Answer(
                 question=completion.request.question,
                 answer=completion.text,
@@ -111,12 +115,11 @@ class Model:
         answer = AnswerText(self.lm.template)
         request = self._request(question, 0, **options)
         reader = thought.ThoughtReader(self.lm.template, request.params)
-        vocabulary = thought.vocabulary_of(self.lm)
         for event in self.engine.stream([request]):
             if event.kind == "thought":
                 n = reader.wanted(event.token_id, event.info)
                 assert event.embed is not None
-                near = vocabulary.nearest(event.embed[None], n)[0] if n else []
+                near = self._vocabulary.nearest(event.embed[None], n)[0] if n else []
                 yield Piece("thought", reader.read(event.token_id, event.info, near)["text"])
                 continue
             if incomplete := reader.end():

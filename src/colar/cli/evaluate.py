@@ -136,6 +136,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     check_backbone(folders.values(), args)
     methods = methods_of(folders)
     params = param_combinations(methods, args)
+    evaluated = require_latent(methods) if args.control else list(methods)
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
     datasets = _datasets(args)
@@ -160,25 +161,24 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         # If a cluster answers, this process needs neither a GPU nor quantised layers.
         here = {} if actors is None else {"device": "cpu", "weights": None}
         loading = argparse.Namespace(**{**vars(args), **here})
-        models = []
-        grid = []
         for name, path in checkpoints.items():
+            if str(name) not in evaluated:
+                continue
             lm, method = load_checkpoint(path, loading)
-            models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
-            grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
-        if args.control:
-            models = require_latent(models)
-            grid = [point for point in grid if point.model in models]
-            evaluate_controls(grid, args.control, datasets, records, answer_settings)
-        else:
-            maker = None
-            if actors is not None:
-                from colar.integrations import ray_answers
+            model = evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed)
+            grid = evaluate.make_grid(model, datasets, params[str(name)], args.decoding, args.seeds)
+            if args.control:
+                evaluate_controls(grid, args.control, datasets, records, answer_settings)
+            else:
+                maker = None
+                if actors is not None:
+                    from colar.integrations import ray_answers
 
-                of_models = zip(models, checkpoints.values(), strict=True)
-                engines = {model: engine_settings(path, args) for model, path in of_models}
-                maker = functools.partial(ray_answers.make_records, engines, actors)
-            evaluate.evaluate(grid, datasets, records, answer_settings, maker)
+                    engine = engine_settings(path, args)
+                    maker = functools.partial(ray_answers.make_records, engine, actors)
+                evaluate.evaluate(grid, datasets, records, answer_settings, maker)
+            # Freed before the next model is loaded, because a GPU may have room for one only.
+            del lm, method, model, grid
     if PartialState().is_main_process:
         _write_report([records], output)
 

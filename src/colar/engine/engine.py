@@ -170,7 +170,8 @@ class Engine:
         requests are next. If memory runs out, started requests return to the queue, and fewer run at a time.
         """
         self._events = []
-        with self.lm.evaluating():
+        # The cache has the weights' own dtype.
+        with self.lm.evaluating(), torch.autocast(self.lm.device.type, enabled=False):
             try:
                 self._decode()
                 if batch := self.scheduler.schedule(self.running.entries):

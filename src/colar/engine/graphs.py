@@ -46,7 +46,6 @@ from colar import progress
 from colar.engine.cache import SlotCache, SlotMapping
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought
-from colar.model.head import uncached_autocast
 from colar.model.latent_lm import LatentLM
 from colar.model.weights import is_sharded
 
@@ -121,8 +120,9 @@ class Graphs:
         self._failed: set[Any] = set()
         """Work that cannot be recorded: its name and kind."""
         self._weights: Any = None
+        self._method: Any = None
         self._cached: Any = None
-        self._state: Any = None
+        self._adapted: Any = None
         self._pool: Any = None
 
     @classmethod
@@ -137,19 +137,20 @@ class Graphs:
         lm.idle_graphs = lm.idle_graphs or self
 
     def refresh(self, lm: LatentLM, method: Method) -> None:
-        """Drop all graphs if the weights have moved, or the method or its config is another one."""
-        weights = ([weight.data_ptr() for weight in lm.parameters()], method, method.config)
+        """Drop all graphs if the weights have moved; those of thoughts if the method or its config is another one."""
+        weights = [weight.data_ptr() for weight in lm.parameters()]
         if weights != self._weights:
             self.drop()
             self._weights = weights
-        # An adapter that is merged, disabled, switched or scaled, and autocast, change the operations without moving a
-        # weight.
-        adapted = tuple(
+        if (method, method.config) != self._method:
+            self.drop("thoughts")
+            self._method = (method, method.config)
+        # An adapter that is merged, disabled, switched or scaled changes the operations without moving a weight.
+        self._adapted = tuple(
             (layer.merged, layer.disable_adapters, tuple(layer.active_adapters), *layer.scaling.items())
             for layer in lm.lm.modules()
             if isinstance(layer, LoraLayer)
         )
-        self._state = (adapted, torch.is_autocast_enabled(lm.device.type))
 
     def drop(self, name: str = "") -> None:
         """Drop the graphs of the work of that name, or all."""
@@ -196,7 +197,7 @@ class Graphs:
         """The result of `work(*inputs)`. Both are trees of tensors with a row each, at most `rows`."""
         tensors, layout = tree_flatten(inputs)
         n = len(tensors[0])
-        key = (name, kind, self._state, rows)
+        key = (name, kind, self._adapted, rows)
         if key not in self.recorded and (name, kind) not in self._failed:
             # Rows that fill up are copies of the first one.
             own = [torch.cat([each, each[:1].expand(rows - n, *each.shape[1:])]) for each in tensors]
@@ -216,15 +217,9 @@ class Graphs:
         if len(self.recorded) >= MOST_GRAPHS:
             self.drop()
         device = own[0].device
-
-        def uncached() -> Any:
-            # Otherwise the graph would read weights that autocast has cast and cached, after they have been freed.
-            with uncached_autocast(device.type):
-                return work()
-
         try:
             with CAPTURING:
-                replay = self._capture(uncached, device) if device.type == REPLAYED_ON else uncached
+                replay = self._capture(work, device) if device.type == REPLAYED_ON else work
             self.recorded[key] = Recorded(own, replay)
         except torch.OutOfMemoryError:
             raise

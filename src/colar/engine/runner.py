@@ -72,8 +72,8 @@ class Runner:
 
     def answer(self, state: ThinkState) -> Thought:
         """Choose the next token of each row's answer."""
-        # One graph for all speeds: a token of an answer does not depend on them.
-        own = dataclasses.replace(state, conditions=state.conditions.of_tokens())
+        # One graph for all speeds and methods: a token of an answer does not depend on them.
+        own = dataclasses.replace(state, conditions=state.conditions.of_tokens(), params={}, begun={})
         return self._chosen("answers", answer_token, own)
 
     def _chosen(self, name: str, think: Think, state: ThinkState) -> Thought:

@@ -206,8 +206,8 @@ class Scheduler:
 
     def schedule(self, running: Sequence[Entry]) -> list[Entry]:
         """The batch that is prefilled in this step, [] if there is none; it stays in `batches` until it has joined."""
-        if not self.batches:
-            self.batches.extend(_batches(self._admit(running), {entry.ids for entry in running}))
+        if not self.batches and (admitted := self._admit(running)):
+            self.batches.extend(_batches(admitted, {entry.ids for entry in running}))
         return self.batches[0] if self.batches else []
 
     def _admit(self, running: Sequence[Entry]) -> list[Entry]:

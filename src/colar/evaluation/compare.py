@@ -11,14 +11,23 @@ from statistics import fmean
 
 from colar.evaluation import stats
 from colar.evaluation.records import Cells, Columns
-from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
+from colar.evaluation.report_rows import (
+    AVERAGE,
+    BASELINE,
+    Cell,
+    Difference,
+    ReportRow,
+    System,
+    system_name,
+    systems_of,
+)
 
 
-def compare(cells: Cells, baseline: str) -> list[Difference]:
+def compare(cells: Cells) -> list[Difference]:
     """Differences in accuracy, dataset by dataset, then averaged over the datasets of each pair of systems.
 
     A system is compared, once each, with these systems of the same decoding and training seed:
-      - the first system of method `baseline`, of the same model if it has one, otherwise the first by name;
+      - the first system of method `BASELINE`, of the same model if it has one, otherwise the first by name;
       - if it is an ablation, a control, or has a value other than the default: the same system unchanged. A control of
         an ablation is compared with that ablation.
     Among the systems of the baseline's method, unchanged ones take precedence. A positive difference means that the
@@ -32,7 +41,7 @@ def compare(cells: Cells, baseline: str) -> list[Difference]:
     differences = []
     by_pair = defaultdict(list)
     for cell, setting in settings.items():
-        for system in _opponents(cell.system, alike[setting], baseline):
+        for system in _opponents(cell.system, alike[setting]):
             row = _difference(cells, cell, system)
             if row is not None:
                 differences.append(row)
@@ -110,9 +119,9 @@ def _average_difference(rows: Sequence[Difference]) -> Difference:
     )
 
 
-def _opponents(me: System, alike: Sequence[System], baseline: str) -> list[System]:
+def _opponents(me: System, alike: Sequence[System]) -> list[System]:
     """Systems in `alike` to compare a system with, each once: the baseline, and the system itself unchanged."""
-    of_method = [system for system in alike if system.method == baseline and not system.is_control]
+    of_method = [system for system in alike if system.method == BASELINE and not system.is_control]
     # A model that was not trained with the baseline's method is compared with one that was.
     of_method = [system for system in of_method if system.model == me.model] or of_method
     of_method = [system for system in of_method if system == system.plain()] or of_method

@@ -34,7 +34,6 @@ from colar.engine.completion import Completion
 from colar.engine.request import Request
 from colar.evaluation.evaluate import (
     AnswerSettings,
-    EvaluatedModel,
     GridPoint,
     answer_all,
     evaluate,
@@ -145,16 +144,16 @@ KINDS: dict[str, Callable[[ThoughtTable, Sequence[Request]], ThoughtTable]] = {
 # A whole evaluation under controls
 
 
-def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """The models that think in latents; logs which do not. ValueError if there is none."""
-    latent = [model for model in models if model.method.thinks_in_latents]
+def require_latent(methods: Mapping[str, Method]) -> list[str]:
+    """The names of the methods that think in latents; logs which do not. ValueError if there is none."""
+    latent = [name for name, method in methods.items() if method.thinks_in_latents]
     if not latent:
-        names = ", ".join(dict.fromkeys(model.method.name for model in models))
+        names = ", ".join(dict.fromkeys(method.name for method in methods.values()))
         raise ValueError(
             f"--control replaces latents, but none of the methods ({names}) thinks in any; a chain of tokens can be "
             "cut short instead: --max_latents 6 --label control-cut"
         )
-    if others := [model.name for model in models if model not in latent]:
+    if others := [name for name in methods if name not in latent]:
         progress.say(f"without controls, as they think in no latents: {', '.join(others)}")
     return latent
 
@@ -186,10 +185,9 @@ def evaluate_controls(
             model.lm,
             answer_all(model.lm, model.method, with_latents, settings.batch_size, eager=settings.eager),
         )
-        # All are built before the first answer, because `shuffled` raises an error for a single question.
-        thoughts = {kind: KINDS[kind](own, requests) for kind in missing}
         for kind in missing:
-            control = given_thoughts(model.method, requests, thoughts[kind])
+            # One at a time, because each kind's thoughts take as much memory as the model's own.
+            control = given_thoughts(model.method, requests, KINDS[kind](own, requests))
             controlled = labelled(point, kind)
             # The control has the method's name, so only the label distinguishes their rows.
             controlled = replace(controlled, model=replace(controlled.model, method=control))

@@ -135,16 +135,17 @@ def evaluate(
     settings: AnswerSettings,
     make: RecordMaker | None = None,
 ) -> int:
-    """Answer the questions of the grid that have no record in `records` yet, and append to it. Returns their number.
+    """Answer the questions of one model's grid that have no record in `records` yet, and append to it. Returns their
+    number.
 
-    All questions are checked against the models' contexts before the first one is answered. Processes that have joined
+    All questions are checked against the model's context before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
     done = keys_in(records)
     # The draws of a question one after another, so that the engine prefills it once for those that run together.
-    by_cell: defaultdict[tuple[EvaluatedModel, Cell], list[GridPoint]] = defaultdict(list)
+    by_cell: defaultdict[Cell, list[GridPoint]] = defaultdict(list)
     for point in grid:
-        by_cell[point.model, point.cell].append(point)
+        by_cell[point.cell].append(point)
     unanswered = []
     for points in by_cell.values():
         for example in datasets[points[0].dataset]:
@@ -163,30 +164,24 @@ def _write_answers(
 ) -> None:
     """Answer the questions, a list of draws each, and append to `records`; with several processes, the main one writes
     the records of all."""
-    # All questions of a model go to its engine in one list, so that grid points share batches.
-    by_model: defaultdict[EvaluatedModel, list[Sequence[Question]]] = defaultdict(list)
-    for draws in questions:
-        by_model[draws[0].point.model].append(draws)
+    model = questions[0][0].point.model
     system, *others = {draws[0].point.cell.system for draws in questions}
-    # With several systems, the bar shows the model that is running.
-    note = "evaluate" if others else f"evaluate {system_name(system, [system])}"
+    note = f"evaluate {model.name if others else system_name(system, [system])}"
     state = PartialState()
     n = state.num_processes
     # Records are gathered and written once per round: a kill loses the answers of the current one.
     per_round = settings.batch_size if n > 1 else 1
+    # Every n-th question, because neighbours in the grid take about equally long.
+    shares = [list(itertools.chain.from_iterable(questions[process::n])) for process in range(n)]
+    mine = make(model, shares[state.process_index], settings)
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress.bar(note, sum(map(len, questions))))
         write = stack.enter_context(files.append_jsonl(records)) if state.is_main_process else None
-        for model, of_model in by_model.items():
-            bar.set_postfix_str(model.name)
-            # Every n-th question, because neighbours in the grid take about equally long.
-            shares = [list(itertools.chain.from_iterable(of_model[process::n])) for process in range(n)]
-            mine = make(model, shares[state.process_index], settings)
-            for _ in range(math.ceil(max(map(len, shares)) / per_round)):
-                for record in gather_object(list(itertools.islice(mine, per_round))):
-                    if write is not None:
-                        write(record)
-                    bar.update()
+        for _ in range(math.ceil(max(map(len, shares)) / per_round)):
+            for record in gather_object(list(itertools.islice(mine, per_round))):
+                if write is not None:
+                    write(record)
+                bar.update()
 
 
 def _check_fit(questions: Sequence[Question]) -> Iterator[None]:

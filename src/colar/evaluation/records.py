@@ -249,7 +249,7 @@ def claim_evaluation(
         before = {f"checkpoint {name}": earlier_models[name] for name in both}
         after = {f"checkpoint {name}": models[name] for name in both}
         checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
-        for name, (n, digest, *_) in earlier_questions.items():
+        for name, (n, digest, _) in earlier_questions.items():
             if name not in datasets:
                 continue
             if len(datasets[name]) < n:
@@ -282,7 +282,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     models: dict[str, tuple[str, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    drawn: dict[str, tuple[int, list[Any], list[str], Path]] = {}
+    drawn: dict[str, tuple[int, list[Any], str, Path]] = {}
     numbers: Counter[str] = Counter()
     for path in records:
         beside = path.parent / "evaluation.json"
@@ -297,13 +297,11 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                     f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
                 )
         origin = [settings.get("split"), settings.get("data_seed")]
-        for name, (n, digest, *first) in settings.pop("questions", {}).items():
+        for name, (n, digest, first) in settings.pop("questions", {}).items():
             # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))
             other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))
-            # Older evaluations have no digest of the first question.
-            differs = other_origin != origin or (first and other_first and first != other_first)
-            if known != digest or (other_n != n and differs):
+            if known != digest or (other_n != n and (other_origin, other_first) != (origin, first)):
                 raise ValueError(
                     f"{other if known == digest else where} and {path} have other questions under one name, {name}: "
                     "give one of them another, NAME=DATA, or both the same --split, --data_seed and --options"
@@ -368,6 +366,7 @@ def _machine() -> dict[str, Any]:
         "processor": known.get("model name") or platform.processor() or platform.machine(),
         "instructions": [torch.backends.cpu.get_cpu_capability(), *(x for x in BFLOAT16 if x in flags)],
         "cores": os.cpu_count(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }
 
 

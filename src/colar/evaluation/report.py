@@ -42,11 +42,9 @@ TITLE = "Evaluation"
 def fold(
     records: Iterable[Record],
     provenance: Mapping[str, Any],
-    baseline: str = "cot",
     pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
-    """Make the report of records. `baseline` is the method that the others are compared with; `pairs` are
-    (system, baseline) by their names in the tables.
+    """Make the report of records. `pairs` are (system, baseline) by their names in the tables.
 
     Raises ValueError if there is no record, for a record that lacks a key, has a wrong value or occurs twice, and for a
     pair that `compare_pairs` rejects.
@@ -60,11 +58,10 @@ def fold(
     pooled = pooled_rows(all_runs, rows)
     return Report(
         provenance=dict(provenance),
-        baseline=baseline,
         rows=rows,
-        comparisons=compare(cells, baseline),
+        comparisons=compare(cells),
         pooled=pooled,
-        pooled_comparisons=compare(all_runs, baseline),
+        pooled_comparisons=compare(all_runs),
         pairs=compare_pairs(cells, all_runs, pooled or rows, pairs),
     )
 
@@ -74,7 +71,6 @@ def write(
     records: Iterable[Record],
     title: str | None = None,
     provenance: Mapping[str, Any] | None = None,
-    baseline: str = "cot",
     pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
@@ -83,7 +79,7 @@ def write(
     controls.
     """
     folder = Path(folder)
-    report = fold(records, collect_provenance() if provenance is None else provenance, baseline, pairs)
+    report = fold(records, collect_provenance() if provenance is None else provenance, pairs)
     paths = picture_paths(folder, report)
     text = render_markdown(report, TITLE if title is None else title, [path.name for path in paths.values()])
     files.write_json(folder / "report.json", report.to_json())

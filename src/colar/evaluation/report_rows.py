@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 AVERAGE = "average"
 """The dataset of a macro-average row."""
 
+BASELINE = "cot"
+"""The method that every system is compared with."""
+
 CONTROL = "control-"
 """Prefix of the part of a label that marks a control (evaluation/controls.py)."""
 
@@ -258,8 +261,6 @@ class Report:
     """A whole report; `evaluation/report.py` describes its sections."""
 
     provenance: Mapping[str, Any]
-    baseline: str
-    """The method that every system is compared with."""
     rows: list[ReportRow]
     comparisons: list[Difference]
     pooled: list[ReportRow] = field(default_factory=list)
@@ -278,7 +279,7 @@ class Report:
         return self.pooled_comparisons if self.pooled else self.comparisons
 
     def to_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"provenance": dict(self.provenance), "baseline": self.baseline}
+        plain: dict[str, Any] = {"provenance": dict(self.provenance), "baseline": BASELINE}
         for name in (*ROWS, *DIFFERENCES):
             plain[name] = [row.to_json() for row in getattr(self, name)]
         return plain

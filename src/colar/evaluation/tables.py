@@ -16,6 +16,7 @@ from rich.text import Text
 
 from colar.evaluation.report_rows import (
     AVERAGE,
+    BASELINE,
     Difference,
     Report,
     ReportRow,
@@ -110,7 +111,7 @@ def _differences(report: Report, decoding: str) -> TextTable:
     datasets = datasets_of(rows)
     # Pairs stand in the order in which the other tables have their systems.
     by_pair: defaultdict[tuple[System, System], dict[str, Difference]] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: _place(row.system, report.baseline)):
+    for row in sorted(rows, key=lambda row: _place(row.system)):
         by_pair[row.system, row.baseline][row.dataset] = row
     systems = systems_of(report.shown_rows)
     body = []
@@ -222,13 +223,13 @@ def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[st
     for row in rows:
         by_system[row.system][row.dataset] = row
     systems = systems_of(report.shown_rows)
-    ordered = sorted(by_system, key=lambda system: _place(system, report.baseline))
+    ordered = sorted(by_system, key=_place)
     return [(system_name(system, systems), by_system[system]) for system in ordered]
 
 
-def _place(system: System, baseline: str) -> tuple[Any, ...]:
+def _place(system: System) -> tuple[Any, ...]:
     """Sort key of systems in tables: the baseline's method first, a control after the system that it was made from."""
-    return system.method != baseline, system.order()
+    return system.method != BASELINE, system.order()
 
 
 def _points(by_dataset: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:

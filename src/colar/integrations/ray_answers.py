@@ -9,7 +9,7 @@ actor, and sent again if the actor is killed. A chunk is returned as a whole, so
     OUTPUT/failed.jsonl         rows of the last run without an answer, with the reason; the next run tries them again
 
 `make_records` is that of `evaluate.py` with these actors in place of an engine: they return completions, which this
-process judges. It has the models too, on its CPU, to check that questions fit and to tokenise reference chains.
+process judges. It has the model too, on its CPU, to check that questions fit and to tokenise reference chains.
 """
 
 import asyncio
@@ -300,7 +300,7 @@ def make_row(lm: LatentLM, completion: Completion, number: int) -> dict[str, Any
 
 
 def make_records(
-    engines: Mapping[EvaluatedModel, EngineSettings],
+    engine: EngineSettings,
     actors: ray_cluster.Actors,
     model: EvaluatedModel,
     questions: Sequence[Question],
@@ -319,7 +319,7 @@ def make_records(
     chunks = [{"tasks": pickle.dumps(tasks[i : i + size])} for i in range(0, len(tasks), size)]
     data = ray.data.from_items(chunks, override_num_blocks=len(chunks))
     failed = []
-    for done in answers(Job(engines[model], make_row), data, actors):
+    for done in answers(Job(engine, make_row), data, actors):
         if done.failed:
             failed.append(done.row)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from colar import files, yaml_settings
+from colar import files, processes, yaml_settings
 from colar.checks import check_choice
 from colar.data.example import Example, without_too_long
 from colar.methods.sequential.boundaries import DIGITS, Equations
@@ -38,6 +38,8 @@ SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
 """Parameters from which compiling the layers on a CPU pays off: it takes half a minute."""
+DRAWS = 4
+"""Draws of speeds per example with an adapter."""
 VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 
@@ -69,6 +71,8 @@ class Facts:
     device: str
     bfloat16: bool
     """True if the device computes faster in bfloat16."""
+    processes: int = 1
+    """Processes that train together."""
 
     @property
     def scratch(self) -> bool:
@@ -83,6 +87,10 @@ class Facts:
     @property
     def on_cpu(self) -> bool:
         return self.device == "cpu"
+
+    def share(self, rows: int, multiple: int = 1) -> int:
+        """Rows of each process, a multiple of `multiple`, so that an update of all processes has about `rows`."""
+        return max(1, rows // self.processes // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,7 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
         prompt_format=reader.template.config.format,
         device=device,
         bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
+        processes=processes.launched(),
     )
 
 
@@ -246,7 +255,9 @@ def make_recipe(
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
     if grpo:
-        tree["stages"]["grpo"] = _grpo_stage(method, limits, facts.lora)
+        tree["stages"]["grpo"] = _grpo_stage(facts, method, limits)
+    if facts.processes > 1:
+        why.append(f"batch sizes: of each of {facts.processes} processes, which share the rows of an update")
     return tree, why
 
 
@@ -259,7 +270,7 @@ def _training(facts: Facts) -> dict[str, Any]:
     batch = 8 if facts.rows * epochs < 8_000 else 16
     training: dict[str, Any] = {
         "num_train_epochs": epochs,
-        "per_device_train_batch_size": batch if on_cpu else 32,
+        "per_device_train_batch_size": facts.share(batch if on_cpu else 32),
         "learning_rate": _rate(facts),
         "lr_scheduler_type": "linear" if scratch else "cosine",
         "warmup_steps": 0.05,
@@ -313,8 +324,8 @@ def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
         "shortlist": facts.equations and not facts.scratch,
     }
     if facts.lora:
-        training["draws_per_example"] = 4
-        training["per_device_train_batch_size"] = 32 if facts.on_cpu else 64
+        training["draws_per_example"] = DRAWS
+        training["per_device_train_batch_size"] = facts.share(32 if facts.on_cpu else 64, DRAWS)
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
@@ -327,25 +338,27 @@ def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
     return {"method": config, "training": training, "validation": {"params": speeds}}, note
 
 
-def _grpo_stage(method: str, limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
+def _grpo_stage(facts: Facts, method: str, limits: Mapping[str, int]) -> dict[str, Any]:
     """The stage of reinforcement, which starts from the method's own stage."""
+    accumulate = max(1, 4 // facts.processes)
     return {
         # No other keys: those of the checkpoint hold, which a command line may have changed.
         "method": {"name": method},
         "grpo": {
             "num_generations": 8,
-            "steps_per_generation": 8,
+            "steps_per_generation": 2 * accumulate,
             "compression_factors": [2],
             "max_latents": limits["max_latents"],
             "max_completion_length": limits["max_completion_length"],
             "dynamic_sampling": 3,
-            "merge_adapter": lora,
+            "merge_adapter": facts.lora,
         },
         "training": {
             "max_steps": 200,
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 4,
-            "learning_rate": 5e-5 if lora else 1e-4,
+            # With two updates of 4 rows and more, whole groups of 8 for any number of processes.
+            "per_device_train_batch_size": facts.share(32 // accumulate, 4),
+            "gradient_accumulation_steps": accumulate,
+            "learning_rate": 5e-5 if facts.lora else 1e-4,
             "modules_learning_rate": None,
             "draws_per_example": 1,
             "lr_scheduler_type": "linear",

@@ -255,7 +255,8 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, difference)}"
     # So far behind CoT that even a few rows show it.
     if not within and difference.difference + half < 0:
-        return safest, f"{accuracy}; {verdict}; more updates may help (--training.num_train_epochs)."
+        more = f"--stages.{slowest.system.method}.training.num_train_epochs"
+        return safest, f"{accuracy}; {verdict}; more updates may help ({more})."
     if half > TOO_WIDE:
         name = speed_name(slowest.system.params)
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so {name} is the default"

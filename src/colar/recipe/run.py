@@ -54,12 +54,15 @@ class Validation:
 def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     """Run stages one after another, skipping those that are finished. Returns the last one's published checkpoint.
 
-    A stage that was stopped resumes. ValueError if the weights that a finished stage started from have changed.
+    A stage that was stopped resumes. ValueError if the weights that a finished stage started from have changed, or
+    would be trained further.
     """
     # Processes join once for all stages, with the longest of their timeouts.
     processes.join(max(stage.recipe.training.ddp_timeout for stage in stages))
     for stage in stages:
         stage.recipe.training.check_installed()
+    if resume:
+        processes.from_main(partial(_check_budgets, stages))
     for stage in stages:
         folder = RunFolder(stage.recipe.output)
         if stage.name:
@@ -72,6 +75,19 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
         # The model of one stage is freed before the next one is loaded.
         gc.collect()
     return folder.best
+
+
+def _check_budgets(stages: Sequence[Stage]) -> None:
+    """ValueError if a stage would be trained further although the one after it has begun from its weights."""
+    for stage, later in itertools.pairwise(stages):
+        folder = RunFolder(stage.recipe.output)
+        starts_here = Path(later.recipe.model.init_from or "") == folder.best
+        begun = starts_here and RunFolder(later.recipe.output).has_weights
+        if begun and folder.goes_on(to_json(stage.recipe)):
+            raise ValueError(
+                f"stage {stage.name} has finished, and {later.name} began from its weights, so only the last stage can "
+                f"be trained for longer (--stages.{stages[-1].name}.training.num_train_epochs); or give a new --output"
+            )
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:

@@ -89,6 +89,8 @@ class Template:
         self._cached: dict[tuple[str, ...], array[int]] = {}
         self._looked_up: dict[str | tuple[str, ...], tuple[int, ...]] = {}
         """Ids by tokens or by pattern, cached because a lookup copies the whole vocabulary."""
+        self._texts: dict[int, str] = {}
+        """Texts of single tokens; the server needs several of them for each thought."""
         # A call's truncation and padding persist in a fast tokenizer, and `save_pretrained` writes them to its file.
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
@@ -170,12 +172,14 @@ class Template:
 
     def token(self, token_id: int) -> str:
         """The readable text of one token."""
-        # Behind another token, because some decoders drop the space that a text begins with (Llama 2, Phi-3).
-        before, text = (
-            str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-            for ids in ([self.separator_id], [self.separator_id, token_id])
-        )
-        return text.removeprefix(before)
+        if token_id not in self._texts:
+            # Behind another token, because some decoders drop the space that a text begins with (Llama 2, Phi-3).
+            before, text = (
+                str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+                for ids in ([self.separator_id], [self.separator_id, token_id])
+            )
+            self._texts[token_id] = text.removeprefix(before)
+        return self._texts[token_id]
 
     def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
         """The ids of single tokens, as the vocabulary spells them. ValueError names the key that requested a token

@@ -1,10 +1,10 @@
 """Actions around the steps of a run: epochs, evaluations, the clock, the published checkpoint, the progress bar.
 
-    on_train_begin      Clock starts, ProgressBar opens, RunFiles sets how often to save and log
+    on_train_begin      Clock starts, ProgressBar opens, RunFiles sets how often to evaluate, save and log
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs clears the optimiser's moments where a stage begins
       one update
-    on_step_end         Evaluations, RunFiles and Clock set flags of `control`: evaluate, save, log, stop
+    on_step_end         RunFiles and Clock set flags of `control`, beside Trainer's own: log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         RunFiles writes history.json; Publisher writes `best/` where validation is better than before
     on_save             RunFiles marks the saved state as whole, deletes old ones, and writes history.json
@@ -53,18 +53,6 @@ class Epochs(TrainerCallback):  # type: ignore[misc]
             kwargs["optimizer"].state.clear()
 
 
-class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Requests an evaluation every `every` steps (below 1: a share of all steps) and at the end."""
-
-    def __init__(self, every: float) -> None:
-        self.every = every
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        every = math.ceil(self.every * state.max_steps) if self.every < 1 else int(self.every)
-        if state.global_step % every == 0 or state.global_step >= state.max_steps:
-            control.should_evaluate = True
-
-
 class RunFiles(TrainerCallback):  # type: ignore[misc]
     """Writes history.json, marks a resume state as whole once all processes have written it, deletes old ones.
 
@@ -76,7 +64,7 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
         self.folder = folder
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Otherwise a resumed run would save and log at the intervals of the saved state.
+        # Otherwise a resumed run would evaluate, save and log at the intervals of the saved state.
         state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -222,9 +210,9 @@ class Publisher(TrainerCallback):  # type: ignore[misc]
             return dict(checkpoint.read_info(self.folder.best)["run"]["metrics"])
 
         metrics = processes.from_main(from_folder)
-        trained = [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
-        for tensor in (*trained, *self.lm.extra.buffers()):
-            broadcast(tensor.data)
+        for parameter in self.lm.parameters():
+            if parameter.requires_grad:
+                broadcast(parameter.data)
         return metrics
 
 

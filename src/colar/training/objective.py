@@ -11,7 +11,7 @@ A batch with more positions than `training.tokens_per_batch` goes through the mo
 The parts' losses add up to the batch's, so rows, updates and the course of a run are the same with any limit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ PADDED = {**Batch.padded, **Rollouts.padded}
 
 
 class Objective(nn.Module):
-    """The module that Trainer wraps: `forward(**Batch.tensors())` -> {"loss": scalar, term: detached mean over rows}.
+    """The module that Trainer wraps: `forward(batch=Batch.tensors())` -> {"loss": scalar, term: mean over rows}.
 
         loss of an update = sum over the rows of its global batch of (sum of the row's terms) / number of those rows
 
@@ -45,13 +45,20 @@ class Objective(nn.Module):
         self.lm = lm
         self.method = method
 
-    def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
+    def forward(
+        self,
+        num_items_in_batch: Tensor | int | None = None,
+        batch: Mapping[str, Tensor] | None = None,
+        **tensors: Tensor,
+    ) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        Without `num_items_in_batch`, divided by the number of rows given. The tensors are on the CPU, so that Python
-        can branch on them without synchronising with a GPU. Rows for which `counted` (B,) is False have weight 0
-        (`mark_copies`). A term whose name starts with "_" is logged without the underscore, and not part of the loss.
+        Without `num_items_in_batch`, divided by the number of rows given. The tensors, in `batch` or by name, are on the
+        CPU, so that Python can branch on them without synchronising with a GPU. Rows for which `counted` (B,) is False
+        have weight 0 (`mark_copies`). A term whose name starts with "_" is logged without the underscore, and not part
+        of the loss.
         """
+        tensors = {**(batch or {}), **tensors}
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
+from transformers import IntervalStrategy, PrinterCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
@@ -32,7 +32,6 @@ from colar.training import preflight, run_folder
 from colar.training.callbacks import (
     Clock,
     Epochs,
-    Evaluations,
     ProgressBar,
     Publisher,
     RunFiles,
@@ -180,14 +179,15 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
 def _add_callbacks(trainer: LatentTrainer, publisher: Publisher, bar: ProgressBar) -> None:
     """Give the trainer our callbacks (`callbacks.py`)."""
     config = trainer.config
-    # Trainer's own two write to stdout, which is for results.
+    # It writes to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
     trainer.add_callback(RunFiles(publisher.folder))
     trainer.add_callback(Epochs(trainer.schedule, publisher.curriculum))
     if trainer.validate is not None:
         every = publisher.curriculum.steps_per_epoch if config.eval_steps is None else config.eval_steps
-        trainer.add_callback(Evaluations(every))
+        # Set here, because the constructor of Trainer would ask for an eval_dataset.
+        trainer.args.eval_strategy = IntervalStrategy.STEPS
+        trainer.args.eval_steps = every
     trainer.add_callback(publisher.clock)
     if config.load_best_model_at_end:
         trainer.add_callback(publisher)
@@ -275,6 +275,8 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
+        # Buffers are constants, such as rotary frequencies.
+        ddp_broadcast_buffers=False,
         **{name: value for name, value in vars(config).items() if name in theirs},
     )
     # The recipe decides, not the configuration of `accelerate launch`, which Trainer would take.

@@ -79,7 +79,7 @@ class RunFolder:
     def check_recipe(self, recipe: dict[str, Any]) -> None:
         """Raise ValueError if the folder holds the run of another recipe. Logs if a run that had ended continues."""
         # A run that failed before it saved anything leaves nothing to mix with: its recipe may be corrected in place.
-        if not (self.recipe.exists() and (self.best.exists() or self.last_resume_state())):
+        if not (self.recipe.exists() and self.has_weights):
             return
         before, now = _dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe))
         # The same weights may lie in another folder by now.
@@ -121,6 +121,18 @@ class RunFolder:
                 "another --output, or train this stage again with --no_resume"
             )
         return True
+
+    def goes_on(self, recipe: dict[str, Any]) -> bool:
+        """True if a run that has ended here would be trained further, by another budget."""
+        if not self.finished.exists():
+            return False
+        changed = changed_keys(_dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe)))
+        return not set(BUDGET).isdisjoint(changed)
+
+    @property
+    def has_weights(self) -> bool:
+        """True if a run was begun here and has saved something."""
+        return self.best.exists() or self.last_resume_state() is not None
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else in the folder.

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sized
 from functools import cached_property, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -189,7 +190,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             # Processes may have different numbers of parts, so gradients are synchronised at the last one.
             with contextlib.nullcontext() if part is parts[-1] else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
-                    loss, outputs = self.compute_loss(model, part, True, num_items_in_batch)
+                    # DistributedDataParallel would move the tensors of a dict to the GPU one by one, and Python's
+                    # branches would then synchronise.
+                    batch = {"batch": MappingProxyType(part)}
+                    loss, outputs = self.compute_loss(model, batch, True, num_items_in_batch)
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
             # Means weighted by rows: the last batch of an epoch may be shorter.

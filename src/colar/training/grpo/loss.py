@@ -21,6 +21,7 @@ Outputs of a group without spread have advantage exactly 0, so that their gradie
 Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B outputs of a batch, N actions.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -134,12 +135,18 @@ class GrpoObjective(Objective):
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors))
 
-    def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
+    def forward(
+        self,
+        num_items_in_batch: Tensor | int | None = None,
+        batch: Mapping[str, Tensor] | None = None,
+        **tensors: Tensor,
+    ) -> dict[str, Any]:
         """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update.
 
         Without `num_items_in_batch`, divided by the number of outputs given.
         """
         config = self.grpo
+        tensors = {**(batch or {}), **tensors}
         scores = self.score_actions(tensors)
         logps_BN = scores.logps
         own = ("advantages", "weights", "kept", "engine_logps", "old_logps", "ref_logps")
