@@ -513,7 +513,11 @@ def test_a_forked_child_has_a_comparer_of_its_own() -> None:
         ("B\nBecause A. is wrong", "B"), ("D\n\nbecause (A) fails", "D"), ("B.\nA. is wrong", "B"), ("B\nA", None), ("A.\nB.\nC.", None),
         ("(B) Franklin D. Roosevelt", "B"), ("B. George H. W. Bush", "B"), ("Franklin D. Roosevelt", None), ("John F. Kennedy", None),
         ("Option B. Rome", "B"), ("Option B", "B"), ("The answer is option B", "B"), ("The correct choice is (C).", "C"),
-        ("**B**", "B"), ("B。", "B"),
+        ("**B**", "B"), ("B。", "B"), ("(B) Vitamin A, C and E", "B"), ("B. Vitamins A, C", "B"), (r"\text{B. Rome}", "B"),
+        # A list of all options chooses none.
+        ("A. Paris B. Rome C. Berlin D. Madrid", None), ("A. Paris\nB. Rome\nC. Berlin", None), ("A. 5, B. 6, C. 7", None),
+        ("A) 5, B) 6", None), ("A: 5, B: 6", None), ("A. $5$\nB. $6$", None), ("A. Yes\nB. No", None), ("(A) Yes (B) No", None),
+        ("A. New York, B. Rome", None), ("A. $5$", "A"), ("B. John D. Rockefeller", "B"),
     ],
 )  # fmt: skip
 def test_choices_are_read(text: str, choice: str | None) -> None:

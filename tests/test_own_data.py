@@ -585,11 +585,14 @@ def test_a_data_set_that_the_hub_does_not_give_is_one_line(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    line = _train(capsys, tmp_path, "someone/rows:train")
-    assert (
-        "cannot load the data set someone/rows, split 'train', from the Hub (a private or gated one needs:"
-        in line
-    )
+    for data, name in (("someone/rows:train", "someone/rows"), ("openai/gsm8k/main", "openai/gsm8k/main")):
+        line = _train(capsys, tmp_path, data)
+        told = f"cannot load the data set {name}, split 'train', from the Hub (a private or gated one needs:"
+        assert told in line
+    # A folder that exists has no such file in it.
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "no data at runs/mine/rows" in _train(capsys, tmp_path, "runs/mine/rows")
 
 
 def test_a_first_row_with_an_empty_cell_is_left_out_alone(tmp_path: Path) -> None:

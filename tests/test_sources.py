@@ -738,7 +738,7 @@ def test_an_unreachable_hub_says_what_to_do() -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     for part in (
-        "ValueError: cannot load the data set openai/gsm8k, split 'test', from the Hub",
+        "ValueError: cannot load the data set openai/gsm8k/main, split 'test', from the Hub",
         "--data_dir (in a recipe data.data_dir)",
         "COLAR_DATA_DIR",
     ):

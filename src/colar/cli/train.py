@@ -48,7 +48,8 @@ def add_train(train: Parser) -> None:
     own.add_argument("--model", help="a folder, a Hub id, or a built-in backbone (tiny, smollm2-135m)")
     own.add_argument(
         "--data",
-        help="a file of problems, a folder (its train file), or a Hub data set owner/name[:split] (default: train)",
+        help="a file of problems, a folder (its train file), or a Hub data set owner/name[/config][:split] (default "
+        "split: train)",
     )
     own.add_argument("--output", help="folder of the run (of other recipes too)")
     own.add_argument(

@@ -121,16 +121,16 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> RawRows:
     """The rows of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
     import datasets  # slow to import: only a load from the Hub waits for it
 
-    what = (
-        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
-        "a file or folder of one's own needs its path; without a network, a source of the list needs a folder of its "
-        f"files, {NAMING_A_FOLDER})"
+    hint = (
+        "a private or gated one needs: hf auth login; one with several configurations: owner/name/configuration; a "
+        "file or folder of one's own needs its path; without a network, a source of the list needs a folder of its "
+        f"files, {NAMING_A_FOLDER}"
     )
     # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
     for config in configs:
-        with in_library(what):
-            table = datasets.load_dataset(hub, config, split=split)
         label = f"{hub}/{config}" if config else hub
+        with in_library(f"cannot load the data set {label}, split {split!r}, from the Hub ({hint})"):
+            table = datasets.load_dataset(hub, config, split=split)
         for number, row in enumerate(table, start=1):
             yield f"{label}[{split}]: row {number}", row
 

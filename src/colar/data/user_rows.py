@@ -118,10 +118,10 @@ def read(
     """Read a user's rows.
 
     Args:
-        data: A file (`data_files.USER_ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list
-            of dicts, or a `datasets.Dataset`.
+        data: A file (`data_files.USER_ENDINGS`), a folder of SPLIT files, a Hub id `owner/name[/config][:split]`, a
+            list of dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` if the columns have other names.
-        split: Split of a folder, or of a Hub id without `:split`.
+        split: Split of a folder, or of a Hub id that names none.
         judge: `module:function` that judges answers of any type.
         answer_type: Answer type of rows that name none; by default inferred from the answers.
         expected: Errors for which a row is left out; any other aborts the load.
@@ -221,9 +221,12 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     if path.is_file():
         return data_files.name_of(path), data_files.read(path, data_files.USER_ENDINGS)
     hub, _, part = str(data).partition(":")
+    owner, *names = hub.split("/")
     is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
-    if hub.count("/") == 1 and not is_path:
-        return hub, data_files.from_hub(hub, (None,), part or split)
+    # A path in a folder that exists is misspelt; it names no configuration.
+    if not is_path and (len(names) == 1 or (len(names) == 2 and not Path(owner).exists())):
+        name, config = names if len(names) == 2 else (*names, None)
+        return hub, data_files.from_hub(f"{owner}/{name}", (config,), part or split)
     if hub in SOURCES:
         raise ValueError(
             f"{hub} is a published source: write its rows, colar data prepare {hub} --output FOLDER"

@@ -243,8 +243,7 @@ class Colar(GroupMethod, ScaledMethod):
 
     def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         stop_K = info["stop_logp"]
-        # log(1 - p[###]) from log p[###]: `expm1` keeps the digits that 1 - exp would lose where p is nearly 1.
-        thought_K = torch.log(-torch.expm1(stop_K)) + info["latent_logp"]
+        thought_K = losses.log1m_exp(stop_K) + info["latent_logp"]
         return torch.where(stopped, stop_K, thought_K)
 
     # Thinking

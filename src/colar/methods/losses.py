@@ -8,6 +8,7 @@ thoughts of all rows, X positions, D width, V vocabulary.
 
 import math
 
+import torch
 from torch import Tensor
 
 from colar.methods.base import Batch
@@ -99,3 +100,11 @@ def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     labels_BN = batch.answer_ids[:, 1:]
     mask_BN = ragged.length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
     return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)
+
+
+def log1m_exp(logps: Tensor) -> Tensor:
+    """log(1 - p) from log p."""
+    # `expm1` keeps the digits that 1 - exp would lose where p is nearly 1. A p that float32 rounds to 1 has a log of 0,
+    # so that any other draw would be impossible.
+    least = torch.finfo(logps.dtype).eps / 2
+    return torch.log(-torch.expm1(logps.clamp(max=-least)))

@@ -112,6 +112,9 @@ def load_for_inference(
         quantized.check(quantization, dtype, place)
     lm, method = load(path_or_id, dtype, backbone)
     # Nothing is trained here, and without the adapter a step costs no more than a step of the backbone.
+    if quantization is None:
+        # A GPU multiplies faster. Layers that are quantised are sent one by one.
+        lm.to(place)
     lm.merge()
     if quantization is not None:
         quantized.quantize(lm, quantization, place)

@@ -17,6 +17,7 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -51,8 +52,6 @@ class LatentLM(nn.Module):
         """The attention implementation at load: training may have replaced it by one that the engine cannot use."""
         template.limit_to(self.vocabulary_size)
         probes.check_inputs(backbone.lm)
-        # Probed on the whole backbone, before its weights may be split between processes.
-        self._why_no_trees = probes.why_no_trees(backbone.lm)
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora)
         self.extra = nn.ModuleDict()
@@ -146,7 +145,12 @@ class LatentLM(nn.Module):
     def why_no_trees(self) -> str | None:
         """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
         # The attention implementation may have changed since the probe.
-        return self._why_no_trees or masks.why_no_masks(self.causal_lm)
+        return self._tree_probe or masks.why_no_masks(self.causal_lm)
+
+    @functools.cached_property
+    def _tree_probe(self) -> str | None:
+        # Not at every load, because only training has such rows, and the probe takes seconds.
+        return probes.why_no_trees(self.causal_lm)
 
     def layers(
         self,

@@ -83,7 +83,7 @@ def train(
     Args:
         model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).
         data: A file, a folder (its `train` file, and those of `validation` and `test` where it has them), a Hub data
-            set `owner/name[:split]` (default: `train`), a list of dicts, or a `datasets.Dataset`.
+            set `owner/name[/config][:split]` (default: `train`), a list of dicts, or a `datasets.Dataset`.
         output: Folder of the run, which loads as a checkpoint afterwards.
         method: `sequential` (ours) or `colar` (the paper's Gaussian head).
         grpo: Also learn by reinforcement, for answers that can be judged.

@@ -53,10 +53,10 @@ class Objective(nn.Module):
     ) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        Without `num_items_in_batch`, divided by the number of rows given. The tensors, in `batch` or by name, are on the
-        CPU, so that Python can branch on them without synchronising with a GPU. Rows for which `counted` (B,) is False
-        have weight 0 (`mark_copies`). A term whose name starts with "_" is logged without the underscore, and not part
-        of the loss.
+        Without `num_items_in_batch`, divided by the number of rows given. The tensors, in `batch` or by name, are on
+        the CPU, so that Python can branch on them without synchronising with a GPU. Rows for which `counted` (B,) is
+        False have weight 0 (`mark_copies`). A term whose name starts with "_" is logged without the underscore, and not
+        part of the loss.
         """
         tensors = {**(batch or {}), **tensors}
         with lora.casts_left_to_autocast(self.lm.causal_lm):

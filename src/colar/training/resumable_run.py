@@ -291,4 +291,6 @@ def put_on_device(lm: LatentLM, config: TrainingConfig, folder: RunFolder) -> Tr
     # With fsdp each device gets its share of the weights when training begins.
     if not config.fsdp:
         lm.to(args.device)
+    # Probed before weights are split between processes and layers are compiled.
+    lm.why_no_trees()
     return args

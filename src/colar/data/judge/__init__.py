@@ -36,7 +36,7 @@ from functools import cache, reduce
 
 from colar import files
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
-from colar.data.judge.latex import as_latex, extract_boxed, formula, plain, same_maths
+from colar.data.judge.latex import WORDS, as_latex, extract_boxed, formula, plain, same_maths
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
 MAX_CHARACTERS = 1000
@@ -64,11 +64,14 @@ _SENTENCE_PART = re.compile(
     re.DOTALL,
 )
 _WHOLE_LETTER = re.compile(r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]*", re.IGNORECASE)
-# "(B)" is the first group, "B." the second. Neither: the initial of "Franklin D. Roosevelt".
+# "(B)" or "B."; or what may be the initial of "Franklin D. Roosevelt", or the second of "A. Paris B. Rome".
 _LABEL = re.compile(
-    r"\b(?!Option|Choice|Answer)[A-Z][a-z]+ [A-J]\.|\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)"
+    r"\b(?!Option|Choice|Answer)[A-Z][a-z]+,? (?P<initial>[A-J])\.(?=\s*\S)"
+    r"|\((?P<enclosed>[A-J])\)|(?:^|(?<=\s))(?P<letter>[A-J])[.):](?=\s*\S)"
 )
-_JOINED = re.compile(r"(?:\([A-J]\)|\b[A-J][.):])\s*(?:[,/&]|and|or)\s*\(?[A-HJ]\b")
+_JOINED = re.compile(
+    r"(?:\([A-J]\)|\b[A-J][.):])\s*(?:[,/&]|and|or)\s*\(?[A-HJ]\b|\b[A-J]\s*,\s*[A-J][.):](?=\s*\S)"
+)
 _DENIED = re.compile(
     r"(?:\b(?:not|cannot|never|neither|none)|n['’]t)(?:\s+(?:be|of|the|answer|option|choice))*\s*$",
     re.IGNORECASE,
@@ -204,15 +207,20 @@ def _choice(stated: str) -> str | None:
         # The reason may follow on other lines, another letter may not.
         alone = {line[1].upper() for line in lines if line}
         return alone.pop() if len(alone) == 1 else None
+    # Formulas are read without their dollars, because "A. $5$ B. $6$" has two labels.
+    spaced = " ".join(WORDS.sub(r" \1 ", stated.replace("$", " ")).split()).strip("\"'`* ")
     stated = plain(stated).strip("\"'`* ")
     letter = _WHOLE_LETTER.fullmatch(stated)
     if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
         return letter[1].upper()
-    labels = [label for label in _LABEL.finditer(stated) if label[1] or label[2]]
-    letters: set[str] = {label[1] or label[2] for label in labels}
+    found = list(_LABEL.finditer(spaced))
+    labels = [label for label in found if not label["initial"]]
+    letters: set[str] = {label["enclosed"] or label["letter"] for label in labels}
     if letters:
-        denied = _DENIED.search(stated[: labels[0].start()]) or _JOINED.search(stated)
-        return None if denied or len(letters) > 1 else letters.pop()
+        # A list of all options chooses none of them.
+        lists = any(chr(ord(letter) + 1) == label["initial"] for letter in letters for label in found)
+        denied = _DENIED.search(spaced[: labels[0].start()]) or _JOINED.search(spaced)
+        return None if lists or denied or len(letters) > 1 else letters.pop()
     truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
     # "It is not true" states the opposite of its word, so it is not read.
     if len(truths) != 1 or _NEGATION.search(stated):

@@ -40,7 +40,7 @@ _CHANGED = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
-_WORDS = re.compile(_TEXT + r"([^{}]*)\}")
+WORDS = re.compile(_TEXT + r"([^{}]*)\}")
 # Spellings that print alike, and the one that replaces each.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
@@ -159,7 +159,7 @@ def as_latex(text: str) -> str:
 
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
-    text = _WORDS.sub(r" \1 ", _undelimited(expression.strip()))
+    text = WORDS.sub(r" \1 ", _undelimited(expression.strip()))
     # In the order of the table: spaces are removed last, because other replacements may leave some.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
@@ -172,7 +172,7 @@ def same_maths(gold: str, answer: str) -> bool:
 
     Thread-safe; returns within about DEADLINE_S.
     """
-    only_words = not _WORDS.sub("", gold).strip(" $.\\")
+    only_words = not WORDS.sub("", gold).strip(" $.\\")
     if only_words:
         # "\text{Evelyn}" is a word. As maths it would be a product of letters, in any order.
         return plain(gold).casefold().strip("()") == plain(answer).casefold().strip("()")

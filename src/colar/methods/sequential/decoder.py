@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods import grouping
-from colar.methods.losses import chosen_logps, continue_logps, log_probs, without
+from colar.methods.losses import chosen_logps, continue_logps, log1m_exp, log_probs, without
 from colar.methods.rollouts import Rollouts, ThoughtActions
 from colar.methods.sequential.boundaries import NOTHING, Equations
 from colar.model.head import PartialHead, ValuesOf
@@ -130,7 +130,7 @@ def thought_logps(
     tokens_LG = label_logps(lm, actions.hidden, labels_LG, real_LG, shortlist, equations, scale_L)
     # If one token alone would have continued the group, any other token was drawn.
     is_other_LG = devices.beside(is_ending_LG & (labels_LG >= 0), tokens_LG)
-    tokens_LG = torch.where(is_other_LG, _log1m_exp(tokens_LG), tokens_LG)
+    tokens_LG = torch.where(is_other_LG, log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -153,13 +153,6 @@ def thought_logps(
     first_logps_L = torch.where(again_L, token_logps_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_logps_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, continue_L, 0)
-
-
-def _log1m_exp(logps: Tensor) -> Tensor:
-    """log(1 - p) from log p."""
-    # A p that float32 rounds to 1 has a log of 0, so that any other draw would be impossible.
-    least = torch.finfo(logps.dtype).eps / 2
-    return torch.log(-torch.expm1(logps.clamp(max=-least)))
 
 
 def label_logps(
