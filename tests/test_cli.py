@@ -549,7 +549,7 @@ def test_controls_fill_rows_of_their_own_beside_the_plain_ones(checkpoints, tmp_
     controlled = [*plain, "--control", "zeroed", "shuffled"]
     assert main(plain) == 0
     assert main(controlled) == 0
-    assert "without controls, as they think in no latents: tiny\n" in capsys.readouterr().err
+    assert "without controls, as they think in no latents: tiny cot, run 7\n" in capsys.readouterr().err
     records = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
     assert {key[:2] for key in records} == {
         ("cot", ""), *((method, label) for method in ("coconut", "colar") for label in ("", "control-zeroed", "control-shuffled")),
@@ -639,9 +639,9 @@ def test_recipes_commands(tmp_path, capsys, monkeypatch):
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(recipes.names()) > 15
     assert "tiny/colar                   CoLaR-SFT of the toy model from its CoT-SFT weights." in listed
-    assert main(["recipes", "copy", "llama-3.2-3b/cot", str(tmp_path)]) == 0
+    assert main(["recipes", "copy", "llama-3.1-8b/cot", str(tmp_path)]) == 0
     copied = capsys.readouterr().out.splitlines()
-    assert copied == [f"{tmp_path}/{name}/cot.yaml" for name in ("llama-3.2-3b", "llama-3.2-1b")]
+    assert copied == [f"{tmp_path}/{name}.yaml" for name in ("llama-3.1-8b/cot", "llama-3.2-1b/cot-math")]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["recipes", "list"]) == 0

@@ -24,7 +24,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS_OF_PAGES = (".", "docs", "lab", "results/*", "results/*/*", "checkpoints/*")
+FOLDERS_OF_PAGES = (".", "docs", "lab", "lab/recipes/*", "results/*", "results/*/*", "checkpoints/*")
 PAGES = []
 for folder in FOLDERS_OF_PAGES:
     PAGES += sorted(ROOT.glob(f"{folder}/*.md"))

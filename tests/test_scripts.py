@@ -289,7 +289,7 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
     rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
     rows += [row(1, "", 0.2, decoding="sampled")]
     grid = module("lab/scripts/write_tables.py").factors(Report({}, rows=[], comparisons=[], pooled=rows))
-    assert list(grid.head) == ["c asked for", "random c", "one c"]
+    assert list(grid.head) == ["c", "random c", "one c"]
     assert [[cell.split()[0] for cell in line] for line in grid.rows] == [
         ["1", "90.0", "95.0"],
         ["5", "40.0", "–"],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The paper's figures: their data, SVG and PNG in results/figures; results/figures/README.md says what they show. Curves over c
+# The paper's figures: their data and PNG in results/figures; results/figures/README.md says what they show. Curves over c
 # and reinforcement are drawn from committed records. Made here: a look into thoughts (retrieval), and the toy in
 # four sizes, its records in results/toy/sizes. Everything else is left in runs/figures (or the folder given). Stopped
 # and run again, it resumes.

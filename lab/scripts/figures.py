@@ -1,4 +1,4 @@
-"""The paper's figures, each as data (JSON), SVG and PNG.
+"""The paper's figures, each as data (JSON) and PNG.
 
     python lab/scripts/figures.py                          # those with committed records
     python lab/scripts/figures.py --runs runs/figures      # the others as well: what lab/reproduce/figures.sh left
@@ -150,10 +150,8 @@ def main() -> None:
             print(f"{name:14} no records")
             continue
         data = files.read_json(path)
-        drawn = draw(data)
-        for kind in ("svg", "png"):
-            picture.save(drawn, output / f"{name}.{kind}", DPI)
-        print(f"{name:14} {output / name}.json, .svg, .png")
+        picture.save(draw(data), output / f"{name}.png", DPI)
+        print(f"{name:14} {output / name}.json, .png")
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def factors(report: Report) -> TextTable:
             row = found.get((factor, label))
             line.append(accuracy_of(row))
         body.append(line)
-    return TextTable("", ["c asked for", *(label or "random c" for label in labels)], body)
+    return TextTable("", ["c", *(label or "random c" for label in labels)], body)
 
 
 def gates(report: Report) -> TextTable:

@@ -17,7 +17,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
 from colar import files
-from colar.checks import check_choice
 from colar.evaluation.report_rows import (
     AVERAGE,
     SPEED,
@@ -41,14 +40,6 @@ MARKERS = ("o", "s", "D", "^", "v", "p", "h", "X")
 INK = "#222222"
 FAINT = "#dddddd"
 DPI = 160
-
-# matplotlib writes its version and the date into a file unless it is told not to.
-_WITHOUT_DATE: dict[str, dict[str, str | None]] = {
-    "png": {"Software": None},
-    "svg": {"Creator": None, "Date": None},
-}
-# Without a salt, ids in an SVG file are random. Letters are paths, because a reader's fonts have other widths.
-_SVG = {"svg.hashsalt": "colar", "svg.fonttype": "path"}
 
 
 without_mathematics = matplotlib.rc_context({"text.parse_math": False})
@@ -89,15 +80,11 @@ def style(index: int) -> tuple[str, str]:
 
 
 def save(figure: Any, path: str | Path, dpi: int = DPI) -> Path:
-    """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
-    path = Path(path)
-    kind = path.suffix.removeprefix(".")
-    check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
+    """Write the figure as PNG in one step: the path holds the old picture or the new one. Returns the path."""
     # Drawn into memory first: where drawing fails, no file has been touched.
     buffer = io.BytesIO()
-    # These two settings are global, so the host's values are restored once the image is made.
-    with matplotlib.rc_context(_SVG):
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    # Without matplotlib's version, so that bytes repeat.
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return files.write_bytes(path, buffer.getvalue())
 
 
