@@ -21,4 +21,5 @@ colar evaluate "$model" --data multiarith --limit 200 --compression_factor 2 --c
 base="qwen2.5-coder-0.5b c=1"
 gated=("qwen2.5-coder-0.5b c=2 (confidence_threshold="{0.95,0.8}")")
 colar report "$out"/{mathematics,controls} --output "$out/report" --pair "$base" cot --pair "${gated[0]}" "$base" \
-  --pair "${gated[1]}" "$base" --pair "qwen2.5-coder-0.5b c=2" "$base"
+  --pair "${gated[1]}" "$base" --pair "qwen2.5-coder-0.5b c=2" "$base" \
+  --pair "${gated[0]}" cot --pair "${gated[1]}" cot --pair "qwen2.5-coder-0.5b c=2" cot

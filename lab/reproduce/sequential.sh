@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The sequential method at the tiny scale, beside CoT and CoLaR: the rows, updates, test sets and seeds of
 # table1.sh. Three ways to train it: whole c from 1 to 5; others between them too; groups that the model's own confidence
-# ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. The committed "any c" drew real numbers of a range
+# ends. A narrower range of c, up to 3, says what a wide one costs. The committed "any c" drew real numbers of a range
 # (commit c901c920), of which lists stand here. CoT weights and CoT are taken from runs/arena
 # (ARENA) where table1.sh has trained them, CoLaR from the committed records of results/toy/arena. Everything
 # is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
@@ -9,10 +9,10 @@
 #   lab/reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-limit=500 draws=(0 1 2) seeds=(${SEEDS:-0 1 2}) out=runs/sequential arena=${ARENA:-runs/arena} less=()
+limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/sequential arena=${ARENA:-runs/arena} less=()
 if [[ ${1:-} == --smoke ]]; then
   shift
-  limit=8 draws=(0) seeds=(${SEEDS:-0}) out=runs/sequential-smoke arena=${ARENA:-runs/arena-smoke}
+  limit=8 seeds=(${SEEDS:-0}) out=runs/sequential-smoke arena=${ARENA:-runs/arena-smoke}
   less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
 fi
 out=${1:-$out}
@@ -21,7 +21,6 @@ source lab/reproduce/jobs.sh
 sets=(--data arithmetic arithmetic-hard=arithmetic arithmetic-short=arithmetic arithmetic-worded=arithmetic
   --options 'arithmetic.steps=[2,4]' arithmetic-hard.max_number=20 'arithmetic-short.steps=[2,2]'
   arithmetic-worded.wording=run_on --limit "$limit" --max_completion_length 8 --batch_size 250 --max_latents 64)
-gates=(0.5 0.7 0.8 0.9 0.95 0.97 0.99)
 ends="[0, 0, 0.7, 0.95]"
 
 trained() { # SEED NAME: where that model of table1.sh is, or will be
@@ -42,8 +41,6 @@ for seed in "${seeds[@]}"; do
   train "$seed" drawn sequential "${start[@]}"
   train "$seed" any sequential "${start[@]}" --label "any c" \
     --method.compression_factors "[1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5]"
-  train "$seed" slow sequential "${start[@]}" --label "any c to 2" --method.compression_factors "[1, 1.25, 1.5, 1.75, 2]" \
-    --validation.params "[{compression_factor: 1}, {compression_factor: 2}]"
   train "$seed" gated sequential "${start[@]}" --label "gated" --method.confidence_thresholds "$ends"
   train "$seed" gated3 sequential "${start[@]}" --label "gated, c to 3" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 2, 2, 2, 3, 3]" \
@@ -52,11 +49,6 @@ for seed in "${seeds[@]}"; do
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 1.5, 1.5, 2, 2, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 1.5}, {compression_factor: 2}]"
 done
-# One c alone: what it costs to answer at many. On the first seed only.
-seed=${seeds[0]}
-start=(--model.init_from "$(trained "$seed" cot-init)/best")
-train "$seed" only2 sequential "${start[@]}" --label "one c" --method.compression_factors "[2]" \
-  --validation.params "[{compression_factor: 2}]"
 run_all "training from CoT weights"
 
 answered=() gated=()
@@ -69,21 +61,17 @@ ask() { # SEED FOLDER MODEL=PATH... -- OPTION...
   if [[ $folder == *gated* ]]; then gated+=("$out/eval/$folder$seed"); else answered+=("$out/eval/$folder$seed"); fi
 }
 
-both=(--decoding greedy sampled --seeds "${draws[@]}")
 for seed in "${seeds[@]}"; do
   at=$out/seed$seed
   ask "$seed" drawn "tiny=$(trained "$seed" cot)/best" "tiny=$at/drawn/best" -- \
-    --compression_factor 1 2 3 4 5 "${both[@]}"
-  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5 --label "left out"
-  ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.25 1.5 1.75 2 2.5 3 3.5 4 4.5 5
-  ask "$seed" slow "tiny=$at/slow/best" -- --compression_factor 1 1.25 1.5 1.75 2
-  ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
-  ask "$seed" half-gated "tiny=$at/half/best" -- --compression_factor 1 1.25 1.5 1.75 2 3 --confidence_threshold 0 0.7 0.9
-  ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 1 2 3 4 5 --confidence_threshold 0 "${gates[@]}"
-  ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7 0.9
+    --compression_factor 1 2 3 4 5
+  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.5 2.5 3.5 4.5 --label "left out"
+  ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.5 2 2.5 3 3.5 4 4.5 5
+  ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 2 3 --confidence_threshold 0 0.7
+  ask "$seed" half-gated "tiny=$at/half/best" -- --compression_factor 1.5 2 3 --confidence_threshold 0 0.7
+  ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 2 3 5 --confidence_threshold 0 0.7
+  ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7
 done
-seed=${seeds[0]} at=$out/seed${seeds[0]}
-ask "$seed" only2- "tiny=$at/only2/best" -- --compression_factor 2
 run_all "answering the test questions"
 
 # CoLaR answered the same questions in table1.sh: its greedy records are committed.
@@ -99,24 +87,22 @@ for c in 1 2 3 4 5; do pair "sequential c=$c" cot; done
 if [[ $limit == 500 ]]; then
   for c in 1 2 3 4 5; do pair "sequential c=$c" "colar c=$c"; done # the paper's method
 fi
-pair "sequential c=2" "sequential c=2 (one c)"
-for c in 1 1.25 1.5 2 2.5 3; do pair "sequential c=$c (any c)" cot; done
-for c in 1.25 1.5 2.5 3.5 4.5; do pair "sequential c=$c (left out)" "sequential c=$c (any c)"; done
-for c in 1 1.25 1.5 1.75 2; do pair "sequential c=$c (any c to 2)" cot; done
+for c in 1 1.5 2 2.5 3; do pair "sequential c=$c (any c)" cot; done
+for c in 1.5 2.5 3.5 4.5; do pair "sequential c=$c (left out)" "sequential c=$c (any c)"; done
 colar report "${answered[@]}" "${pairs[@]}" \
   --title "The sequential method at the tiny scale" --output "$out/report"
 
 # CoT's and the ungated model's answers stand beside those of the gates.
 pairs=()
-for c in 1 2 3 4 5; do pair "sequential c=$c (gated)" "sequential c=$c"; done # what its training costs
-for c in 2 3 4 5; do
-  for gate in "${gates[@]}"; do pair "sequential c=$c (gated, confidence_threshold=$gate)" cot; done
+for c in 2 3 5; do
+  pair "sequential c=$c (gated)" "sequential c=$c" # what its training costs
+  pair "sequential c=$c (gated, confidence_threshold=0.7)" cot
 done
 for c in 2 3; do
-  for gate in "${gates[@]}"; do pair "sequential c=$c (gated, c to 3, confidence_threshold=$gate)" cot; done
+  pair "sequential c=$c (gated, c to 3)" cot
+  pair "sequential c=$c (gated, c to 3, confidence_threshold=0.7)" cot
 done
-for c in 1 2 3; do pair "sequential c=$c (gated, c to 3)" cot; done
-for c in 1 1.25 1.5 1.75 2 3; do
+for c in 1.5 2 3; do
   pair "sequential c=$c (gated, with 1.5)" cot
   pair "sequential c=$c (gated, with 1.5, confidence_threshold=0.7)" cot
 done

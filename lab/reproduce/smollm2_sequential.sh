@@ -45,20 +45,24 @@ colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_
   --batch_size 64 --output "$out/report-gated"
 colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --dtype float32 --batch_size 64 --output "$out/report-grpo-cot"
 for name in grpo/constant grpo/decaying grpo/renumbered colar-continued; do
-  colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
-    --dtype float32 --batch_size 64 --output "$out/report-${name#grpo/}"
+  colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 "${common[@]}" \
+    --confidence_threshold 0 0.5 0.8 0.95 --dtype float32 --batch_size 64 --output "$out/report-${name#grpo/}"
 done
 colar evaluate smollm2-135m="$out/colar-speeds/best" --data "${sets[@]}" --compression_factor 1 2 3 5 "${common[@]}" \
   --batch_size 64 --output "$out/report-speeds"
 colar evaluate smollm2-135m="$out/colar-speeds-continued/best" --data "${sets[@]}" --compression_factor 3 5 "${common[@]}" \
   --batch_size 64 --output "$out/report-speeds-continued"
-draws=(--data multiarith --decoding sampled --seeds 0 1 2 3 4 5 6 7)
-colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --output "$out/report-votes-cot"
-colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
-  --batch_size 64 --output "$out/report-votes"
-colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
+draws=(--data multiarith svamp --decoding sampled --seeds 0 1 2 3 4 5 6 7 "${common[@]}" --batch_size 64)
+colar evaluate "$cot" "${draws[@]}" --output "$out/report-votes-cot"
+colar evaluate cot="$out/grpo-cot/best" "${draws[@]}" --dtype float32 --output "$out/report-votes-grpo-cot"
+colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 --output "$out/report-votes"
+for name in grpo/decaying colar-continued; do
+  colar evaluate smollm2-135m="$out/$name/best" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 --dtype float32 \
+    --output "$out/report-votes-${name#grpo/}"
+done
+colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control halved shuffled "${common[@]}" \
   --batch_size 64 --output "$out/report-controls"
-colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,speeds-continued,votes,votes-cot,controls} --output "$out/report"
+colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,speeds-continued,votes,votes-cot,votes-grpo-cot,votes-decaying,votes-colar-continued,controls} --output "$out/report"
 colar inspect "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/inspect.html"
 colar export "$sft" "$out/export-colar" --dtype bfloat16
