@@ -96,7 +96,9 @@ def test_a_copy_does_not_overwrite(tmp_path):
     recipes.copy("llama-3.2-1b/cot-math", tmp_path)  # the base itself, which is there already
     bases[0].write_text("output: mine\n")
     own.unlink()
-    with pytest.raises(ValueError, match="cot-math.yaml exists and is not the shipped recipe: nothing was copied"):
+    with pytest.raises(
+        ValueError, match="cot-math.yaml exists and is not the shipped recipe: nothing was copied"
+    ):
         recipes.copy("llama-3.1-8b/cot", tmp_path)
     assert not own.exists()
     with pytest.raises(ValueError, match="no shipped recipe is called tiny/cott, did you mean 'tiny/cot'"):

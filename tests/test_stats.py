@@ -25,6 +25,7 @@ scores = st.lists(st.floats(-10, 10), min_size=2, max_size=20)
 def test_mean_of_one_sample_per_question_is_the_textbook_standard_error() -> None:
     values = [1, 0, 0, 1, 1]
     estimate = stats.mean(values, list("abcde"))
+    assert estimate.n == 5
     assert estimate.mean == pytest.approx(0.6)
     assert estimate.se == pytest.approx(math.sqrt(0.3 / 5))  # sd(ddof=1)^2 = (3 * 0.16 + 2 * 0.36) / 4 = 0.3
     low, high = estimate.interval or (0, 0)
@@ -42,6 +43,7 @@ def test_repeating_the_same_samples_adds_no_precision(values: list[bool], times:
     once = stats.mean(values, range(len(values)))
     repeated = stats.mean(values * times, list(range(len(values))) * times)
     assert repeated.se == pytest.approx(once.se)
+    assert repeated.n == len(values)
 
 
 @given(scores, st.randoms())
@@ -82,11 +84,12 @@ def test_paired_difference_by_hand() -> None:
     estimate = stats.paired_difference(a, list("wxyz"), b, list("wxyz"))
     assert estimate.mean == 0.5
     assert estimate.se == pytest.approx(math.sqrt(1 / 3) / 2)
+    assert estimate.n == 4
 
 
 def test_paired_difference_uses_the_shared_questions_only() -> None:
     estimate = stats.paired_difference([1, 0, 0], ["x", "y", "only-a"], [0, 0, 1], ["y", "x", "only-b"])
-    assert estimate.mean == 0.5
+    assert (estimate.mean, estimate.n) == (0.5, 2)
     with pytest.raises(ValueError, match="at least one question"):
         stats.paired_difference([1], ["x"], [1], ["y"])
 

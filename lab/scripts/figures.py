@@ -61,7 +61,6 @@ def committed() -> dict[str, Any]:
 def reinforced() -> dict[str, Any]:
     """Two tasks: a teacher who goes a step too far (toy/grpo), and one who slips in the chain (toy/grpo-thoughts)."""
     tiny = files.read_json(RESULTS / "toy" / "grpo" / "differences.json")
-    sequential = files.read_json(RESULTS / "toy" / "grpo-sequential" / "differences.json")["reinforced"]
     slips = files.read_json(RESULTS / "toy" / "grpo-thoughts" / "differences.json")["reinforced"]
     histories = files.read_json(RESULTS / "toy" / "grpo-stability" / "report.json")["histories"]
 
@@ -69,7 +68,7 @@ def reinforced() -> dict[str, Any]:
     updates = [update for update, _ in long[0]["points"]]
     accuracy = [
         reinforcement.curve("Gaussian head", long),
-        reinforcement.curve("sequential head", reinforcement.validated(sequential, "sequential-RL")),
+        reinforcement.curve("sequential head", reinforcement.validated(tiny["reinforced"], "sequential-RL")),
         reinforcement.curve(
             "SFT for as long", reinforcement.as_long(tiny["fine_tuned"], "SFT continued", updates)
         ),

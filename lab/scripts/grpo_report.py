@@ -2,11 +2,9 @@
 
     python lab/scripts/grpo_report.py runs/table2 --seeds 0 1 2 --output results/toy/grpo
 
-Reads what lab/reproduce/table2.sh or table2_sequential.sh leaves in its folder: the records of each
-system's test (`test/<name>-<seed>`) and the history of each run that was reinforced. Writes differences.json and
-differences.md (paired differences on the same questions) and curves.png (reward, accuracy on validation rows, length,
-groups without spread; a line a training seed). `--committed` adds systems that another folder has tested, from its
-records.jsonl.gz.
+Reads what lab/reproduce/table2.sh leaves in its folder: the records of each system's test (`test/<name>-<seed>`) and
+the history of each run that was reinforced. Writes differences.json and differences.md (paired differences on the same
+questions) and curves.png (reward, accuracy on validation rows, length, groups without spread; a line a training seed).
 """
 
 from __future__ import annotations
@@ -38,17 +36,7 @@ NAMES = {
     "frozen-seq": "sequential, thoughts alone",
     "frozen-warm": "sequential, thoughts alone at latent temperature 1.5",
 }
-"""What the scripts under reproduce/ call their runs, and what a table does."""
-LABELS = {
-    ("cot", ""): "cot",
-    ("colar", ""): "nll",
-    ("colar", "DL"): "dl",
-    ("colar", "RL"): "rl",
-    ("colar", "RL w/o average"): "dr",
-    ("colar", "DL, RL"): "dlrl",
-    ("colar", "SFT continued"): "continued",
-}
-"""Method and label of committed records -> the run that they are of."""
+"""What table2.sh calls its runs, and what a table does."""
 PAIRS = (
     ("rl", "nll"),
     ("rl", "continued"),
@@ -241,17 +229,6 @@ def loaded(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in checked(RecordFiles([path]))]
 
 
-def committed(path: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[Any]]]:
-    """The records of a file by run and training seed, those of other seeds left out."""
-    tests: dict[str, dict[int, list[Any]]] = {}
-    for cell, record in checked(RecordFiles([path])):
-        system = cell.system
-        name = LABELS[system.method, system.note]
-        if record["train_seed"] in seeds:
-            tests.setdefault(name, {}).setdefault(record["train_seed"], []).append(record)
-    return tests
-
-
 def draw(histories: dict[str, dict[int, list[Any]]]) -> Any:
     """A panel for each quantity, a colour for each system, a line for each training seed."""
     figure = picture.new_figure(12.4, 3.4)
@@ -276,12 +253,10 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="what lab/reproduce/table2.sh left")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
-    parser.add_argument("--committed", type=Path, help="records.jsonl.gz of systems tested before")
     parser.add_argument("--output", required=True, help="folder for differences and picture")
     args = parser.parse_args()
     output, folder = files.require_writable(args.output), args.folder
-    tests = committed(args.committed, args.seeds) if args.committed else {}
-    tests |= {
+    tests = {
         name: {seed: loaded(folder / "test" / f"{name}-{seed}" / "records.jsonl") for seed in args.seeds}
         for name in NAMES
         if all((folder / "test" / f"{name}-{seed}").is_dir() for seed in args.seeds)

@@ -43,10 +43,11 @@ T95 = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error over clusters, which is None for fewer than two of them."""
+    """A mean and its standard error over `n` clusters. `se` is None where n < 2."""
 
     mean: float
     se: float | None
+    n: int
 
     @property
     def interval(self) -> list[float] | None:
@@ -64,7 +65,7 @@ def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) 
     """
     (numbers,) = _numbered(clusters)
     centre, residuals = _residuals(values, numbers)
-    return Estimate(centre, _clustered_se(residuals))
+    return Estimate(centre, _clustered_se(residuals), len(residuals))
 
 
 def paired_difference(
@@ -88,7 +89,7 @@ def paired_difference(
     a_mean, a_residuals = _residuals(np.asarray(a)[a_shared], a_numbers[a_shared])
     b_mean, b_residuals = _residuals(np.asarray(b)[b_shared], b_numbers[b_shared])
     residuals = a_residuals - b_residuals
-    return Estimate(a_mean - b_mean, _clustered_se(residuals))
+    return Estimate(a_mean - b_mean, _clustered_se(residuals), len(residuals))
 
 
 def in_both(a: Array, b: Array) -> Array:
@@ -103,7 +104,7 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     Datasets of different questions are independent. GSM-Hard is not: it has GSM8k's questions with other numbers. The
     covariance, which is left out here, would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
     """
-    return Estimate(math.fsum(means) / len(means), average_error(errors))
+    return Estimate(math.fsum(means) / len(means), average_error(errors), len(means))
 
 
 def average_error(errors: Sequence[float | None]) -> float | None:
