@@ -142,6 +142,15 @@ def test_values_of_the_papers_recipes():
     assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize(("name", "stage"), [("cot-overruns", "cot"), ("colar-nll", "colar"), ("grpo", "grpo")])
+def test_the_laboratorys_runs_are_the_stages_that_ship(name, stage):
+    """What results/toy reports of them is true of `tiny/grpo`."""
+    own = recipe.load(ROOT / "lab" / "recipes" / "tiny" / f"{name}.yaml")
+    [shipped] = [each.recipe for each in recipe.load_stages("tiny/grpo") if each.name == stage]
+    places = {"output": "", "label": "", "model": recipe.ModelConfig(backbone="tiny")}
+    assert replace(own, **places) == replace(shipped, **places)
+
+
 def test_recipes_of_the_papers_models_are_ready_for_a_card():
     """One bad row of 385,620 stops no run; validation is as the test; long rows go through in parts; an update of
     reinforcement is one batch."""
