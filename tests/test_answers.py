@@ -518,6 +518,11 @@ def test_a_forked_child_has_a_comparer_of_its_own() -> None:
         ("A. Paris B. Rome C. Berlin D. Madrid", None), ("A. Paris\nB. Rome\nC. Berlin", None), ("A. 5, B. 6, C. 7", None),
         ("A) 5, B) 6", None), ("A: 5, B: 6", None), ("A. $5$\nB. $6$", None), ("A. Yes\nB. No", None), ("(A) Yes (B) No", None),
         ("A. New York, B. Rome", None), ("A. $5$", "A"), ("B. John D. Rockefeller", "B"),
+        # Names with initials, behind a label and later; words and formulas in LaTeX.
+        ("(B) E. coli", "B"), ("B. E. coli", "B"), ("B. C. elegans", "B"), ("B. H. pylori", "B"), ("B. George C. Marshall", "B"),
+        ("(B) George C. Marshall", "B"), (r"\(B. 5\)", "B"), (r"\[B. 5\]", "B"), (r"\text{B}. \text{Rome}", "B"),
+        (r"\boxed{\text{B}. \text{Rome}}", "B"), (r"\boxed{\textbf{B}. 5}", "B"), (r"$\mathrm{B}.\ 5$", "B"),
+        (r"\boxed{B. \text{E. coli}}", "B"),
     ],
 )  # fmt: skip
 def test_choices_are_read(text: str, choice: str | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 from families import save_untrained
 
 import colar
-from colar import files, recipe, yaml_settings
+from colar import files, processes, recipe, yaml_settings
 from colar.cli import main
 from colar.cli.checkpoints import data_of_runs
 from colar.data import sources
@@ -94,6 +94,28 @@ def test_processes_share_the_rows_of_an_update(
         assert rows == [32, 64, 64]
     plan = reinforced.grpo.plan(reinforced.training, processes)
     assert plan.steps == 2 * plan.accumulate
+    small = replace(FACTS, model="tiny", parameters=800_000, device="cpu", bfloat16=False, rows=300)
+    cot, own = (stage.recipe for stage in _stages(replace(small, processes=processes), tmp_path))
+    assert cot.training == replace(own.training, modules_learning_rate=None)
+    assert cot.training.per_device_train_batch_size == max(1, 8 // processes)
+
+
+def test_a_recipe_of_other_processes_is_not_taken_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--check` writes the recipe, mostly in one process."""
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    call = AutoCall("tiny", rows, tmp_path)
+    prepare_run(call)
+    launched = processes.launched
+    monkeypatch.setattr(processes, "launched", lambda: 8)
+    monkeypatch.setattr(processes, "join", lambda *_: None)
+    with pytest.raises(ValueError, match="divides an update between 1 processes and 8 run: .* or delete it"):
+        prepare_run(call)
+    (tmp_path / "cot" / "best").mkdir(parents=True)
+    prepare_run(call)
+    assert "warning: " in capsys.readouterr().err
+    monkeypatch.setattr(processes, "launched", launched)
 
 
 @pytest.mark.parametrize("method", ["coconut", "distill"])
@@ -535,7 +557,7 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
         colar.train("tiny", rows, folder, method="colar")
     # A shorter run is another one: what was learnt so far is not its end.
-    with pytest.raises(ValueError, match="is at update 2, and with these settings the run would end at 1"):
+    with pytest.raises(ValueError, match="stage cot has finished, and sequential began from its weights"):
         colar.train("tiny", rows, folder, overrides=["--training.max_steps", "1", *short[2:]])
     # Its recipe, by itself, is one as any other.
     capsys.readouterr()

@@ -293,6 +293,7 @@ def test_rows_that_share_a_beginning_learn_what_rows_by_themselves_do(
     ]
     tensors = {key: column.to(device) for key, column in Batch.collate(rows).tensors().items()}
     fed: list[int] = []
+    assert lm.why_no_trees() is None
     lm.causal_lm.base_model.register_forward_pre_hook(
         lambda _, args, kwargs: fed.append(len(kwargs["inputs_embeds"])), with_kwargs=True
     )

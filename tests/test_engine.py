@@ -484,3 +484,17 @@ def test_nothing_to_do_and_bad_limits(colar):
     ):
         with pytest.raises(ValueError, match=message):
             Decoding(**bad)
+
+
+def test_autocast_around_the_engine_changes_nothing():
+    """The cache has the weights' dtype, whatever the caller's block says, and serves both."""
+    lm = tiny_lm("llama")
+    method = registry.build("cot")
+    pretrained.attach(lm, method, seed=1)
+    requests = [Request(str(i), text, method.Params(), SAMPLED, i) for i, text in enumerate(QUESTIONS)]
+    engine = Engine(lm, method, 4)
+    expected = engine.generate(requests)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = engine.generate(requests)
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)

@@ -252,6 +252,7 @@ def test_graphs_go_where_weights_or_the_method_are_others(taped: list[str]) -> N
     Engine(lm, method, 4).generate(asked)
     for change in ("weights", "sigma", "method"):
         n = len(taped)
+        before = {key: graph for key, graph in lm.idle_graphs.recorded.items() if key[0] != "thoughts"}
         if change == "weights":
             weight = lm.causal_lm.get_input_embeddings().weight
             weight.data = weight.data.clone()
@@ -261,7 +262,11 @@ def test_graphs_go_where_weights_or_the_method_are_others(taped: list[str]) -> N
             method = registry.build("cot")
             asked = requests_of(method.Params(), SAMPLED)
         same(Engine(lm, method, 4).generate(asked), Engine(lm, method, 4, cuda_graphs=False).generate(asked))
-        assert len(taped) > n, change
+        assert "thoughts" in taped[n:], change
+        if change != "weights":
+            # Decode steps and answers do not depend on the method.
+            assert {key[0] for key in before} == {"decode steps", "answers"}
+            assert all(lm.idle_graphs.recorded[key] is graph for key, graph in before.items())
 
 
 def disabled(lm: LatentLM) -> contextlib.AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -568,7 +568,13 @@ def test_a_batch_without_any_gradient_has_one_output(tmp_path: Path) -> None:
 class Watched(GrpoObjective):
     """Notes how far ratios are from 1, and the engine from the trainer, in the very forward that is learnt from."""
 
-    def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
+    def forward(
+        self,
+        num_items_in_batch: Tensor | int | None = None,
+        batch: Mapping[str, Tensor] | None = None,
+        **tensors: Tensor,
+    ) -> dict[str, Any]:
+        tensors = {**(batch or {}), **tensors}
         scores = self.score_actions(tensors)
         old = tensors["old_logps"][:, : scores.logps.shape[1]]
         ratio = (scores.logps.detach() - old).exp()[scores.mask]

@@ -122,9 +122,9 @@ def _memory_of(trainer: LatentTrainer, most: int) -> list[int]:
     """Let a device run out of memory above `most` positions; what was tried comes back."""
     tried: list[int] = []
 
-    def count(module: Any, args: Any, kwargs: dict[str, Tensor]) -> None:
+    def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         rows = {name: column for name, column in kwargs.items() if name != "num_items_in_batch"}
-        positions = trainer.positions(rows)
+        positions = trainer.positions(dict(rows.pop("batch", rows)))
         tried.append(int(positions.max()) * len(positions))
         if tried[-1] > most:
             raise torch.OutOfMemoryError("CUDA out of memory")

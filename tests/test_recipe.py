@@ -142,7 +142,9 @@ def test_values_of_the_papers_recipes():
     assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("cot-overruns", "cot"), ("colar-nll", "colar"), ("grpo", "grpo")])
+@pytest.mark.parametrize(
+    ("name", "stage"), [("cot-overruns", "cot"), ("colar-nll", "colar"), ("grpo", "grpo")]
+)
 def test_the_laboratorys_runs_are_the_stages_that_ship(name, stage):
     """What results/toy reports of them is true of `tiny/grpo`."""
     own = recipe.load(ROOT / "lab" / "recipes" / "tiny" / f"{name}.yaml")

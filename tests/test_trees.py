@@ -112,6 +112,7 @@ def test_every_method_learns_what_rows_by_themselves_teach(name, monkeypatch):
     rows = [method.encode(lm.template, row, Random(draw), 0.0) for draw in range(2) for row in examples]
     batch = Batch.collate(rows)
     fed = []
+    assert lm.why_no_trees() is None
     lm.causal_lm.base_model.register_forward_pre_hook(
         lambda _, args, kwargs: fed.append(len(kwargs["inputs_embeds"])), with_kwargs=True
     )

@@ -77,6 +77,7 @@ def made(layers: int, lora: LoraSettings | None, width: int = WIDTH) -> tuple[Ob
     pretrained.attach(lm, method, seed=1)
     list(method.prepare(lm, EXAMPLES))
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES[:3]]
+    lm.why_no_trees()  # as before a run
     return Objective(lm, method).train(), collate(rows)
 
 

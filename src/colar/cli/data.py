@@ -22,7 +22,7 @@ def add_data(data: Parser) -> None:
     listed.set_defaults(run=data_list)
 
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
-    show.add_argument("source", help=f"{SOURCE_HELP}, or owner/name of the Hub")
+    show.add_argument("source", help=f"{SOURCE_HELP}, or owner/name[/config][:split] of the Hub")
     options.judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")

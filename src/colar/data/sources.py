@@ -47,10 +47,10 @@ def load_examples(
     """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, a folder of `<split>.jsonl` or
-    other files, such as `prepare` writes, or a data set of the Hub, `owner/name`. `limit` takes the first n rows.
-    `seed` and `options` (fields of `ArithmeticConfig`) apply to `arithmetic`. `columns` maps the columns of a user's
-    file, `{"question": "problem"}`, if they have other names. `judge` is the `module:function` of a user's judge, which
-    accepts answers of any type.
+    other files, such as `prepare` writes, or a data set of the Hub, `owner/name[/config][:split]`. `limit` takes the
+    first n rows. `seed` and `options` (fields of `ArithmeticConfig`) apply to `arithmetic`. `columns` maps the columns
+    of a user's file, `{"question": "problem"}`, if they have other names. `judge` is the `module:function` of a user's
+    judge, which accepts answers of any type.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which logs the skipped rows on stderr), an empty data set, or a Hub that cannot be reached.
@@ -117,8 +117,8 @@ def splits_of(source: str) -> list[str]:
 
 
 def place_of(source: str, split: str) -> str | None:
-    """The place that a split of a user's own data is read from, its file's real path or `owner/name:split` on the Hub;
-    None for a source of the table, whose splits are never one."""
+    """The place that a split of a user's own data is read from, its file's real path or `owner/name[/config]:split` on
+    the Hub; None for a source of the table, whose splits are never one."""
     if source in SOURCES:
         return None
     path = Path(source)

@@ -224,7 +224,11 @@ def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
     owner, *names = hub.split("/")
     is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
     # A path in a folder that exists is misspelt; it names no configuration.
-    if not is_path and (len(names) == 1 or (len(names) == 2 and not Path(owner).exists())):
+    if (
+        not is_path
+        and all([owner, *names])
+        and (len(names) == 1 or (len(names) == 2 and not Path(owner).exists()))
+    ):
         name, config = names if len(names) == 2 else (*names, None)
         return hub, data_files.from_hub(f"{owner}/{name}", (config,), part or split)
     if hub in SOURCES:

@@ -192,6 +192,7 @@ def evaluate_controls(
             # The control has the method's name, so only the label distinguishes their rows.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, settings)
+            del control, controlled
     return n_new
 
 

@@ -152,7 +152,7 @@ def evaluate(
             left = [point for point in points if point.record_key(example) not in done]
             if left:
                 unanswered.append([Question(p, example, make_request(p, example, settings)) for p in left])
-    # A question that does not fit must stop the evaluation now, not after hours of answers.
+    # A question that does not fit must stop the evaluation now, not after hours of this model's answers.
     processes.split_and_gather([draws[0] for draws in unanswered], _check_fit)
     if unanswered:
         _write_answers(unanswered, records, settings, make or make_records)

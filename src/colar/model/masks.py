@@ -1,7 +1,7 @@
 """Our attention masks, for rows of a cache and for rows that share a sequence.
 
 transformers uses a 4-D mask as it is. Models with layers of several types take a mask for each type. `probes.py` checks
-at load that a backbone computes the same with these masks.
+that a backbone computes the same with these masks.
 """
 
 import contextlib

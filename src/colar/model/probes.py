@@ -1,7 +1,7 @@
-"""Probes of a backbone at load: embeddings and our masks must give the same results as the backbone itself.
+"""Probes of a backbone: embeddings and our masks must give the same results as the backbone itself.
 
-    check_inputs     embeddings in, hidden states and logits out, as training and engine feed and read them
-    why_no_trees     rows that share their beginning, as one sequence
+    check_inputs     at load: embeddings in, hidden states and logits out, as training and engine feed and read them
+    why_no_trees     before training: rows that share their beginning, as one sequence
     probe            the same comparison for another package (the engine's rows of a cache)
 
 A config does not tell which backbones pass. Gemma 3n looks embeddings up by id, BART takes no positions, ALiBi's bias

@@ -140,10 +140,19 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     """Write rows, recipe and call into the run's folder, unless they are there."""
     folder, values = AutoFolder(call.output), call.to_json()
     begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
-    before = files.read_json(folder.call) if folder.call.exists() else None
+    before = files.read_json(folder.call) if folder.call.exists() else {}
+    n_before, n_now = before.pop("processes", 1), processes.launched()
     if begun:
-        check_same_run(folder.path, before or {}, values, "give this run its own --output")
+        check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
+        if n_before != n_now:
+            text = (
+                f"{folder.recipe} divides an update between {n_before} processes and {n_now} run: set "
+                "per_device_train_batch_size in it"
+            )
+            if not begun:
+                raise ValueError(f"{text}, or delete it")
+            progress.say(f"warning: {text}")
         return
     # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
@@ -170,7 +179,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         raise
     for name, examples in rows.items():
         files.write_jsonl(folder.rows(name), [row.as_row() for row in examples])
-    files.write_json(folder.call, values)
+    files.write_json(folder.call, values | {"processes": n_now})
     for reason in why:
         progress.say(reason)
 

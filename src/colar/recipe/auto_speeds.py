@@ -256,7 +256,10 @@ def choose(report: Report) -> tuple[dict[str, Any], str]:
     # So far behind CoT that even a few rows show it.
     if not within and difference.difference + half < 0:
         more = f"--stages.{slowest.system.method}.training.num_train_epochs"
-        return safest, f"{accuracy}; {verdict}; more updates may help ({more})."
+        return (
+            safest,
+            f"{accuracy}; {verdict}; more updates may help ({more}; after --grpo with a new --output).",
+        )
     if half > TOO_WIDE:
         name = speed_name(slowest.system.params)
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so {name} is the default"

@@ -78,15 +78,16 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
 
 
 def _check_budgets(stages: Sequence[Stage]) -> None:
-    """ValueError if a stage would be trained further although the one after it has begun from its weights."""
-    for stage, later in itertools.pairwise(stages):
+    """ValueError if a stage would be trained further although a later one has begun from its weights."""
+    budget = "max_steps" if stages[-1].recipe.training.max_steps > 0 else "num_train_epochs"
+    for stage, later in itertools.combinations(stages, 2):
         folder = RunFolder(stage.recipe.output)
         starts_here = Path(later.recipe.model.init_from or "") == folder.best
         begun = starts_here and RunFolder(later.recipe.output).has_weights
         if begun and folder.goes_on(to_json(stage.recipe)):
             raise ValueError(
                 f"stage {stage.name} has finished, and {later.name} began from its weights, so only the last stage can "
-                f"be trained for longer (--stages.{stages[-1].name}.training.num_train_epochs); or give a new --output"
+                f"be trained for longer (--stages.{stages[-1].name}.training.{budget}); or give a new --output"
             )
 
 

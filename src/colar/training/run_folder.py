@@ -126,7 +126,7 @@ class RunFolder:
         """True if a run that has ended here would be trained further, by another budget."""
         if not self.finished.exists():
             return False
-        changed = changed_keys(_dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe)))
+        changed = changed_keys(_dotted(files.read_json(self.recipe)), _dotted(recipe))
         return not set(BUDGET).isdisjoint(changed)
 
     @property

@@ -36,7 +36,7 @@ from functools import cache, reduce
 
 from colar import files
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
-from colar.data.judge.latex import WORDS, as_latex, extract_boxed, formula, plain, same_maths
+from colar.data.judge.latex import WORDS, as_latex, extract_boxed, formula, plain, same_maths, undelimited
 from colar.data.judge.numbers import PLAIN, canonical, folded, read_number, same_number
 
 MAX_CHARACTERS = 1000
@@ -72,6 +72,8 @@ _LABEL = re.compile(
 _JOINED = re.compile(
     r"(?:\([A-J]\)|\b[A-J][.):])\s*(?:[,/&]|and|or)\s*\(?[A-HJ]\b|\b[A-J]\s*,\s*[A-J][.):](?=\s*\S)"
 )
+# "E. coli" directly behind a label is a name.
+_NAMED = re.compile(r"((?:\([A-J]\)|(?:^|(?<=\s))[A-J][.):])\s*)[A-J]\.(?=\s*[a-z]{2})")
 _DENIED = re.compile(
     r"(?:\b(?:not|cannot|never|neither|none)|n['’]t)(?:\s+(?:be|of|the|answer|option|choice))*\s*$",
     re.IGNORECASE,
@@ -208,7 +210,8 @@ def _choice(stated: str) -> str | None:
         alone = {line[1].upper() for line in lines if line}
         return alone.pop() if len(alone) == 1 else None
     # Formulas are read without their dollars, because "A. $5$ B. $6$" has two labels.
-    spaced = " ".join(WORDS.sub(r" \1 ", stated.replace("$", " ")).split()).strip("\"'`* ")
+    spaced = WORDS.sub(r"\1", undelimited(stated.strip()).replace("$", " "))
+    spaced = _NAMED.sub(r"\1", " ".join(spaced.split()).strip("\"'`* "))
     stated = plain(stated).strip("\"'`* ")
     letter = _WHOLE_LETTER.fullmatch(stated)
     if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
@@ -217,8 +220,8 @@ def _choice(stated: str) -> str | None:
     labels = [label for label in found if not label["initial"]]
     letters: set[str] = {label["enclosed"] or label["letter"] for label in labels}
     if letters:
-        # A list of all options chooses none of them.
-        lists = any(chr(ord(letter) + 1) == label["initial"] for letter in letters for label in found)
+        # A list of all options chooses none of them. It begins with A: in "B. George C. Marshall" C is an initial.
+        lists = letters == {"A"} and any(label["initial"] == "B" for label in found)
         denied = _DENIED.search(spaced[: labels[0].start()]) or _JOINED.search(spaced)
         return None if lists or denied or len(letters) > 1 else letters.pop()
     truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}

@@ -159,7 +159,7 @@ def as_latex(text: str) -> str:
 
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
-    text = WORDS.sub(r" \1 ", _undelimited(expression.strip()))
+    text = WORDS.sub(r" \1 ", undelimited(expression.strip()))
     # In the order of the table: spaces are removed last, because other replacements may leave some.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
@@ -178,7 +178,7 @@ def same_maths(gold: str, answer: str) -> bool:
         return plain(gold).casefold().strip("()") == plain(answer).casefold().strip("()")
     if formula(gold) is None or formula(answer) is None:
         return False  # math-verify would take the last one
-    whole, other_whole = _undelimited(gold), _undelimited(answer)
+    whole, other_whole = undelimited(gold), undelimited(answer)
     gold, unit, bases = split_unit(whole, other_whole)
     answer, other_unit, other_bases = split_unit(other_whole, whole)
     # One of the two may have no unit or no base.
@@ -201,7 +201,7 @@ def same_maths(gold: str, answer: str) -> bool:
         return False
 
 
-def _undelimited(text: str) -> str:
+def undelimited(text: str) -> str:
     """The formula without its delimiters; a list of several as it is."""
     spans = math_spans(text)
     return spans[0] if len(spans) == 1 and _MATHS.fullmatch(text.strip().rstrip(".")) else text
