@@ -146,13 +146,10 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
         if n_before != n_now:
-            text = (
-                f"{folder.recipe} divides an update between {n_before} processes and {n_now} run: set "
-                "per_device_train_batch_size in it"
-            )
+            text = f"{folder.recipe} divides an update between {n_before} process(es), and {n_now} run"
             if not begun:
-                raise ValueError(f"{text}, or delete it")
-            progress.say(f"warning: {text}")
+                raise ValueError(f"{text}: delete it, so that it is made anew")
+            progress.say(f"warning: {text}: set per_device_train_batch_size in it")
         return
     # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
