@@ -102,6 +102,22 @@ def test_a_window_is_probed_however_long_it_is(name, window, refused):
     assert lm.config.sliding_window == window
 
 
+def test_autocast_is_off_while_it_is_asked():
+    """Its rounding is no difference, and would be remembered for the whole process."""
+    lm = tiny_lm("qwen2", seed=3).causal_lm
+    # A config of its own, so that it is asked anew.
+    lm.config.max_position_embeddings = 50
+    seen = []
+    lm.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    lm.base_model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", torch.bfloat16):
+        probes.check_inputs(lm)
+        cache.check_attention(lm)
+        assert probes.why_no_trees(lm) is None
+    assert len(seen) >= 6
+    assert not any(seen)
+
+
 def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():
     lm = tiny_lm("gpt2", seed=3).causal_lm
     # A config of its own, so that it is asked anew.

@@ -403,6 +403,7 @@ def test_an_update_casts_no_input_of_an_adapter() -> None:
     for name, weight in lm.named_parameters():
         # The base in half precision, as under `model.dtype`.
         weight.data = torch.randn(weight.shape) * 0.1 if "lora_" in name else weight.data.bfloat16()
+    lm.why_no_trees()  # as before a run
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES[:4]]
     objective = Objective(lm, method)
 

@@ -43,7 +43,7 @@ def check_inputs(causal_lm: PreTrainedModel) -> None:
     if causal_lm.device.type == "meta":
         return
     try:
-        with evaluating(causal_lm):
+        with evaluating(causal_lm), torch.autocast(causal_lm.device.type, enabled=False):
             reason = _why_no_embeddings(causal_lm)
     except torch.OutOfMemoryError:
         raise
@@ -118,7 +118,12 @@ def probe(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
 @torch.no_grad()
 def _outcome(causal_lm: PreTrainedModel, forwards: Forwards) -> str | None:
     try:
-        with evaluating(causal_lm), _narrow(causal_lm.config.get_text_config()):
+        # Under autocast, rounding would be taken for a difference, and `_FOUND` would keep it.
+        with (
+            evaluating(causal_lm),
+            _narrow(causal_lm.config.get_text_config()),
+            torch.autocast(causal_lm.device.type, enabled=False),
+        ):
             ours_TD, theirs_TD = forwards(causal_lm)
     except torch.OutOfMemoryError:
         raise
