@@ -25,7 +25,7 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "ray", "smallest_runs", "training", "ray_serve", "ray_rollout", "engine", "graphs", "update", "other_device",
+    "ray", "smallest_runs", "training", "ray_serve", "engine", "graphs", "update", "other_device",
     "grpo", "gpu_syncs", "fuzz", "methods", "terminal", "real_factors", "baselines", "equations", "device",
     "released", "scheduling", "serve", "recipe", "results", "shortlist", "serve_page", "auto", "processes",
     "sharded", "docs", "cli", "programs",

@@ -107,9 +107,7 @@ class Recipe(Surface):
             field = random.choice([each.name for each in dataclasses.fields(config)] or ["name"])
             key, default = f"method.{field}", getattr(config, field, name)
         elif grpo and random.random() < 0.6:
-            # Not the one that would start a cluster.
-            names = {each.name for each in dataclasses.fields(GrpoConfig)} - {"rollout_workers"}
-            field = random.choice(sorted(names))
+            field = random.choice([each.name for each in dataclasses.fields(GrpoConfig)])
             key, default = f"grpo.{field}", getattr(GrpoConfig(), field)
         else:
             key = random.choice(self.keys)

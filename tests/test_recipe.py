@@ -514,8 +514,8 @@ def test_a_split_of_the_hub_is_not_validated_on_while_it_is_trained_on(source, v
         (["--data.mixed_in", "[{train_size: 3}]"], "data.mixed_in[0].source is missing: it must be text"),
         (["--data.mixed_in", "[{source: 5}]"], "data.mixed_in[0].source must be text, got 5"),
         (
-            ["--data.mixed_in", "[{source: arithmetic}, {source: svamp, train_split: [train]}]"],
-            "data.mixed_in[1].train_split must be text, got ['train']",
+            ["--data.mixed_in", "[{source: arithmetic}, {source: [svamp]}]"],
+            "data.mixed_in[1].source must be text, got ['svamp']",
         ),
         (
             ["--data.mixed_in", "[{source: arithmetic, train_size: 0}]"],
@@ -746,8 +746,11 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
         recipe.DataConfig(source=str(rows), validation_source=str(other))
     )
     assert [example.question for example in validation] == ["another"]
-    same = recipe.DataConfig(source="arithmetic", train_size=4, train_split="validation", validation_size=2)
-    with pytest.raises(ValueError, match=r"2 of its rows are trained on, .* in data.train_split"):
+    ours, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
+    for path in (ours, theirs):
+        files.write_jsonl(path, [{"id": "a", "question": "one", "steps": [], "answer": "1"}])
+    same = recipe.DataConfig(source=str(ours), validation_source=str(theirs))
+    with pytest.raises(ValueError, match="1 of its rows are trained on, 'a' for one: name other rows"):
         recipe.load_example_sets(same)
 
 
@@ -1007,12 +1010,6 @@ def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words)
     with pytest.raises(ValueError, match="grpo") as error:
         recipe.load(tiny, [*GRPO, *overrides])
     assert words in str(error.value)
-
-
-def test_workers_beside_torchruns_processes_are_found_when_the_recipe_is_loaded(tiny, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="grpo.rollout_workers must be 0 under torchrun, whose 2 processes"):
-        recipe.load(tiny, [*GRPO, "--model.init_from", "x", "--grpo.rollout_workers", "2"])
 
 
 def test_an_override_of_a_section_that_is_an_anchor_leaves_the_other(tmp_path):

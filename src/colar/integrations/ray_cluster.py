@@ -1,15 +1,11 @@
-"""A Ray cluster: joining it, checking its machines before they work, and sampling GRPO's outputs by its actors."""
+"""A Ray cluster: joining it, and checking its machines before they work."""
 
-import functools
-import itertools
 import logging
 import os
-import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +15,13 @@ try:
 except ImportError as error:
     raise ValueError("--ray needs Ray: from your clone of colar, pip install '.[ray]'") from error
 
-import numpy as np
-import safetensors.torch
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import colar
 from colar import files
 from colar.checks import check_number
-from colar.data.example import Example
-from colar.methods.base import Method
 from colar.model import checkpoint
-from colar.model.latent_lm import LatentLM
-from colar.ops import devices
 
 
 @dataclass(frozen=True)
@@ -172,88 +162,3 @@ def last_line(error: BaseException) -> str:
     """The last line of an error's text, because Ray's errors name the cause after the frames of other machines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:400] if lines else type(error).__name__
-
-
-# GRPO's outputs (`grpo.rollout_workers`): one process trains, N others sample
-#
-#   trainer   trained weights --ray.put a call--> all actors        a share of the questions --> each actor
-#             outputs of all shares, in the order of the questions <-- outputs --'
-#
-# Each call passes the trained weights and the method, so that an actor that Ray has restarted answers as any other.
-# Outputs do not depend on the actor: shares follow from the questions and N, draws from a request's seed.
-
-ROLLOUT_OPTION = "grpo.rollout_workers"
-"""The key of a recipe, for errors."""
-RETRIES = 3
-"""Retries of a call whose actor has died; restarts of actors are not limited."""
-
-LoadModel = Callable[[], LatentLM]
-SampleOutputs = Callable[..., list[Any]]
-"""(lm, method, config, examples, seed, generation) -> outputs, those of an example one after another."""
-
-
-@contextmanager
-def rollout_pool(
-    n: int, load_model: LoadModel, start: str, roll_out: SampleOutputs
-) -> Iterator[SampleOutputs]:
-    """Join a cluster for the block. Gives a function with which N of its actors do the work of `roll_out`.
-
-    `load_model` runs in each actor, and loads the model that the run starts from; `start` is its checkpoint, which
-    every machine has under the same path. ValueError as in `joined`, and if an actor cannot load the model.
-    """
-    with joined(Pool(None, n, 1), None, [start], [], ROLLOUT_OPTION) as actors:
-        sampler = ray.remote(Sampler).options(**actors.reserved, max_restarts=-1, max_task_retries=RETRIES)
-        samplers = [sampler.remote(load_model, roll_out) for _ in range(n)]
-        # Wait for all actors, so that one that cannot load the model fails before any work.
-        ray.get([sampler.__ray_ready__.remote() for sampler in samplers])
-        yield partial(_rolled_out, samplers)
-
-
-def _rolled_out(
-    samplers: Sequence[Any],
-    lm: LatentLM,
-    method: Method,
-    config: Any,
-    examples: Sequence[Example],
-    *draws: int,
-) -> list[Any]:
-    """The outputs of all actors with the current weights. RayError if a call has failed after its retries."""
-    weights = ray.put(trained_weights(lm))
-    pickled = ray.cloudpickle.dumps(method)
-    calls = []
-    for sampler, share in zip(samplers, shares(examples, len(samplers)), strict=False):
-        calls.append(sampler.sample.remote(weights, pickled, config, share, *draws))
-    return list(itertools.chain.from_iterable(map(pickle.loads, ray.get(calls))))
-
-
-class Sampler:
-    """Ray actor that samples from the model of a run."""
-
-    def __init__(self, load_model: LoadModel, roll_out: SampleOutputs) -> None:
-        self.lm = load_model().to(devices.best())
-        self.roll_out = roll_out
-        # The same object for the same method: for another one the engine would record its CUDA graphs anew.
-        self.method_of = functools.lru_cache(maxsize=1)(pickle.loads)
-
-    @torch.no_grad()
-    def sample(self, weights: bytes, method: bytes, *arguments: Any) -> bytes:
-        """The pickled outputs for a share of the questions, sampled with these weights."""
-        parameters = dict(self.lm.named_parameters())
-        for name, value in safetensors.torch.load(weights).items():
-            parameters[name].copy_(value)
-        return pickle.dumps(self.roll_out(self.lm, self.method_of(method), *arguments))
-
-
-def trained_weights(lm: LatentLM) -> bytes:
-    """All weights that are trained (the adapter or the whole model, and the method's modules), by name."""
-    trained = {}
-    for name, weight in lm.named_parameters():
-        if weight.requires_grad:
-            trained[name] = weight.detach().cpu().contiguous()
-    return bytes(safetensors.torch.save(trained))
-
-
-def shares(examples: Sequence[Example], n: int) -> list[list[Example]]:
-    """Split the questions into N parts, or one per question if they are fewer; the first parts may have one more."""
-    parts = np.array_split(np.arange(len(examples)), min(n, len(examples)))
-    return [[examples[i] for i in part] for part in parts]

@@ -19,7 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from colar import progress
 from colar.progress import duration
-from colar.recipe.run import Validation, load_method, load_model_and_rows, sampling_pool
+from colar.recipe.run import Validation, load_method, load_model_and_rows
 from colar.recipe.schema import Recipe, Stage
 from colar.training import preflight, sft
 from colar.training.grpo import train as grpo_train
@@ -68,7 +68,7 @@ def measure(recipe: Recipe) -> Table:
     # No tracker should record it as a run.
     training = replace(recipe.training, report_to="none")
     method = load_method(recipe)
-    with tempfile.TemporaryDirectory() as folder, sampling_pool(recipe, method) as roll_out:
+    with tempfile.TemporaryDirectory() as folder:
         lm, examples, validation = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
@@ -76,9 +76,7 @@ def measure(recipe: Recipe) -> Table:
             held_out = [] if validation is None else validation.examples
             trainer = sft.make_trainer(lm, method, examples, training, run, held_out=held_out)
         else:
-            trainer = grpo_train.make_trainer(
-                lm, method, examples, training, recipe.grpo, run, roll_out=roll_out
-            )
+            trainer = grpo_train.make_trainer(lm, method, examples, training, recipe.grpo, run)
         return _table(trainer, validation)
 
 

@@ -3,9 +3,8 @@
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,12 @@ from colar.model.latent_lm import LatentLM
 from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, to_json
 from colar.template.template import SEPARATORS
 from colar.training import sft
-from colar.training.grpo import rollout
 from colar.training.grpo import train as grpo_train
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult
 
-VALIDATION = "validation"
-"""The split that selects the checkpoint."""
+TRAIN, VALIDATION = "train", "validation"
+"""The split to learn from, and the one that selects the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +91,14 @@ def _check_budgets(stages: Sequence[Stage]) -> None:
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train a recipe in its own folder. ValueError, before the first step, if it is invalid."""
-    # A missing package is reported before a model is loaded.
-    recipe.training.check_installed()
     folder = RunFolder(files.require_writable(recipe.output))
     method = load_method(recipe)
     processes.join(recipe.training.ddp_timeout)
     with processes.locked(folder.path):
         if resume:
             processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
-        with sampling_pool(recipe, method) as roll_out:
-            lm, examples, validation = load_model_and_rows(recipe, method)
-            result = _train(recipe, folder, lm, method, examples, validation, roll_out, resume)
+        lm, examples, validation = load_model_and_rows(recipe, method)
+        result = _train(recipe, folder, lm, method, examples, validation, resume)
         if PartialState().is_main_process:
             if validation is not None and recipe.validation.page_size > 0:
                 _write_page(folder, lm, method, validation, recipe.validation.page_size)
@@ -184,23 +179,6 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
     return lm, examples, Validation(fitting, params, settings.decoding, settings.limits)
 
 
-@contextmanager
-def sampling_pool(recipe: Recipe, method: Method) -> Iterator[rollout.RollOut | None]:
-    """The processes that sample for a run with `grpo.rollout_workers`; None if the training process samples."""
-    n = 0 if recipe.grpo is None else recipe.grpo.rollout_workers
-    if n == 0:
-        yield None
-        return
-    # Ray is imported for them alone.
-    from colar.integrations import ray_cluster
-
-    # An absolute path, because the workers have working directories of their own.
-    start = str(checkpoint.resolve(str(recipe.model.init_from)).resolve())
-    there = replace(recipe, model=replace(recipe.model, init_from=start))
-    with ray_cluster.rollout_pool(n, partial(load_model, there, method), start, rollout.roll_out) as pool:
-        yield pool
-
-
 def _train(
     recipe: Recipe,
     folder: RunFolder,
@@ -208,7 +186,6 @@ def _train(
     method: Method,
     examples: list[Example],
     validation: Validation | None,
-    roll_out: rollout.RollOut | None,
     resume: bool,
 ) -> TrainResult:
     """Train by SFT or GRPO, and log which files were written."""
@@ -222,9 +199,7 @@ def _train(
     if recipe.grpo is None:
         result = sft.train(lm, method, examples, training, folder.path, **how)
     else:
-        result = grpo_train.train(
-            lm, method, examples, training, recipe.grpo, folder.path, roll_out=roll_out, **how
-        )
+        result = grpo_train.train(lm, method, examples, training, recipe.grpo, folder.path, **how)
     written = [f"{result.best} (the checkpoint)"]
     if folder.history.exists():
         written.append(str(folder.history))
@@ -274,11 +249,11 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     )
     held_out = _validation_rows(data, load)
     limit = None if data.train_size is None else data.train_skip + data.train_size
-    rows = load(data.source, data.train_split, limit=limit, seed=data.seed, options=data.options)
+    rows = load(data.source, TRAIN, limit=limit, seed=data.seed, options=data.options)
     rows_of = {"data": _short(data, data.source, _skipped(data, rows))}
     for place, more in enumerate(data.mixed_in):
         seed = data.seed if more.seed is None else more.seed
-        rows = load(more.source, more.train_split, limit=more.train_size, seed=seed, options=more.options)
+        rows = load(more.source, TRAIN, limit=more.train_size, seed=seed, options=more.options)
         rows_of[f"data.mixed_in[{place}]"] = _short(data, more.source, rows)
     train_rows = list(itertools.chain.from_iterable(rows_of.values()))
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
@@ -297,7 +272,7 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     if shared:
         raise ValueError(
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
-            "rows, there or in data.train_split, or set data.validation_size 0"
+            "rows, or set data.validation_size 0"
         )
     # The same question under another id: ids name their split or file, so its copies have different ids.
     questions = {row.conversation for row in train_rows}
@@ -348,7 +323,7 @@ def _validation_rows(data: DataConfig, load: Callable[..., list[Example]]) -> li
     place = sources.place_of(source, VALIDATION)
     sections: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for trained in sections:
-        if place is not None and place == sources.place_of(trained.source, trained.train_split):
+        if place is not None and place == sources.place_of(trained.source, TRAIN):
             raise ValueError(
                 f"{trained.source} would validate on its own training rows, {place}: name others in "
                 "data.validation_source, or set data.validation_size 0"

@@ -80,8 +80,6 @@ class SourceRows:
 
     source: str
     """As data.source."""
-    train_split: str = "train"
-    """Split to train on."""
     train_size: int | None = None
     """First N rows; null: all."""
     seed: int | None = None
@@ -102,8 +100,6 @@ class DataConfig:
     """A source by name (`colar data list`), a file of your own (`colar data show FILE`), or a folder of SPLIT files."""
     data_dir: str | None = None
     """Folder with upstream files; else $COLAR_DATA_DIR, else the Hub."""
-    train_split: str = "train"
-    """Split to train on."""
     train_size: int | None = None
     """First N rows; null: all."""
     train_skip: int = 0
@@ -125,7 +121,7 @@ class DataConfig:
     """module:function of a judge of your own, called as function(question, gold, answer): in validation and as GRPO's
     reward accuracy; null: answers are judged by their type."""
     mixed_in: tuple[SourceRows, ...] = ()
-    """More training rows: {source, train_split, train_size, seed, options} each; only source is needed."""
+    """More training rows: {source, train_size, seed, options} each; only source is needed."""
 
     def __post_init__(self) -> None:
         least = {"train_size": 1, "validation_size": 0, "train_skip": 0, "max_reasoning_steps": 1}

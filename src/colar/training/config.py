@@ -12,7 +12,7 @@ from colar.ops import devices
 
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 DEVICES = ("cuda", "mps", "cpu")
-OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
+OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes"}
 """Optimisers by their names in transformers, with the package that each comes from."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 WHOLE = {
@@ -56,8 +56,7 @@ class TrainingConfig:
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
     optim: str = "adamw_torch_fused"
-    """adamw_torch_fused | adamw_8bit (bitsandbytes) | adamw_torch_8bit (torchao): with 8 bits AdamW's moments need a
-    quarter of the memory."""
+    """adamw_torch_fused | adamw_8bit (bitsandbytes): with 8 bits AdamW's moments need a quarter of the memory."""
     learning_rate: float = 1e-4
     """Learning rate of AdamW, after warm-up."""
     modules_learning_rate: float | None = None

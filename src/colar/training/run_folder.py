@@ -54,7 +54,6 @@ RESUMABLE = {
     "training.logging_steps",
     "training.save_steps",
     "validation.page_size",
-    "grpo.rollout_workers",
 }
 """Keys of a recipe that may change when a run resumes: its budget; the places of its folder and its rows; its logs,
 saves and page; its device and memory; and how an update's rows are divided. Their number must stay the same, and so

@@ -1,6 +1,5 @@
 """`GrpoConfig`: settings of sampling, rewards and clipping, checked where it is built. TRL's names and meanings."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,7 +15,6 @@ WHOLE_FROM = {
     "max_latents": 1,
     "dynamic_sampling": 0,
     "max_batch": 1,
-    "rollout_workers": 0,
 }
 """Keys that are whole numbers, with their least values. `length_penalty` divides by `max_latents`."""
 
@@ -76,8 +74,6 @@ class GrpoConfig:
     exactly the model that is scored (`sampling/logp_difference`). Meanwhile a copy of the adapted weights is kept."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
-    rollout_workers: int = 0
-    """Ray actors that sample, with a CPU each, and a GPU if the cluster has some (docs/scale.md); 0: this process."""
     # The run.
     early_stopping_patience: int | None = None
     """Stop after N validations without a new best; null: never."""
@@ -87,10 +83,6 @@ class GrpoConfig:
         checks.check_choice("grpo.importance_sampling_level", self.importance_sampling_level, get_args(Level))
         for name, low in WHOLE_FROM.items():
             checks.check_number(f"grpo.{name}", getattr(self, name), low, whole=True)
-        if self.rollout_workers and importlib.util.find_spec("ray") is None:
-            raise ValueError(
-                "grpo.rollout_workers needs Ray: from your clone of colar, pip install '.[ray]', or set it 0"
-            )
         for name in ("steps_per_generation", "early_stopping_patience"):
             value = getattr(self, name)
             checks.check_holds(f"grpo.{name}", value is None or value >= 1, value, "1 or more, or null")
@@ -145,11 +137,6 @@ class GrpoConfig:
         if training.fsdp:
             raise ValueError(
                 "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
-            )
-        if self.rollout_workers and processes > 1:
-            raise ValueError(
-                f"grpo.rollout_workers must be 0 under torchrun, whose {processes} processes divide the questions, got "
-                f"{self.rollout_workers}"
             )
         draws = training.draws_per_example
         rows_are_outputs = "1 for grpo, whose rows are outputs: grpo.num_generations of each question"

@@ -34,7 +34,7 @@ from colar.ops.noise import seed_from
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo.config import GenerationPlan, GrpoConfig
 from colar.training.grpo.loss import advantages, has_spread, output_weights
-from colar.training.grpo.rollout import Output, RollOut
+from colar.training.grpo.rollout import Output
 from colar.training.rows import Schedule, epoch_order
 
 LOGGED = 2
@@ -144,14 +144,12 @@ class RolloutSampler:
         config: GrpoConfig,
         schedule: QuestionSchedule,
         reward_funcs: Mapping[str, rewards.Reward],
-        roll_out: RollOut = rollout.roll_out,
     ) -> None:
         self.lm = lm
         self.method = method
         self.config = config
         self.schedule = schedule
         self.reward_funcs = dict(reward_funcs)
-        self.roll_out = roll_out
         self.dr_grpo_length: float | None = None
 
     def generate(self, number: int) -> Generation:
@@ -224,7 +222,7 @@ class RolloutSampler:
         if not questions:
             return []
         examples = [self.schedule.examples[index] for index in questions]
-        outputs = self.roll_out(self.lm, self.method, self.config, examples, self.schedule.seed, number)
+        outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.schedule.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite. Such an output cannot be rewarded.
             output.completion.require_answer(f"generation {number}")

@@ -9,7 +9,7 @@ depends on the others of its batch. The model samples in eval mode, without grad
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -66,10 +66,6 @@ class Output:
             thinking[:n] = method.sampled_logps(columns, torch.arange(n) == completion.length)
         # Answer tokens have their log-probs from the engine, EOS included.
         return torch.cat([thinking, torch.tensor(completion.token_logps)])
-
-
-RollOut = Callable[[LatentLM, Method, GrpoConfig, Sequence[Example], int, int], list[Output]]
-"""`roll_out`, or a pool of processes in which it runs."""
 
 
 def requests(

@@ -36,11 +36,10 @@ from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
-from colar.training.grpo import rewards, rollout
+from colar.training.grpo import rewards
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import Generation, QuestionSchedule, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.grpo.rollout import RollOut
 from colar.training.objective import part_indices, take
 from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
 from colar.training.run_folder import RunFolder
@@ -65,7 +64,6 @@ def train(
     output: str | Path,
     *,
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
-    roll_out: RollOut | None = None,
     validate: Validate | None = None,
     held_out: Iterable[Example] = (),
     run_info: Mapping[str, Any] | None = None,
@@ -73,9 +71,9 @@ def train(
 ) -> TrainResult:
     """Train `lm`, which has learnt to think by `method`, on its own outputs to the questions of `examples`.
 
-    `reward_funcs`, by name, replace those of `grpo.reward_funcs`. `roll_out` samples in place of this process;
-    `grpo.rollout_workers` requires it. `held_out` are the questions of `validate`. To resume, pass the same questions,
-    and the model that the run was started with. The other arguments are those of `sft.train`.
+    `reward_funcs`, by name, replace those of `grpo.reward_funcs`. `held_out` are the questions of `validate`. To
+    resume, pass the same questions, and the model that the run was started with. The other arguments are those of
+    `sft.train`.
 
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
@@ -83,9 +81,8 @@ def train(
     config.check_installed()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
-        lm, method, examples, config, grpo, folder,
-        reward_funcs=reward_funcs, roll_out=roll_out, validate=validate,
-    )  # fmt: skip
+        lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
+    )
     stopping = EarlyStopping(grpo.early_stopping_patience)
     trainer.add_callback(stopping)
     info = {"grpo": dataclasses.asdict(grpo), **(run_info or {})}
@@ -101,14 +98,9 @@ def make_trainer(
     folder: RunFolder,
     *,
     reward_funcs: Mapping[str, rewards.Reward] | None = None,
-    roll_out: RollOut | None = None,
     validate: Validate | None = None,
 ) -> "GrpoTrainer":
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
-    if grpo.rollout_workers and roll_out is None:
-        raise ValueError(
-            "grpo.rollout_workers is for a recipe, by colar.train; here it must be 0, or roll_out given"
-        )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     config = config.resolved()
@@ -122,7 +114,7 @@ def make_trainer(
     method.prepare(lm, examples)
     examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
-    sampler = RolloutSampler(lm, method, grpo, schedule, funcs, roll_out or rollout.roll_out)
+    sampler = RolloutSampler(lm, method, grpo, schedule, funcs)
     return GrpoTrainer(objective, args, config, sampler, folder.completions, validate)
 
 
