@@ -24,7 +24,8 @@ from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import preflight
-from colar.training.sft import TrainingConfig, train
+from colar.training.config import TrainingConfig
+from colar.training.sft import train
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 LAST = math.inf

@@ -17,7 +17,7 @@ from colar.methods.base import Batch
 from colar.model import backbones, quantized
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.recipe.schema import ModelConfig, Recipe
-from colar.training.sft import TrainingConfig
+from colar.training.config import TrainingConfig
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -53,11 +53,12 @@ from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
 from colar.training import preflight, sft
+from colar.training.config import TrainingConfig
 from colar.training.objective import Objective, collate
 from colar.training.resumable_run import TrainResult, arguments
 from colar.training.rows import RowSchedule, TrainingRows, UnfinishedCurriculumError
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainingConfig, train
+from colar.training.sft import train
 from colar.training.trainer import LatentTrainer
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))

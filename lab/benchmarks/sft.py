@@ -38,11 +38,11 @@ from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, Train
 
 from colar import recipe
 from colar.training import preflight
+from colar.training.config import TrainingConfig
 from colar.training.objective import Objective
 from colar.training.resumable_run import arguments
 from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainingConfig
 from colar.training.trainer import LatentTrainer
 
 SYSTEMS: dict[str, dict[str, Any]] = {

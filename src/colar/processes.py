@@ -30,10 +30,6 @@ from colar import progress
 T = TypeVar("T")
 R = TypeVar("R")
 
-TIMEOUT_S = 1800
-"""Default seconds that a process waits for the others."""
-
-
 class OtherProcessError(RuntimeError):
     """Another process of this run has failed, and has reported why."""
 
@@ -43,7 +39,7 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def join(timeout_s: float = TIMEOUT_S) -> None:
+def join(timeout_s: float) -> None:
     """Join the processes that a launcher started with this one; does nothing if it is alone, or has joined already.
 
     A process that waits for another one longer than `timeout_s` gets an error.

@@ -28,8 +28,8 @@ from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_met
 from colar.template.template import SEPARATORS
 from colar.training import sft
 from colar.training.grpo import train as grpo_train
+from colar.training.resumable_run import TrainResult
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainResult
 
 TRAIN, VALIDATION = "train", "validation"
 """The split to learn from, and the one that selects the checkpoint."""

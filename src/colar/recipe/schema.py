@@ -13,8 +13,8 @@ from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.lora import LoraSettings
 from colar.template.template import TemplateConfig
+from colar.training.config import TrainingConfig
 from colar.training.grpo.config import GrpoConfig
-from colar.training.sft import TrainingConfig
 
 ATTENTION = {
     "eager": None,

@@ -20,8 +20,6 @@ from colar.training.rows import Curriculum, RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 
-__all__ = ["TrainResult", "TrainingConfig", "train"]
-
 
 def train(
     lm: LatentLM,
