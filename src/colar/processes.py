@@ -30,6 +30,7 @@ from colar import progress
 T = TypeVar("T")
 R = TypeVar("R")
 
+
 class OtherProcessError(RuntimeError):
     """Another process of this run has failed, and has reported why."""
 
