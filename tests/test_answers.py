@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -439,6 +440,27 @@ def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
     worker.wait()
     assert verdict_by_type("(v+1)^2", "v^2+2v+1", "latex").correct
     assert not verdict_by_type("(v+1)^2", "v^2+2v+2", "latex").correct
+
+
+def test_a_reply_that_an_interrupt_left_behind_is_no_other_questions() -> None:
+    worker = math_process.Worker()
+    assert worker.same("x+1", "1+x")
+    assert worker._process is not None
+    worker._process.send_signal(signal.SIGSTOP)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            worker.same("x+2", "2+x")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    questions = [("x+1", "x+2"), ("2y", "y+y"), ("x^2", "x+x")]
+    assert [worker.same(*question) for question in questions] == [False, True, False]
+    worker._stop()
 
 
 def test_a_worker_is_ready_when_it_has_imported_all_that_a_question_needs() -> None:

@@ -23,6 +23,7 @@ from colar.evaluation import evaluate, report
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
+from colar.ops import devices
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_run import AutoCall, finish, prepare_run
 from colar.training.run_folder import AutoFolder
@@ -100,6 +101,17 @@ def test_processes_share_the_rows_of_an_update(
     assert cot.training.per_device_train_batch_size == max(1, 8 // processes)
 
 
+def test_a_recipe_of_another_device_is_not_taken_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    call = AutoCall("tiny", rows, tmp_path)
+    prepare_run(call)
+    monkeypatch.setattr(devices, "best", lambda: "cuda:0")
+    with pytest.raises(ValueError, match=r"on cpu, and here it is 1 process\(es\) on cuda: delete it"):
+        prepare_run(call)
+
+
 def test_a_recipe_of_other_processes_is_not_taken_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +122,9 @@ def test_a_recipe_of_other_processes_is_not_taken_without_a_word(
     launched = processes.launched
     monkeypatch.setattr(processes, "launched", lambda: 8)
     monkeypatch.setattr(processes, "join", lambda *_: None)
-    with pytest.raises(ValueError, match=r"divides an update between 1 process\(es\), and 8 run: delete it"):
+    with pytest.raises(
+        ValueError, match=r"made for 1 process\(es\) on cpu, and here it is 8 process\(es\) on cpu: delete it"
+    ):
         prepare_run(call)
     # The remedy works.
     (tmp_path / "recipe.yaml").unlink()

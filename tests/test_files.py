@@ -334,7 +334,7 @@ def test_a_file_system_without_locks_keeps_nobody_out_and_says_so(tmp_path, monk
 
 def test_a_lock_that_cannot_be_made_for_another_reason_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError), processes.locked(tmp_path / "file" / "folder"):
+    with pytest.raises(OSError, match="file"), processes.locked(tmp_path / "file" / "folder"):
         pytest.fail("the block ran without a lock")
 
 

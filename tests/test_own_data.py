@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import re
 import tracemalloc
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -414,6 +416,66 @@ def test_rows_that_the_test_asks_are_not_trained_on() -> None:
         ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question that is held out\)"
     ):
         user_rows.divide(rows, test=rows)
+
+
+SPELLINGS = [
+    str,
+    str.upper,
+    lambda text: unicodedata.normalize("NFD", text),
+    lambda text: text.replace("’", "'").replace(" ", "\u00a0"),
+    lambda text: text.replace("?", " ?"),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.sampled_from(SPELLINGS)), min_size=20, max_size=200))
+def test_spellings_of_one_question_are_on_one_side(drawn: list[tuple[int, Callable[[str], str]]]) -> None:
+    asked = [(number, spell(f"Zoë’s café sells {number} more. How many?")) for number, spell in drawn]
+    asked += [(number, f"Zoë’s café sells {number} more. How many?") for number in range(81, 121)]
+    rows = _examples([question for _, question in asked])
+    split = user_rows.divide(rows)
+    sides = [{asked[int(row.id)][0] for row in part} for part in (split.train, split.validation, split.test)]
+    assert sum(map(len, sides)) == len({number for number, _ in asked})
+
+
+@given(st.integers(20, 60), st.sets(st.integers(0, 59)), st.sets(st.integers(0, 59)), st.booleans())
+def test_every_part_has_rows_or_there_is_an_error_before_training(
+    n: int, validated: set[int], tested: set[int], both: bool
+) -> None:
+    rows = _examples([f"q{i}" for i in range(60)])
+    given_test = [rows[i] for i in sorted(tested)] if both and tested else None
+    try:
+        split = user_rows.divide(rows[:n], [rows[i] for i in sorted(validated)], given_test)
+    except ValueError:
+        return
+    assert all((split.train, split.validation, split.test))
+
+
+PAIRS = [
+    (names, first, later)
+    for names in (layouts.QUESTION, layouts.ANSWER)
+    for i, first in enumerate(names)
+    for later in names[i + 1 :]
+    # Alpaca's input is a part of its instruction.
+    if (first, later) != ("instruction", "input")
+]
+
+
+@pytest.mark.parametrize(("names", "first", "later"), PAIRS)
+def test_an_empty_cell_makes_no_other_column_question_or_answer(
+    names: tuple[str, ...], first: str, later: str
+) -> None:
+    other = {"answer": "4"} if names is layouts.QUESTION else {"question": "2 + 2?"}
+    whole: dict[str, Any] = {first: "what is first", later: "what comes later", **other}
+    (expected,) = {(row.question, row.steps, row.answer) for row in user_rows.read([whole]).examples}
+    null = {**whole, first: None}
+    absent = {name: text for name, text in whole.items() if name != first}
+    for place, lacking in itertools.product(range(3), (null, absent)):
+        found = user_rows.read([lacking if i == place else whole for i in range(3)])
+        assert [row.id for row in found.examples] == [f"rows/train/{i}" for i in range(3) if i != place]
+        assert {(row.question, row.steps, row.answer) for row in found.examples} == {expected}
+    # A column that is empty in every row is none.
+    (row,) = user_rows.read([null]).examples
+    assert "what comes later" in (row.question, row.answer)
 
 
 def test_rows_that_are_given_are_held_out_and_no_others() -> None:

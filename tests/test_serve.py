@@ -545,6 +545,18 @@ def test_every_null_of_openais_fields_is_accepted(client):
     assert got["choices"][0]["message"]["content"] == chat(client).choices[0].message.content
 
 
+def test_nulls_and_empty_lists_inside_of_fields_are_accepted(client):
+    options = {"include_usage": None, "include_obfuscation": None}
+    turns = [
+        *user("1 + 1?"),
+        {"role": "assistant", "content": "2", "tool_calls": [], "refusal": None},
+        *user(),
+    ]
+    body = {"model": "colar", "messages": turns, "stream_options": options, "stream": False}
+    got = client.post("/chat/completions", body=body, cast_to=object)
+    assert got["choices"][0]["message"]["content"]
+
+
 def test_content_in_parts_is_text(client):
     parts = [{"type": "text", "text": QUESTION[:10]}, {"type": "text", "text": QUESTION[10:]}]
     got = client.chat.completions.create(model="colar", messages=[{"role": "user", "content": parts}])

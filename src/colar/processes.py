@@ -132,27 +132,29 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Keep other runs out of `folder` inside the block; ValueError where one is writing there already.
+def locked(path: str | Path) -> Iterator[None]:
+    """Keep other runs out of a folder, or off a file, inside the block; ValueError where one is writing there already.
 
     The main process holds the lock for all processes of its run (blocks may be nested). The lock ends with that
     process, also when it is killed. Logs a warning on a file system without locks.
     """
-    lock = FileLock(Path(folder).resolve() / ".lock", thread_local=False, is_singleton=True)
+    place = Path(path).resolve()
+    place = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
+    lock = FileLock(place, thread_local=False, is_singleton=True)
 
     def acquire() -> None:
         try:
             lock_held.enter_context(lock.acquire(timeout=0))
         except Timeout:
             raise ValueError(
-                f"another process is writing to {folder}: let it end, or name another output folder"
+                f"another process is writing to {path}: let it end, or name another output"
             ) from None
         except (OSError, NotImplementedError) as error:
             # Any other error is a fault of the folder.
             if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                 raise
             progress.say(
-                f"warning: {folder} is on a file system without locks: start no second process that writes there"
+                f"warning: {path} is on a file system without locks: start no second process that writes there"
             )
 
     with ExitStack() as lock_held:

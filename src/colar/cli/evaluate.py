@@ -32,6 +32,7 @@ from colar.cli.checkpoints import (
     unchecked_backbone,
 )
 from colar.cli.options import Parser
+from colar.data import sources
 from colar.data.judge import judge_settings
 from colar.engine.request import Decoding
 from colar.evaluation import controls, evaluate, report, tables
@@ -265,6 +266,9 @@ def run_inspect(args: argparse.Namespace) -> None:
     methods = methods_of(folders)
     combinations = param_combinations(methods, args)
     args.data = args.data or data_of_runs(paths.values())
+    for path in (output, output.with_suffix(".json")):
+        if str(path.resolve()) == sources.place_of(args.data, args.split):
+            raise ValueError(f"--output {output}: {path} holds the questions, and would be replaced")
     say_judged_by(args.judge, paths.values())
     examples = options.examples_of(args, args.data, args.split)
     say_trained_on(args.data, examples, paths.values())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.cli import options
 from colar.cli.checkpoints import (
     check_backbone,
@@ -154,6 +154,17 @@ def _write_answers(
     args: argparse.Namespace,
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
+    with processes.locked(args.output):
+        _append_answers(folder, requests, expected, settings, args)
+
+
+def _append_answers(
+    folder: Path,
+    requests: list[Request],
+    expected: Mapping[str, str],
+    settings: Mapping[str, Any],
+    args: argparse.Namespace,
+) -> None:
     answered = answer_files.find_answers(args.output, settings)
     missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
     # The model is loaded only if a request needs it.

@@ -1,6 +1,7 @@
 """`colar train`, and `colar recipes list | copy`."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -91,27 +92,28 @@ def run_train(args: argparse.Namespace) -> None:
     from colar.evaluation.tables import print_tables
     from colar.recipe import auto_run, measure
 
-    if auto:
-        args.columns = columns_of(args.columns)
-        given = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
-        call = auto_run.AutoCall(args.model, args.data, files.require_writable(args.output), **given)
-        stages = auto_run.prepare_run(call, args.overrides, args.stages)
-    else:
-        stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
-    if args.check:
-        for table in measure.measure_stages(stages):
+    with contextlib.ExitStack() as held:
+        if auto:
+            args.columns = columns_of(args.columns)
+            given = {name: getattr(args, name) for name in CHOICES if getattr(args, name)}
+            call = auto_run.AutoCall(args.model, args.data, files.require_writable(args.output), **given)
+            stages = held.enter_context(auto_run.prepared(call, args.overrides, args.stages))
+        else:
+            stages = recipe.load_stages(args.recipe, overrides(args.overrides, args.output), args.stages)
+        if args.check:
+            for table in measure.measure_stages(stages):
+                if progress.is_main():
+                    Console().print(table)
+            processes.leave()
+            return
+        best = recipe.run_stages(stages, resume=not args.no_resume)
+        if auto and not args.stages:
+            outcome = auto_run.finish(call.output, stages)
             if progress.is_main():
-                Console().print(table)
+                print_tables([outcome.speeds_table], Console(stderr=True))
+                progress.say(outcome.sentence)
+            best = call.output
         processes.leave()
-        return
-    best = recipe.run_stages(stages, resume=not args.no_resume)
-    if auto and not args.stages:
-        outcome = auto_run.finish(call.output, stages)
-        if progress.is_main():
-            print_tables([outcome.speeds_table], Console(stderr=True))
-            progress.say(outcome.sentence)
-        best = call.output
-    processes.leave()
     # This is the only output on stdout, so that a script can write out=$(colar train ...).
     if progress.is_main():
         print(best)

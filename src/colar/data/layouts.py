@@ -249,9 +249,12 @@ def whole_question(row: Row, column: str) -> str:
 
 
 def _first(row: Row, names: Sequence[str]) -> str:
-    first = next((name for name in names if row.get(name) is not None), None)
+    """The first of these columns that there is. ValueError if it is null: another one would hold something else."""
+    first = next((name for name in names if name in row), None)
     if first is None:
         raise ValueError(f"no column {names[0]!r} (there are {', '.join(map(str, row)) or 'none'})")
+    if row[first] is None:
+        raise ValueError(f"{first} is empty")
     return first
 
 

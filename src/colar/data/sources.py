@@ -93,11 +93,24 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
     """
     # Checked now rather than after a long read.
     files.require_writable(output)
-    paths = []
-    for split in splits:
-        rows = [example.as_row() for example in load_examples(source, split, **how)]
-        paths.append(files.write_jsonl(Path(output) / f"{split}.jsonl", rows))
-    return paths
+    paths = {split: Path(output) / f"{split}.jsonl" for split in splits}
+    read = [path for split in paths for path in _files_of(source, split, how.get("data_dir"))]
+    for path in paths.values():
+        if path.resolve() in read:
+            raise ValueError(f"{path} is read, and would be replaced: give another --output")
+    for split, path in paths.items():
+        files.write_jsonl(path, [example.as_row() for example in load_examples(source, split, **how)])
+    return list(paths.values())
+
+
+def _files_of(source: str, split: str, data_dir: str | Path | None) -> list[Path]:
+    """The files that a split is read from; none for a Hub data set."""
+    if source not in SOURCES:
+        return [data_files.file_of(Path(source), split).resolve()] if Path(source).exists() else []
+    folder, location = _data_folder(data_dir), SOURCES[source].splits[split]
+    if folder is None or location.file is None:
+        return []
+    return [path.resolve() for name in (location.file, *location.parts) for path in folder.glob(name)]
 
 
 def splits_of(source: str) -> list[str]:
@@ -197,18 +210,24 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
     entry = SOURCES[source]
     location = entry.splits[split]
-    # Set but empty counts as not set.
-    folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
-    if folder is not None and not Path(folder).is_dir():
-        raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
+    folder = _data_folder(data_dir)
     # A named folder replaces the Hub for every source that has files at all.
     if location.file and folder is not None:
-        return _from_files(source, location, Path(folder))
+        return _from_files(source, location, folder)
     if entry.hub is None or location.hub is None:
         raise ValueError(
             f"{source} is read from files only: put {location.file} under a folder and name it, {NAMING_A_FOLDER}"
         )
     return data_files.from_hub(entry.hub, entry.hub_configs, location.hub)
+
+
+def _data_folder(data_dir: str | Path | None) -> Path | None:
+    """The folder of upstream files, or else the environment's; None for the Hub. ValueError if it does not exist."""
+    # Set but empty counts as not set.
+    folder = (os.environ.get(DATA_DIR_VARIABLE) or None) if data_dir is None else data_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
+    return None if folder is None else Path(folder)
 
 
 def _from_files(source: str, location: Split, folder: Path) -> RawRows:

@@ -6,6 +6,8 @@ All rows have one layout, recognised by the columns of the first row (`layouts.p
 out, and counted by its reason.
 """
 
+import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +21,7 @@ from colar.data.catalogue import SOURCES
 from colar.data.data_files import LeftOut, ParsedRow, RawRows, examples_of, parsed
 from colar.data.example import AnswerType, Example, Fields, named_fields, question_hash
 from colar.data.judge import judged_by, understood
+from colar.data.judge.numbers import folded
 
 FEWEST = 20
 """Fewest rows that can be divided: of fewer, nothing is left to train on once some are held out."""
@@ -38,6 +41,8 @@ PRICE = re.compile(r"\$\s?[\d,.]+(?![\d,.$\\^])")
 """A price, whose dollar is not that of a formula."""
 PARTS_OF_QUESTION = ("choices", "options", "passage")
 """Columns that are not read, although a question may need them."""
+FIRST_ROWS = 100
+"""Rows that tell which columns are in use."""
 LATEX = 0.1
 """Share of answers with LaTeX at which all are judged as formulas."""
 
@@ -132,8 +137,10 @@ def read(
     """
     name, raw_rows = _raw_rows(data, split)
     left_out = LeftOut(expected)
-    parser = _Parser(columns)
-    rows = list(parsed(raw_rows, parser, left_out))
+    raw_rows = iter(raw_rows)
+    first_rows = list(itertools.islice(raw_rows, FIRST_ROWS))
+    parser = _Parser(columns, [raw for _, raw in first_rows])
+    rows = list(parsed(itertools.chain(first_rows, raw_rows), parser, left_out))
     if not rows and not left_out.places:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     # A single row may lack its steps; if all rows lack them, the wrong column was named.
@@ -180,8 +187,15 @@ def read_held_out(
 class _Parser:
     """Parses rows by the columns that the user has named, or else by the layout of the first row."""
 
-    def __init__(self, named: Mapping[str, str] | None) -> None:
+    def __init__(self, named: Mapping[str, str] | None, first_rows: Iterable[Any]) -> None:
         self.layout = layouts.renamed(named) if named else None
+        self.blank: dict[str, None] = {}
+        """The columns that are not empty in all of the first rows. One that a row lacks stays there as a null, or the
+        column after it would pass for question or answer."""
+        if not named:
+            for raw in first_rows:
+                with contextlib.suppress(ValueError):
+                    self.blank |= {key: None for key, value in named_fields(raw).items() if value is not None}
         self.hint = ""
         """Advice for the error message, in case the wrong layout was recognised."""
         self.found: dict[str, None] = {}
@@ -200,7 +214,7 @@ class _Parser:
             empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
             raise ValueError(f"not of layout {self.layout.name} ({self.layout.about}): {has}")
-        return self.layout.parse(row)
+        return self.layout.parse(self.blank | row)
 
 
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
@@ -274,6 +288,12 @@ def _have_like_words(golds: Sequence[str]) -> bool:
 # --- splits ------------------------------------------------------------------------------------------------
 
 
+def question_key(row: Example) -> str:
+    """A key that spellings of one question share: without case, white space, and the choice among Unicode's look-alikes
+    (a composed or a decomposed accent, a straight or a curly quote)."""
+    return "".join(folded(row.conversation).casefold().split())
+
+
 def divide(
     rows: Sequence[Example],
     validation: Sequence[Example] | None = None,
@@ -282,18 +302,26 @@ def divide(
     """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
 
     Of fewer than 200 rows a quarter is held out for each. The same rows give the same split in any order and on any
-    machine, and rows with the same question stay together. If `validation` or `test` is given, none are taken from
-    `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a question of
-    `test`. ValueError for fewer than 20 rows, or too few different questions.
+    machine, and rows with the same question, however spelt, stay together. If `validation` or `test` is given, none
+    are taken from `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a
+    question of `test`. ValueError for fewer than 20 rows, or too few different questions.
     """
     if len(rows) < FEWEST:
         raise ValueError(
             f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
         )
-    tested = {row.conversation for row in test or ()}
-    held_out = tested | {row.conversation for row in validation or ()}
-    own = [row for row in rows if row.conversation not in held_out]
-    hashes = [question_hash(row.conversation) for row in own]
+    tested = set(map(question_key, test or ()))
+    held_out = tested | set(map(question_key, validation or ()))
+    keyed = [
+        (row, key) for row, key in zip(rows, map(question_key, rows), strict=True) if key not in held_out
+    ]
+    own = [row for row, _ in keyed]
+    # Of the spellings of one question the hash that comes first, in any order of the rows.
+    first: dict[str, str] = {}
+    for row, key in keyed:
+        spelt = question_hash(row.conversation)
+        first[key] = min(spelt, first.get(key, spelt))
+    hashes = [first[key] for _, key in keyed]
     n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(own))), len(own) // 4)
     not_given = [name for name, given in (("test", test), ("validation", validation)) if given is None]
     part_of: dict[str, str] = {}
@@ -302,13 +330,13 @@ def divide(
         part_of[key] = next((name for name in not_given if sizes[name] < n_to_hold), "train")
         sizes[part_of[key]] += n
     parts = {
-        "validation": [row for row in validation or () if row.conversation not in tested],
+        "validation": [row for row in validation or () if question_key(row) not in tested],
         "test": list(test or ()),
     }
     for part in ("train", *not_given):
         parts[part] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == part]
     also_held_out = len(rows) - len(own)
-    if not parts["train"] or not parts["validation"]:
+    if not all(parts.values()):
         also = f" ({also_held_out} of {len(rows)} rows have a question that is held out)" if held_out else ""
         raise ValueError(
             f"{len(part_of)} different questions are too few to train on and to measure with{also}"

@@ -11,15 +11,20 @@ Each part is made once: the same call resumes where it was stopped.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
 from colar.data.judge import Judge, judge_name
 from colar.methods import registry
+from colar.model import checkpoint
+from colar.ops import devices
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
 from colar.recipe.run import run_stages
@@ -101,9 +106,23 @@ def train(
     rows, test_rows = _in_memory(data), _in_memory(test)
     folder = files.require_writable(output)
     call = AutoCall(model, rows, folder, method, grpo, test_rows, columns, template, judge)
-    stages = prepare_run(call, overrides)
-    run_stages(stages, resume)
-    return finish(call.output, stages)
+    with prepared(call, overrides) as stages:
+        run_stages(stages, resume)
+        return finish(call.output, stages)
+
+
+@contextmanager
+def prepared(
+    call: AutoCall, overrides: Sequence[str] = (), only: Sequence[str] | None = None
+) -> Iterator[list[Stage]]:
+    """The stages of `prepare_run`. Inside the block no other process may prepare, train or measure in the folder."""
+    # Before rows are read, so that a misspelt key is reported within a second.
+    keys = parsing.keys_of_overrides(overrides).get("training", {})
+    timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
+    # Processes join before there is a recipe, so their timeout is read from the overrides.
+    processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
+    with processes.locked(call.output):
+        yield prepare_run(call, overrides, only)
 
 
 def prepare_run(
@@ -111,13 +130,9 @@ def prepare_run(
 ) -> list[Stage]:
     """Read and split the rows, make the recipe, and return its stages, or those in `only`.
 
-    An existing recipe of the same call is used as it is, because a user may have changed it.
+    An existing recipe of the same call is used as it is, because a user may have changed it. ValueError where the run
+    would replace files of something else.
     """
-    # Before rows are read, so that a misspelt key is reported within a second.
-    keys = parsing.keys_of_overrides(overrides).get("training", {})
-    timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
-    # Processes join before there is a recipe, so their timeout is read from the overrides.
-    processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
     processes.from_main(lambda: _make_recipe(call, overrides, only))
     recipe = AutoFolder(call.output).recipe
     progress.say(f"recipe: {recipe}")
@@ -139,17 +154,20 @@ def prepare_run(
 def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] | None) -> None:
     """Write rows, recipe and call into the run's folder, unless they are there."""
     folder, values = AutoFolder(call.output), call.to_json()
+    _check_replaceable(call, folder)
     begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
     before = files.read_json(folder.call) if folder.call.exists() else {}
-    n_before, n_now = before.pop("processes", 1), processes.launched()
+    machine = {"processes": processes.launched(), "device": torch.device(devices.best()).type}
+    made_for = {key: before.pop(key, value) for key, value in machine.items()}
     if begun:
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
-        if n_before != n_now:
-            text = f"{folder.recipe} divides an update between {n_before} process(es), and {n_now} run"
+        if made_for != machine:
+            then, now = ("{processes} process(es) on {device}".format(**each) for each in (made_for, machine))
+            text = f"{folder.recipe} was made for {then}, and here it is {now}"
             if not begun:
                 raise ValueError(f"{text}: delete it, so that it is made anew")
-            progress.say(f"warning: {text}: set per_device_train_batch_size in it")
+            progress.say(f"warning: {text}: its batch sizes, dtype and attention may not fit")
         return
     # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
@@ -171,14 +189,33 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
             "validation": reader.fitting(split.validation, "validation questions", generated),
             "test": reader.fitting(split.test, "test questions", generated),
         }
-    except ValueError:
+    except BaseException:
+        # Also at Ctrl-C: without asked.json it would pass for a file of the user's.
         folder.recipe.unlink()
         raise
     for name, examples in rows.items():
         files.write_jsonl(folder.rows(name), [row.as_row() for row in examples])
-    files.write_json(folder.call, values | {"processes": n_now})
+    files.write_json(folder.call, values | machine)
     for reason in why:
         progress.say(reason)
+
+
+def _check_replaceable(call: AutoCall, folder: AutoFolder) -> None:
+    """ValueError where the run would replace rows, a recipe or a checkpoint that are not its own."""
+    for option, given in (("--data", call.data), ("--test", call.test)):
+        is_there = isinstance(given, str | Path) and Path(given).exists()
+        if is_there and Path(given).resolve().is_relative_to(folder.data.resolve()):
+            raise ValueError(
+                f"{option} {given} lies in {folder.data}, where the run writes its own rows: give another --output"
+            )
+    if folder.call.exists():
+        return
+    checkpoint.check_replaceable(folder.best)
+    for path in (folder.data, folder.recipe):
+        if path.exists():
+            raise ValueError(
+                f"{path} is not of a run of auto, and would be replaced: give another --output, or delete it"
+            )
 
 
 def _split(call: AutoCall) -> user_rows.Divided:

@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 
 from colar import files, processes, progress
-from colar.data import sources
+from colar.data import sources, user_rows
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example
 from colar.engine import cache
@@ -275,8 +275,8 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "rows, or set data.validation_size 0"
         )
     # The same question under another id: ids name their split or file, so its copies have different ids.
-    questions = {row.conversation for row in train_rows}
-    both = [row.id for row in held_out if row.conversation in questions]
+    questions = set(map(user_rows.question_key, train_rows))
+    both = [row.id for row in held_out if user_rows.question_key(row) in questions]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "

@@ -109,11 +109,14 @@ class Message(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_answer_fields(cls, message: Any) -> Any:
-        """The fields without those that clients copy from an answer, and without those that are null."""
+        """The fields without those that clients copy from an answer, without nulls and without empty lists."""
         if not isinstance(message, dict):
             return message
         copied = ANSWER_FIELDS if message.get("role") == "assistant" else ()
-        return {name: value for name, value in message.items() if value is not None and name not in copied}
+        # Clients send back what an answer had, nulls and empty lists as well.
+        return {
+            name: value for name, value in message.items() if value not in (None, []) and name not in copied
+        }
 
     @property
     def text(self) -> str:
@@ -121,8 +124,8 @@ class Message(Strict):
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]

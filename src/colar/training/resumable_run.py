@@ -98,6 +98,7 @@ def run_trainer(
     pretrained.check_loadable(objective.lm)
     processes.require_shared(folder.path)
     with processes.locked(folder.path):
+        processes.from_main(folder.check_replaceable)
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated at its start: its history has that row.

@@ -105,6 +105,18 @@ class RunFolder:
         if values is not None:
             files.write_json(self.recipe, values)
 
+    def check_replaceable(self) -> None:
+        """ValueError where `best` or `checkpoints` are not those of a run, whose files they would be replaced by."""
+        if self.recipe.exists():
+            return
+        checkpoint.check_replaceable(self.best)
+        states = self.resume_states()
+        if states and not any((state / WHOLE).exists() for state in states):
+            raise ValueError(
+                f"{self.checkpoints} holds states of something else, which would be replaced: give another output, or "
+                "delete them"
+            )
+
     def has_finished(self, recipe: dict[str, Any]) -> bool:
         """True if a run of this recipe has ended. ValueError if the weights that it started from have changed."""
         if not (self.finished.exists() and self.best.exists()):

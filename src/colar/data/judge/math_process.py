@@ -46,10 +46,15 @@ class Worker:
             assert process.stdin is not None
             assert process.stdout is not None
             reply = ""
-            with _killed_after(DEADLINE_S, process), contextlib.suppress(OSError):
-                process.stdin.write(json.dumps([gold, answer]) + "\n")
-                process.stdin.flush()
-                reply = process.stdout.readline().strip()
+            try:
+                with _killed_after(DEADLINE_S, process), contextlib.suppress(OSError):
+                    process.stdin.write(json.dumps([gold, answer]) + "\n")
+                    process.stdin.flush()
+                    reply = process.stdout.readline().strip()
+            except BaseException:
+                # Ctrl-C, for one: the reply that is still to come would be taken for the next question's.
+                self._stop()
+                raise
             if not reply:
                 self._stop()
                 raise TimeoutError
