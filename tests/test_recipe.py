@@ -1,7 +1,10 @@
 """Recipes: every shipped one loads, overrides are exact, wrong keys are named, a run folder belongs to one run."""
 
+import copy
 import dataclasses
+import functools
 import json
+import operator
 import shutil
 import typing
 from dataclasses import replace
@@ -653,6 +656,79 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
     ):
         claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+
+
+def places_of(tree, path=()):
+    """The paths of all keys of a recipe, as far as they are colar's own."""
+    for key, value in tree.items():
+        yield (*path, key)
+        if isinstance(value, dict) and key not in ("method", "options"):
+            yield from places_of(value, (*path, key))
+
+
+def at(tree, path):
+    return functools.reduce(operator.getitem, path, tree)
+
+
+def test_a_run_of_another_version_goes_on(tiny, tmp_path):
+    """Of one that lacked a key, or had one that is gone; a value that differs is another run still."""
+    made = recipe.load(tiny)
+    folder = RunFolder(files.require_writable(made.output))
+    (folder.path / "best").mkdir()
+    files.write_json(folder.finished, {})
+    now = to_json(made)
+    for path in places_of(now):
+        if path == ("output",) or path[0] == "method":
+            continue
+        older = copy.deepcopy(now)
+        value = at(older, path[:-1]).pop(path[-1])
+        at(older, path[:-1])[f"{path[-1]}_that_is_gone"] = value
+        files.write_json(folder.recipe, older)
+        folder.check_recipe(now)
+        assert folder.has_finished(now)
+    for path, value in (
+        (("method", "alpha"), 9),
+        (("model", "lora"), {"r": 2}),
+        (("validation", "params"), [{"compression_factor": 3}]),
+    ):
+        other = copy.deepcopy(now)
+        at(other, path[:-1])[path[-1]] = value
+        for before, after in ((other, now), (now, other)):
+            files.write_json(folder.recipe, before)
+            assert not folder.has_finished(after)
+            with pytest.raises(ValueError, match=f"holds another run .*{path[-1]}"):
+                folder.check_recipe(after)
+
+
+def test_what_may_change_when_a_run_resumes_does_not_train_a_finished_one_again(tiny, tmp_path, capsys):
+    words = [
+        "--data.train_size",
+        "8",
+        "--data.validation_size",
+        "0",
+        "--training.max_steps",
+        "1",
+        "--training.report_to",
+        "none",
+    ]
+    made = recipe.load(tiny, words)
+    recipe.run(made)
+    folder = RunFolder(made.output)
+    weights = (folder.best / "model.safetensors").read_bytes()
+    for key, value in (
+        ("logging_steps", "3"),
+        ("save_steps", "7"),
+        ("device", "cpu"),
+        ("dataloader_num_workers", "2"),
+    ):
+        changed = recipe.load(tiny, [*words, f"--training.{key}", value])
+        assert folder.has_finished(to_json(changed))
+    assert not folder.has_finished(to_json(recipe.load(tiny, [*words, "--training.max_steps", "2"])))
+    # To free space.
+    shutil.rmtree(folder.checkpoints)
+    with pytest.raises(ValueError, match="holds a finished run without its checkpoints"):
+        recipe.run(recipe.load(tiny, [*words, "--training.max_steps", "2"]))
+    assert (folder.best / "model.safetensors").read_bytes() == weights
 
 
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):

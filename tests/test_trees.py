@@ -36,6 +36,32 @@ def test_the_picture():
     assert tree.behind()[0, 6, :4].tolist() == [4, 3, 2, 1]
 
 
+def test_rows_with_long_branches_are_left_alone():
+    """A tree attends under a dense mask: eight outputs of 200 positions cost half as much again together."""
+    ids = torch.arange(60).repeat(8, 1)
+    of_question = torch.full((8,), 60)
+    assert trees.plan(ids, of_question, torch.full((8,), 95), 95) is not None
+    # Fewer go together, or none.
+    assert len(trees._trees(ids.tolist(), [265] * 8)) == 4
+    for length in (665, 4000):
+        assert trees.plan(ids, of_question, torch.full((8,), length), length) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 80), st.integers(0, 900)), min_size=1, max_size=12)
+)
+def test_no_tree_costs_more_than_its_rows(rows):
+    starts = [[question] * n for question, n, _ in rows]
+    lengths = [n + longer for _, n, longer in rows]
+
+    def cost(n):
+        return n * (trees.KEYS + n)
+
+    for trunk, members in trees._trees(starts, lengths):
+        together = trunk + sum(lengths[row] - trunk for row in members)
+        assert cost(together) <= sum(cost(lengths[row]) for row in members)
+
+
 def test_rows_that_share_little_are_left_alone():
     assert plan([[1, 2, 3, 4], [1, 9, 9, 9]], [1, 1]) is None
     assert plan([[1, 2], [3, 4]], [1, 1]) is None

@@ -100,6 +100,11 @@ def run_trainer(
     with processes.locked(folder.path):
         processes.from_main(folder.check_replaceable)
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
+        if resume and resume_from is None and folder.finished.exists():
+            raise ValueError(
+                f"{folder.path} holds a finished run without its checkpoints, from which it would go on: name another "
+                "output, or --no_resume to train it anew"
+            )
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated at its start: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None

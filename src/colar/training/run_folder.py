@@ -80,13 +80,16 @@ class RunFolder:
         # A run that failed before it saved anything leaves nothing to mix with: its recipe may be corrected in place.
         if not (self.recipe.exists() and self.has_weights):
             return
-        before, now = _dotted(files.read_json(self.recipe)), _dotted(_with_start(recipe))
-        # The same weights may lie in another folder by now.
-        free = RESUMABLE | ({"model.init_from"} if START in now else set())
+        before, now = self._recipes(recipe)
+        for key, value in _dotted(files.read_json(self.recipe)).items():
+            if key not in before:
+                progress.say(
+                    f"{self.path} was begun with {key} {value!r}, which this version of colar does not have"
+                )
         check_same_run(
             self.path,
-            {key: value for key, value in before.items() if key not in free},
-            {key: value for key, value in now.items() if key not in free},
+            _fixed(before, now, RESUMABLE),
+            _fixed(now, now, RESUMABLE),
             "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
         )
         for key in changed_keys(before, now):
@@ -121,9 +124,9 @@ class RunFolder:
         """True if a run of this recipe has ended. ValueError if the weights that it started from have changed."""
         if not (self.finished.exists() and self.best.exists()):
             return False
-        before, now = files.read_json(self.recipe), _with_start(recipe)
-        ignored = {"output": "", START: ""}
-        if before | ignored != now | ignored:
+        before, now = self._recipes(recipe)
+        free = RESUMABLE - set(BUDGET) | {START}
+        if changed_keys(_fixed(before, now, free), _fixed(now, now, free)):
             return False
         # The checkpoint that it started from may be gone by now.
         if START in before and START in now and before[START] != now[START]:
@@ -137,8 +140,13 @@ class RunFolder:
         """True if a run that has ended here would be trained further, by another budget."""
         if not self.finished.exists():
             return False
-        changed = changed_keys(_dotted(files.read_json(self.recipe)), _dotted(recipe))
-        return not set(BUDGET).isdisjoint(changed)
+        before, now = self._recipes(recipe)
+        return not set(BUDGET).isdisjoint(changed_keys(before, now))
+
+    def _recipes(self, recipe: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The recipe of the run that is here and the one of now, dotted, with the keys that both versions have."""
+        before, now = _known_to_both(files.read_json(self.recipe), _with_start(recipe))
+        return _dotted(before), _dotted(now)
 
     @property
     def has_weights(self) -> bool:
@@ -257,6 +265,33 @@ def _dotted(tree: dict[str, Any]) -> dict[str, Any]:
         inner = _dotted(value) if isinstance(value, dict) and value else {"": value}
         flat |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
     return flat
+
+
+def _fixed(recipe: dict[str, Any], now: dict[str, Any], free: set[str]) -> dict[str, Any]:
+    """The values that must stay as they are."""
+    # The same weights may lie in another folder by now.
+    free = free | ({"model.init_from"} if START in now else set())
+    return {key: value for key, value in recipe.items() if key not in free}
+
+
+OPEN = ("method", "options", "params")
+"""Sections whose keys a user chooses: a key that only one recipe has is a difference."""
+
+
+def _known_to_both(before: Any, now: Any) -> tuple[Any, Any]:
+    """Two recipes without the keys that only one of them has: those of a newer version of colar, or of an older one,
+    whose runs resume nevertheless. All other sections hold every key, with its default."""
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [_known_to_both(*pair) for pair in zip(before, now, strict=True)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return before, now
+    theirs = {START: before[START]} if START in before else {}
+    ours = {START: now[START]} if START in now else {}
+    for key in before.keys() & now.keys():
+        both = (before[key], now[key])
+        theirs[key], ours[key] = both if key in OPEN else _known_to_both(*both)
+    return theirs, ours
 
 
 def _step(path: Path) -> str:
