@@ -101,6 +101,32 @@ def test_processes_share_the_rows_of_an_update(
     assert cot.training.per_device_train_batch_size == max(1, 8 // processes)
 
 
+def test_a_trial_is_named_by_the_run_after_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    call, trial = AutoCall("tiny", rows, tmp_path), ["--training.max_steps", "2"]
+    prepare_run(call, trial)
+    prepare_run(call, trial)
+    assert "keeps" not in capsys.readouterr().err
+    prepare_run(call)
+    assert "recipe.yaml keeps --training.max_steps 2, as an earlier command had it" in capsys.readouterr().err
+
+
+def test_all_weights_are_not_trained_at_an_adapters_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    monkeypatch.setattr(auto_recipe, "facts_of", lambda *_: FACTS)
+    all_weights = ["--model.lora", "null"]
+    with pytest.raises(
+        ValueError, match="--model.lora null trains all weights, .* give --training.learning_rate"
+    ):
+        prepare_run(AutoCall("tiny", rows, tmp_path), all_weights)
+    prepare_run(
+        AutoCall("tiny", rows, tmp_path),
+        [*all_weights, "--training.learning_rate", "1e-5", "--model.dtype", "float32"],
+    )
+
+
 def test_a_recipe_of_another_device_is_not_taken_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

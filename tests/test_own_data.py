@@ -450,6 +450,42 @@ def test_every_part_has_rows_or_there_is_an_error_before_training(
     assert all((split.train, split.validation, split.test))
 
 
+def test_rows_without_reasoning_are_held_out_but_not_trained_on() -> None:
+    """Half of them, and a model answers without a thought: 0 thoughts and 52% right, where 74 were without these rows."""
+    rows = [Example(str(i), f"q{i}", ("1 + 1 = 2",) if i % 2 else (), "2") for i in range(200)]
+    split = user_rows.divide(rows)
+    assert all(row.steps for row in split.train)
+    assert split.without_chain + len(split.train) == 100
+    assert any(not row.steps for row in split.test)
+    # Where no row has any, there is nothing else to train on.
+    assert user_rows.divide(_examples([f"q{i}" for i in range(200)])).without_chain == 0
+
+
+def test_rows_that_share_an_id_are_all_read() -> None:
+    rows = [{"id": i % 3, "question": f"q{i}", "steps": ["a"], "answer": "1"} for i in range(7)]
+    found = user_rows.read(rows)
+    assert [row.id for row in found.examples] == ["0", "1", "2", "0-2", "1-2", "2-2", "0-3"]
+    assert not found.left_out.places
+
+
+@pytest.mark.parametrize(
+    "chain", ["if x << 2 then y >> 1\nso 4", "cin >> n;\ncout << n << endl; cin >> m;", "a << b\n1 >> 2"]
+)
+def test_a_program_has_no_marks(chain: str) -> None:
+    assert layouts.cut(chain) == tuple(chain.splitlines())
+
+
+def test_one_column_is_not_named_for_chain_and_answer() -> None:
+    rows = [{"q": "1 + 1?", "a": "It is two. So the answer is 2."}]
+    with pytest.raises(ValueError, match="a cannot be steps and answer; .* end it with `#### 42`"):
+        user_rows.read(rows, {"question": "q", "steps": "a", "answer": "a"})
+    # The advice works.
+    (row,) = user_rows.read(
+        [{"q": "1 + 1?", "a": "It is two.\n#### 2"}], {"question": "q", "answer": "a"}
+    ).examples
+    assert (row.steps, row.answer) == (("It is two.",), "2")
+
+
 PAIRS = [
     (names, first, later)
     for names in (layouts.QUESTION, layouts.ANSWER)

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colar import files, recipe, recipes, yaml_settings
+from colar.engine.request import decoding_of
 from colar.methods import pretrained, registry
 from colar.recipe.schema import to_json
 from colar.training.run_folder import RunFolder
@@ -729,6 +730,14 @@ def test_what_may_change_when_a_run_resumes_does_not_train_a_finished_one_again(
     with pytest.raises(ValueError, match="holds a finished run without its checkpoints"):
         recipe.run(recipe.load(tiny, [*words, "--training.max_steps", "2"]))
     assert (folder.best / "model.safetensors").read_bytes() == weights
+
+
+def test_a_checkpoint_answers_within_the_limits_of_its_validation(tiny):
+    made = recipe.load(tiny, ["--training.max_steps", "1"])
+    best = recipe.run(made).best
+    _, method = pretrained.load(best)
+    assert decoding_of(method).max_latents == 4
+    assert decoding_of(method).max_completion_length == 3
 
 
 def test_a_run_goes_on_from_the_same_weights_alone(tmp_path):

@@ -249,7 +249,6 @@ MALFORMED_OWN = [
         '{"question": "q", "answer": "Z", "answer_type": "choice"}',
         "answer cannot be read as answer_type 'choice': 'Z'; write one letter",
     ),
-    ('{"question": "q", "answer": "1", "id": "a"}', "id occurs twice: 'a'"),
     (
         '{"question": "a \\ud83d b", "answer": "1"}',
         "question holds half of a surrogate pair, '\\ud83d', which is no",

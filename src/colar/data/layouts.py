@@ -25,7 +25,6 @@ from colar import files
 from colar.checks import did_you_mean, is_int
 from colar.data import programs
 from colar.data.example import (
-    EQUATION,
     ROLES,
     Context,
     Fields,
@@ -56,6 +55,9 @@ TURNS = ("messages", "conversations")
 KEYS = ("question", "steps", "answer")
 """Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
+MARKING = "end it with `#### 42` or `\\boxed{42}`, or put the reasoning into `<think>` tags"
+MARK = re.compile(r"<<(?=[^<>]*\d)[^<>=]*=[^<>]*>>")
+"""A mark of GSM8K's calculator, `<<21/7=3>>`; `x << 2` and `cin >> n` in a program are none."""
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
 """Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
@@ -115,6 +117,11 @@ def renamed(columns: Mapping[str, str]) -> Layout:
             raise ValueError(f"--columns {key}: must be {', '.join(KEYS)}, as in {NAMING}")
     if not {"question", "answer"} <= columns.keys():
         raise ValueError(f"--columns must name question and answer, and may name steps, as in {NAMING}")
+    if columns.get("steps") == columns["answer"]:
+        raise ValueError(
+            f"--columns: {columns['answer']} cannot be steps and answer; as answer alone, the reasoning in its text is "
+            f"found: {MARKING}"
+        )
 
     def parse(row: Row) -> Fields:
         for key in ("question", "answer"):
@@ -308,7 +315,7 @@ def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, .
     """The fields of a row; a `chain` that is text is cut into steps."""
     marked = []
     if isinstance(chain, str):
-        marked = [bool(EQUATION.search(line)) for line in chain.splitlines() if line.strip()]
+        marked = [bool(MARK.search(line)) for line in chain.splitlines() if line.strip()]
         chain = cut(chain)
     unmarked = any(marked) and not all(marked)
     return Fields(question, chain, answer, _key(row), row.get("answer_type"), context, unmarked)
@@ -342,7 +349,7 @@ def _key(row: Row) -> str | None:
 
 def cut(chain: str) -> tuple[str, ...]:
     """A chain as steps: its `<<...>>` marks where it has some, else its lines, long ones cut at sentence ends."""
-    marks = EQUATION.findall(chain)
+    marks = MARK.findall(chain)
     if marks:
         return tuple(marks)
     steps: list[str] = []

@@ -96,7 +96,7 @@ class UserRows:
         if not any(example.steps for example in self.examples):
             raise ValueError(
                 f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
-                f"{layouts.NAMING}"
+                f"{layouts.NAMING}, or, where the answer is at the end of its text, {layouts.MARKING}"
             )
 
 
@@ -109,6 +109,8 @@ class Divided:
     test: list[Example]
     also_held_out: int = 0
     """Number of rows left out because a given validation or test row has their question."""
+    without_chain: int = 0
+    """Number of training rows left out because they have no reasoning."""
 
 
 def read(
@@ -152,8 +154,11 @@ def read(
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or _answer_type(untyped)
 
-    def id_of(row: ParsedRow, _: Collection[str]) -> str:
-        return row.fields.key or f"{name}/{split}/{row.number}"
+    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+        first = row.fields.key or f"{name}/{split}/{row.number}"
+        # Several solutions of one problem often share its id.
+        again = (f"{first}-{n}" for n in itertools.count(2))
+        return next(each for each in itertools.chain([first], again) if each not in taken)
 
     examples = list(examples_of(rows, id_of, answer_type, left_out))
     if not examples or parser.layout is None:
@@ -304,7 +309,8 @@ def divide(
     Of fewer than 200 rows a quarter is held out for each. The same rows give the same split in any order and on any
     machine, and rows with the same question, however spelt, stay together. If `validation` or `test` is given, none
     are taken from `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a
-    question of `test`. ValueError for fewer than 20 rows, or too few different questions.
+    question of `test`. Rows without reasoning are held out, but not trained on, unless no row has any. ValueError for
+    fewer than 20 rows, or too few different questions.
     """
     if len(rows) < FEWEST:
         raise ValueError(
@@ -335,10 +341,14 @@ def divide(
     }
     for part in ("train", *not_given):
         parts[part] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == part]
+    # Half of such rows, and a model answers nearly every question without a thought.
+    reasoned = [row for row in parts["train"] if row.steps]
+    without_chain = len(parts["train"]) - len(reasoned) if reasoned else 0
+    parts["train"] = reasoned or parts["train"]
     also_held_out = len(rows) - len(own)
     if not all(parts.values()):
         also = f" ({also_held_out} of {len(rows)} rows have a question that is held out)" if held_out else ""
         raise ValueError(
             f"{len(part_of)} different questions are too few to train on and to measure with{also}"
         )
-    return Divided(**parts, also_held_out=also_held_out)
+    return Divided(**parts, also_held_out=also_held_out, without_chain=without_chain)

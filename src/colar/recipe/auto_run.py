@@ -158,10 +158,14 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
     before = files.read_json(folder.call) if folder.call.exists() else {}
     machine = {"processes": processes.launched(), "device": torch.device(devices.best()).type}
+    overridden = before.pop("overrides", [])
     made_for = {key: before.pop(key, value) for key, value in machine.items()}
     if begun:
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
+        kept = [word for word in overridden if word not in overrides]
+        if kept:
+            progress.say(f"{folder.recipe} keeps {' '.join(overridden)}, as an earlier command had it")
         if made_for != machine:
             then, now = ("{processes} process(es) on {device}".format(**each) for each in (made_for, machine))
             text = f"{folder.recipe} was made for {then}, and here it is {now}"
@@ -175,6 +179,13 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     split = _split(call)
     train_rows = reader.fitting(split.train, "training rows")
     facts = auto_recipe.facts_of(reader, train_rows)
+    given = parsing.keys_of_overrides(overrides)
+    trains_all = given.get("model", {}).get("lora", {}) is None
+    if facts.lora and trains_all and "learning_rate" not in given.get("training", {}):
+        raise ValueError(
+            "--model.lora null trains all weights, and auto's learning rate is one of an adapter: give "
+            "--training.learning_rate as well, 1e-5 for example"
+        )
     tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
     # Written into the file, so that the same command without overrides, and the recipe by itself, run with them too.
     parsing.override_stages(tree["stages"], overrides, only)
@@ -195,7 +206,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         raise
     for name, examples in rows.items():
         files.write_jsonl(folder.rows(name), [row.as_row() for row in examples])
-    files.write_json(folder.call, values | machine)
+    files.write_json(folder.call, values | machine | {"overrides": list(overrides)})
     for reason in why:
         progress.say(reason)
 
@@ -230,6 +241,10 @@ def _split(call: AutoCall) -> user_rows.Divided:
     split = user_rows.divide(rows.examples, **{name: given.examples for name, given in held_out.items()})
     if split.also_held_out:
         progress.say(f"left out {split.also_held_out:,}: validation or test rows ask the same question")
+    if split.without_chain:
+        progress.say(
+            f"left out {split.without_chain:,} training rows without reasoning: they would teach it not to think"
+        )
     progress.say(
         f"{len(split.train):,} rows to train on, {len(split.validation):,} to validate, {len(split.test):,} held out"
     )

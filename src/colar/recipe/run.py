@@ -93,7 +93,15 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train a recipe in its own folder. ValueError, before the first step, if it is invalid."""
     folder = RunFolder(files.require_writable(recipe.output))
     method = load_method(recipe)
+    if not method.default_limits:
+        # A checkpoint answers within the limits by which it was validated.
+        limits = recipe.validation.limits
+        method.default_limits = {
+            "max_latents": limits.max_latents,
+            "max_completion_length": limits.max_completion_length,
+        }
     processes.join(recipe.training.ddp_timeout)
+    processes.from_main(folder.check_replaceable)
     with processes.locked(folder.path):
         if resume:
             processes.from_main(lambda: folder.check_recipe(to_json(recipe)))

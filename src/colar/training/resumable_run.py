@@ -97,8 +97,8 @@ def run_trainer(
     # Checked before any file of an earlier run is touched.
     pretrained.check_loadable(objective.lm)
     processes.require_shared(folder.path)
+    processes.from_main(folder.check_replaceable)
     with processes.locked(folder.path):
-        processes.from_main(folder.check_replaceable)
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         if resume and resume_from is None and folder.finished.exists():
             raise ValueError(

@@ -110,7 +110,8 @@ class RunFolder:
 
     def check_replaceable(self) -> None:
         """ValueError where `best` or `checkpoints` are not those of a run, whose files they would be replaced by."""
-        if self.recipe.exists():
+        # Every run of colar holds the lock, also one that was killed before it wrote anything else.
+        if self.recipe.exists() or (self.path / ".lock").exists():
             return
         checkpoint.check_replaceable(self.best)
         states = self.resume_states()
