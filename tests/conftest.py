@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,14 @@ def out_of_the_collectors_sight() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_probe_of_another_module() -> None:
+    """Tests of a module see the probes of backbones that they cause, whichever module ran before."""
+    probes = sys.modules.get("colar.model.probes")
+    if probes is not None:
+        probes._FOUND.clear()
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device of the lane (tests/device.py)."""
@@ -153,6 +162,8 @@ def plain_kernels() -> Iterator[None]:
 
     with config.patch({"cpp.vec_isa_ok": False}):
         yield
+    # The kernels of some tests compute nothing: no later compilation may run them.
+    sys.modules["torch"]._dynamo.reset()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The switch of the device lane: which device and which dtypes its tests run on, and how far results may differ there.
 
     COLAR_TEST_DEVICE   cpu (default) | cuda | mps          make test-device DEVICE=cuda
-    COLAR_TEST_DTYPE    float32 | bfloat16                  both by default
+    COLAR_TEST_DTYPE    float32 | bfloat16                  both by default, on a CPU bfloat16
 
 A test of the lane takes the fixtures `device` and `dtype` (conftest.py) and has the mark `device`. On the CPU it is a
 test like any other.
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 DEVICE = os.environ.get("COLAR_TEST_DEVICE", "cpu")
 CHOSEN = os.environ.get("COLAR_TEST_DTYPE")
-DTYPES = ("float32", "bfloat16") if CHOSEN is None else (CHOSEN,)
+# In float32 a CPU would be compared with itself, and all other tests compute there.
+DTYPES = (CHOSEN,) if CHOSEN else ("bfloat16",) if DEVICE == "cpu" else ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)

@@ -337,8 +337,8 @@ def test_published_rows(real_data: Path, name: str) -> None:
     for row in rows:
         assert verdict_by_type(row.answer, row.answer, "number").correct
         assert row.steps[-1].endswith(f"={row.answer}>>")
-    new = new_rows.renumbered(rows[:40], 1, 0)
-    assert len(new.examples) > 12
+    new = new_rows.renumbered(rows[:12], 1, 0)
+    assert len(new.examples) > 3
 
 
 KEPT = {"tinygsm": 8428, "mathqa": 2775, "mathcamps": 3646, "dmath": 903, "mawps": 437}

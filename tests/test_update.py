@@ -221,6 +221,8 @@ def test_compiled_layers_take_any_length_without_another_compilation(monkeypatch
     compiling = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compiling, backend="eager"))
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    traced = 0
     methods = {
         "thresholds": registry.build("sequential", {"confidence_thresholds": [0.8]}),
         **{name: registry.build(name, {}) for name in registry.METHODS},
@@ -233,11 +235,25 @@ def test_compiled_layers_take_any_length_without_another_compilation(monkeypatch
         rows = [method.encode(lm.template, row, Random(0), 5.0) for row in examples]
         batches = [collate(rows[a:b]) for a, b in ((0, 6), (1, 3), (3, 6), (1, 4), (0, 3), (2, 6))]
         plain = losses(objective, batches)
+        names, expected = list(lm.state_dict()), gradient(objective, batches[0])
         with preflight.prepared(lm, compiled=True):
+            assert list(lm.state_dict()) == names
             first = losses(objective, batches[:3])
+            # All methods have the layers of the first one.
+            traced = traced or torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            assert traced, name
+            torch.testing.assert_close(gradient(objective, batches[0]), expected, rtol=1e-3, atol=1e-5)
             torch._dynamo.utils.counters.clear()
             assert first + losses(objective, batches[3:]) == pytest.approx(plain, rel=1e-4), name
         assert not torch._dynamo.utils.counters["stats"]["unique_graphs"], name
+        assert all(layer._compiled_call_impl is None for layer in lm.decoder_layers())
+        torch.testing.assert_close(gradient(objective, batches[0]), expected)
+
+
+def gradient(objective: Objective, batch: dict[str, Tensor]) -> Tensor:
+    objective.zero_grad()
+    objective(**batch)["loss"].backward()
+    return objective.lm.decoder_layers()[0].mlp.up_proj.weight.grad.clone()
 
 
 def losses(objective: Objective, batches: list[dict[str, Tensor]]) -> list[float]:
