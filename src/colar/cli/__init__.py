@@ -34,7 +34,7 @@ COMMANDS = {
         "evaluate",
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
-    "report": ("evaluate", "aggregate the records of one or more evaluations into a report"),
+    "report": ("report", "aggregate the records of one or more evaluations into a report"),
     "export": ("export", "copy a checkpoint in half precision or with its adapter merged"),
     "data": ("data", "list, show or prepare data sources"),
     "recipes": ("train", "list or copy the recipes that ship with colar"),

@@ -1,5 +1,4 @@
-"""Commands that measure checkpoints: `colar evaluate`, `report` (which aggregates its records again), `inspect` and
-`lm-eval`."""
+"""Commands that measure checkpoints: `colar evaluate`, `inspect` and `lm-eval`."""
 
 import argparse
 import contextlib
@@ -32,17 +31,14 @@ from colar.cli.checkpoints import (
     unchecked_backbone,
 )
 from colar.cli.options import Parser
+from colar.cli.report import write_report
 from colar.data import sources
 from colar.data.judge import judge_settings
 from colar.engine.request import Decoding
-from colar.evaluation import controls, evaluate, report, tables
+from colar.evaluation import controls, evaluate
 from colar.evaluation.controls import evaluate_controls, require_latent
 from colar.evaluation.records import (
-    RecordFiles,
     claim_evaluation,
-    collect_provenance,
-    find_records,
-    settings_of,
 )
 from colar.evaluation.tables import print_tables
 from colar.look.inspect import Inspection, inspect_system
@@ -99,23 +95,6 @@ def add_evaluate(parser: Parser) -> None:
         help="under torchrun: end when one process has waited this long for another",
     )
     parser.set_defaults(run=run_evaluate, resumes=True)
-
-
-def add_report(parser: Parser) -> None:
-    parser.description = "Aggregate records into a report: records.jsonl files, or folders that hold one."
-    parser.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
-    parser.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
-    parser.add_argument("--title", help="heading of the report")
-    parser.add_argument(
-        "--pair",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("SYSTEM", "BASELINE"),
-        help='add the paired difference between these two, named as in the tables: "colar c=5" coconut; may be '
-        "given several times",
-    )
-    parser.set_defaults(run=run_report)
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
@@ -181,7 +160,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
             # Freed before the next model is loaded, because a GPU may have room for one only.
             del lm, method, model, grid
     if PartialState().is_main_process:
-        _write_report([records], output)
+        write_report([records], output)
 
 
 @contextlib.contextmanager
@@ -208,23 +187,6 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
         own = options.source_options(args.options, source, name, known)
         datasets[name] = options.examples_of(args, source, args.split, own)
     return datasets
-
-
-def run_report(args: argparse.Namespace) -> None:
-    records = find_records(args.records)
-    output = files.require_writable(args.output)
-    _write_report(records, output, title=args.title, pairs=args.pair)
-
-
-def _write_report(records: list[Path], output: Path, **how: Any) -> None:
-    """Aggregate records into a report in `output`, with their settings in the provenance, and print its tables."""
-    provenance = collect_provenance() | settings_of(records)
-    written = report.write(output, RecordFiles(records), provenance=provenance, **how)
-    print_tables(tables.report_tables(written), Console())
-    # A picture that could not be drawn is missing; a warning has been printed.
-    pictures = filter(Path.exists, report.picture_paths(output, written).values())
-    paths = [output / "report.md", output / "report.json", *pictures]
-    progress.say(f"wrote {', '.join(map(str, paths))}")
 
 
 def add_inspect(parser: Parser) -> None:

@@ -39,7 +39,6 @@ import torch
 from colar import __version__, checks, files, processes
 from colar.data.example import Example
 from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
-from colar.model import checkpoint
 
 Record = Mapping[str, Any]
 """The keys of `_REQUIRED`, and two optional ones: `gold_length` (L_r, if the source has a reference chain), and
@@ -228,6 +227,9 @@ def claim_evaluation(
     to folders. A folder without records is free, even if an earlier evaluation failed in it. Records without an
     evaluation.json are rejected, because their settings are unknown.
     """
+    # Not at the top: it imports transformers and peft, seconds that `colar report` needs none of.
+    from colar.model import checkpoint
+
     questions = {name: asked_of(examples) for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
