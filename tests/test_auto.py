@@ -25,7 +25,7 @@ from colar.methods import pretrained, registry
 from colar.model import checkpoint
 from colar.ops import devices
 from colar.recipe import auto_recipe, auto_speeds, parsing
-from colar.recipe.auto_run import AutoCall, finish, prepare_run
+from colar.recipe.auto_run import AutoCall, finish, prepare_run, prepared
 from colar.training.run_folder import AutoFolder
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
@@ -101,11 +101,35 @@ def test_processes_share_the_rows_of_an_update(
     assert cot.training.per_device_train_batch_size == max(1, 8 // processes)
 
 
+def test_a_call_that_was_killed_while_it_wrote_rows_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
+    call, write = AutoCall("tiny", rows, tmp_path), files.write_jsonl
+    written = []
+
+    def killed(path: Path, rows: Any) -> Path:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_jsonl", killed)
+        with pytest.raises(KeyboardInterrupt), prepared(call):
+            pass
+    with prepared(call) as stages:
+        assert len(stages) == 2
+    assert all((tmp_path / "data" / f"{name}.jsonl").exists() for name in ("train", "validation", "test"))
+
+
 def test_a_trial_is_named_by_the_run_after_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
     call, trial = AutoCall("tiny", rows, tmp_path), ["--training.max_steps", "2"]
     prepare_run(call, trial)
     prepare_run(call, trial)
+    assert "keeps" not in capsys.readouterr().err
+    prepare_run(call, ["--training.max_steps", "500"])
     assert "keeps" not in capsys.readouterr().err
     prepare_run(call)
     assert "recipe.yaml keeps --training.max_steps 2, as an earlier command had it" in capsys.readouterr().err

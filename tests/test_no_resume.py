@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from colar import files, recipe
-from colar.recipe.schema import to_json
+from colar.recipe.schema import defaults, to_json
 from colar.training.run_folder import RunFolder
 
 SMALL = """
@@ -109,12 +109,12 @@ def test_a_run_that_is_killed_while_it_replaces_another_mixes_with_none(path, tm
         except KeyboardInterrupt:
             moment += 1
         left = 10_000
-        assert not folder.has_finished(to_json(new))
-        assert folder.has_finished(to_json(old)) == (moment == 1)
+        assert not folder.has_finished(to_json(new), defaults())
+        assert folder.has_finished(to_json(old), defaults()) == (moment == 1)
         if resume_points(folder.path) or folder.best.exists():
             with pytest.raises(ValueError, match=r"holds another run \(method.alpha was 0.02, now 0.05\)"):
-                folder.check_recipe(to_json(new))
-        folder.check_recipe(to_json(old))
+                folder.check_recipe(to_json(new), defaults())
+        folder.check_recipe(to_json(old), defaults())
         # Half of it is gone: the old run goes on from what is left.
         if resume_points(folder.path) == ["checkpoint-1"]:
             assert recipe.run(old).steps == 2

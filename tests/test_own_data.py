@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import time
 import tracemalloc
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -443,9 +444,11 @@ def test_every_part_has_rows_or_there_is_an_error_before_training(
 ) -> None:
     rows = _examples([f"q{i}" for i in range(60)])
     given_test = [rows[i] for i in sorted(tested)] if both and tested else None
+    own = set(range(n)) - validated - (tested if given_test else set())
     try:
         split = user_rows.divide(rows[:n], [rows[i] for i in sorted(validated)], given_test)
     except ValueError:
+        assert len(own) < 20 or not validated - (tested if given_test else set())
         return
     assert all((split.train, split.validation, split.test))
 
@@ -468,8 +471,30 @@ def test_rows_that_share_an_id_are_all_read() -> None:
     assert not found.left_out.places
 
 
+def test_a_stray_cell_or_another_name_of_a_column_costs_no_other_row() -> None:
+    rows: list[dict[str, Any]] = [{"question": f"q{i}", "steps": ["a"], "answer": "1"} for i in range(200)]
+    stray = [*rows[:51], {**rows[51], "final_answer": "2"}, *rows[52:]]
+    assert len(user_rows.read(stray).examples) == 200
+    others = [{"problem": f"p{i}", "steps": ["a"], "answer": "1"} for i in range(100)]
+    for mixed in (rows[:150] + others, others + rows[:150], others + rows[:50]):
+        assert len(user_rows.read(mixed).examples) == len(mixed)
+
+
+def test_ids_are_numbered_in_one_pass() -> None:
+    rows = [{"id": "a", "question": f"q{i}", "steps": ["a"], "answer": "1"} for i in range(20_000)]
+    start = time.process_time()
+    assert user_rows.read(rows).examples[-1].id == "a-20000"
+    assert time.process_time() - start < 60
+
+
 @pytest.mark.parametrize(
-    "chain", ["if x << 2 then y >> 1\nso 4", "cin >> n;\ncout << n << endl; cin >> m;", "a << b\n1 >> 2"]
+    "chain",
+    [
+        "if x << 2 then y >> 1\nso 4",
+        "cin >> n;\ncout << n << endl; cin >> m;",
+        "a << b\n1 >> 2",
+        "cout << x; y = 3; cin >> n",
+    ],
 )
 def test_a_program_has_no_marks(chain: str) -> None:
     assert layouts.cut(chain) == tuple(chain.splitlines())

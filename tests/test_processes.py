@@ -22,7 +22,7 @@ from colar import processes
 from colar.cli import main
 from colar.data import sources
 from colar.model import backbones
-from colar.recipe.auto_run import AutoCall, prepare_run
+from colar.recipe.auto_run import AutoCall, prepared
 from colar.training.trainer import LatentTrainer
 
 
@@ -211,7 +211,8 @@ def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:
 def seconds_waited(folder: Path) -> float:
     """The timeout of the group that `colar train auto` makes before it has a recipe."""
     rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    prepare_run(AutoCall("tiny", rows, folder), ["--stages.cot.training.ddp_timeout", "77"])
+    with prepared(AutoCall("tiny", rows, folder), ["--stages.cot.training.ddp_timeout", "77"]):
+        pass
     backend = distributed.group.WORLD._get_backend(torch.device("cpu"))
     processes.leave()
     return backend.options._timeout.total_seconds()

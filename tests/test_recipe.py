@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from colar import files, recipe, recipes, yaml_settings
 from colar.engine.request import decoding_of
 from colar.methods import pretrained, registry
-from colar.recipe.schema import to_json
-from colar.training.run_folder import RunFolder
+from colar.recipe.schema import defaults, to_json
+from colar.training.run_folder import RESUMABLE, RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = recipes.names()
@@ -620,7 +620,7 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
 
 def claim(made, folder):
     """As a run does at its start, and when its rows and its model are loaded."""
-    RunFolder(folder).check_recipe(to_json(made))
+    RunFolder(folder).check_recipe(to_json(made), defaults())
     RunFolder(folder).begin(to_json(made), resume=True)
 
 
@@ -651,7 +651,7 @@ def test_a_run_folder_belongs_to_one_run(tiny, capsys):
     )
     sharded = to_json(first)
     sharded["training"]["fsdp"] = True  # as far as it trains without validation
-    RunFolder(output).check_recipe(sharded)
+    RunFolder(output).check_recipe(sharded, defaults())
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
@@ -671,13 +671,21 @@ def at(tree, path):
     return functools.reduce(operator.getitem, path, tree)
 
 
-def test_a_run_of_another_version_goes_on(tiny, tmp_path):
+def leaves(tree):
+    found = {}
+    for key, value in tree.items():
+        inner = leaves(value) if isinstance(value, dict) and value else {"": value}
+        found |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
+    return found
+
+
+def test_a_run_of_another_version_goes_on(tiny, capsys):
     """Of one that lacked a key, or had one that is gone; a value that differs is another run still."""
     made = recipe.load(tiny)
     folder = RunFolder(files.require_writable(made.output))
     (folder.path / "best").mkdir()
     files.write_json(folder.finished, {})
-    now = to_json(made)
+    now, n_same = to_json(made), 0
     for path in places_of(now):
         if path == ("output",) or path[0] == "method":
             continue
@@ -685,8 +693,18 @@ def test_a_run_of_another_version_goes_on(tiny, tmp_path):
         value = at(older, path[:-1]).pop(path[-1])
         at(older, path[:-1])[f"{path[-1]}_that_is_gone"] = value
         files.write_json(folder.recipe, older)
-        folder.check_recipe(now)
-        assert folder.has_finished(now)
+        # A new key at another value than its default is another run.
+        fixed = {key: leaf for key, leaf in leaves({".".join(path): value}).items() if key not in RESUMABLE}
+        if fixed.items() <= defaults().items():
+            folder.check_recipe(now, defaults())
+            assert folder.has_finished(now, defaults())
+            assert f"{'.'.join(path)}_that_is_gone" in capsys.readouterr().err
+            n_same += 1
+        else:
+            assert not folder.has_finished(now, defaults())
+            with pytest.raises(ValueError, match=f"holds another run .*{path[-1]}"):
+                folder.check_recipe(now, defaults())
+    assert n_same > 50
     for path, value in (
         (("method", "alpha"), 9),
         (("model", "lora"), {"r": 2}),
@@ -696,9 +714,9 @@ def test_a_run_of_another_version_goes_on(tiny, tmp_path):
         at(other, path[:-1])[path[-1]] = value
         for before, after in ((other, now), (now, other)):
             files.write_json(folder.recipe, before)
-            assert not folder.has_finished(after)
+            assert not folder.has_finished(after, defaults())
             with pytest.raises(ValueError, match=f"holds another run .*{path[-1]}"):
-                folder.check_recipe(after)
+                folder.check_recipe(after, defaults())
 
 
 def test_what_may_change_when_a_run_resumes_does_not_train_a_finished_one_again(tiny, tmp_path, capsys):
@@ -723,8 +741,10 @@ def test_what_may_change_when_a_run_resumes_does_not_train_a_finished_one_again(
         ("dataloader_num_workers", "2"),
     ):
         changed = recipe.load(tiny, [*words, f"--training.{key}", value])
-        assert folder.has_finished(to_json(changed))
-    assert not folder.has_finished(to_json(recipe.load(tiny, [*words, "--training.max_steps", "2"])))
+        assert folder.has_finished(to_json(changed), defaults())
+    assert not folder.has_finished(
+        to_json(recipe.load(tiny, [*words, "--training.max_steps", "2"])), defaults()
+    )
     # To free space.
     shutil.rmtree(folder.checkpoints)
     with pytest.raises(ValueError, match="holds a finished run without its checkpoints"):
@@ -784,19 +804,19 @@ def test_a_start_that_names_a_run_is_known_by_the_weights_that_it_published(othe
     files.write_json(output.finished, {})
     for name in (*others, "inspect.html"):
         (start / name).write_bytes(b"2")
-    assert output.has_finished(to_json(made))
+    assert output.has_finished(to_json(made), defaults())
     for same in (made, direct):
-        output.check_recipe(to_json(same))
+        output.check_recipe(to_json(same), defaults())
 
     weights.write_bytes(b"2")
     with pytest.raises(ValueError, match=f"was trained from other weights than {start} holds now"):
-        output.has_finished(to_json(made))
+        output.has_finished(to_json(made), defaults())
     for other in (made, direct):
         with pytest.raises(ValueError, match="weights of the start was"):
-            output.check_recipe(to_json(other))
+            output.check_recipe(to_json(other), defaults())
     # The start may be gone by now.
     shutil.rmtree(start / "best")
-    assert output.has_finished(to_json(made))
+    assert output.has_finished(to_json(made), defaults())
 
 
 def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from inspect_data import data_of
 
 from colar import files, recipe
-from colar.recipe.schema import to_json
+from colar.recipe.schema import defaults, to_json
 from colar.training.run_folder import RunFolder
 
 SETTINGS = [
@@ -41,7 +41,7 @@ def test_without_a_size_there_is_none_and_the_run_is_the_same(tiny, tmp_path):
     with_page = recipe.run(recipe.load(tiny, SETTINGS))
     # Its page is no part of what a run is: it may be resumed with another.
     other_page = recipe.load(tiny, [*SETTINGS, "--validation.page_size", "0"])
-    RunFolder(tmp_path / "run").check_recipe(to_json(other_page))
+    RunFolder(tmp_path / "run").check_recipe(to_json(other_page), defaults())
     output = ["--output", f"{tmp_path}/other", "--validation.page_size", "0"]
     without = recipe.run(recipe.load(tiny, [*SETTINGS, *output]))
     assert not RunFolder(tmp_path / "other").page.exists()

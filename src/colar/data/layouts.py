@@ -56,7 +56,7 @@ KEYS = ("question", "steps", "answer")
 """Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 MARKING = "end it with `#### 42` or `\\boxed{42}`, or put the reasoning into `<think>` tags"
-MARK = re.compile(r"<<(?=[^<>]*\d)[^<>=]*=[^<>]*>>")
+MARK = re.compile(r"<<(?=[^<>]*\d)[^<>=;\n]*=[^<>;\n]*>>")
 """A mark of GSM8K's calculator, `<<21/7=3>>`; `x << 2` and `cin >> n` in a program are none."""
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")

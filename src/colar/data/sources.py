@@ -107,6 +107,7 @@ def _files_of(source: str, split: str, data_dir: str | Path | None) -> list[Path
     """The files that a split is read from; none for a Hub data set."""
     if source not in SOURCES:
         return [data_files.file_of(Path(source), split).resolve()] if Path(source).exists() else []
+    check_known(f"{source} split", [split], SOURCES[source].splits)
     folder, location = _data_folder(data_dir), SOURCES[source].splits[split]
     if folder is None or location.file is None:
         return []

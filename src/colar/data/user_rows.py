@@ -41,6 +41,8 @@ PRICE = re.compile(r"\$\s?[\d,.]+(?![\d,.$\\^])")
 """A price, whose dollar is not that of a formula."""
 PARTS_OF_QUESTION = ("choices", "options", "passage")
 """Columns that are not read, although a question may need them."""
+SPACE = re.compile(r"(?<!\d) | (?!\d)")
+"""A space that is not between two digits."""
 FIRST_ROWS = 100
 """Rows that tell which columns are in use."""
 LATEX = 0.1
@@ -154,11 +156,15 @@ def read(
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or _answer_type(untyped)
 
+    repeats: Counter[str] = Counter()
+
     def id_of(row: ParsedRow, taken: Collection[str]) -> str:
-        first = row.fields.key or f"{name}/{split}/{row.number}"
+        found = first = row.fields.key or f"{name}/{split}/{row.number}"
         # Several solutions of one problem often share its id.
-        again = (f"{first}-{n}" for n in itertools.count(2))
-        return next(each for each in itertools.chain([first], again) if each not in taken)
+        while found in taken:
+            repeats[first] += 1
+            found = f"{first}-{repeats[first] + 1}"
+        return found
 
     examples = list(examples_of(rows, id_of, answer_type, left_out))
     if not examples or parser.layout is None:
@@ -192,15 +198,12 @@ def read_held_out(
 class _Parser:
     """Parses rows by the columns that the user has named, or else by the layout of the first row."""
 
-    def __init__(self, named: Mapping[str, str] | None, first_rows: Iterable[Any]) -> None:
+    def __init__(self, named: Mapping[str, str] | None, first_rows: Sequence[Any]) -> None:
         self.layout = layouts.renamed(named) if named else None
-        self.blank: dict[str, None] = {}
-        """The columns that are not empty in all of the first rows. One that a row lacks stays there as a null, or the
-        column after it would pass for question or answer."""
+        self.beside: dict[str, set[str]] = {}
+        """The columns that at least half of the first rows have, and those that rows have beside them."""
         if not named:
-            for raw in first_rows:
-                with contextlib.suppress(ValueError):
-                    self.blank |= {key: None for key, value in named_fields(raw).items() if value is not None}
+            self.beside = _columns_in_use(first_rows)
         self.hint = ""
         """Advice for the error message, in case the wrong layout was recognised."""
         self.found: dict[str, None] = {}
@@ -219,7 +222,23 @@ class _Parser:
             empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
             raise ValueError(f"not of layout {self.layout.name} ({self.layout.about}): {has}")
-        return self.layout.parse(self.blank | row)
+        # A column that such a row lacks is a null, or the one after it would pass for question or answer.
+        blank = {
+            name: None for name, others in self.beside.items() if name not in row and row.keys() <= others
+        }
+        return self.layout.parse(blank | row)
+
+
+def _columns_in_use(rows: Sequence[Any]) -> dict[str, set[str]]:
+    beside: dict[str, set[str]] = {}
+    counts: Counter[str] = Counter()
+    for raw in rows:
+        with contextlib.suppress(ValueError):
+            filled = {key for key, value in named_fields(raw).items() if value is not None}
+            counts.update(filled)
+            for key in filled:
+                beside.setdefault(key, set()).update(filled)
+    return {key: others for key, others in beside.items() if 2 * counts[key] >= len(rows)}
 
 
 def _raw_rows(data: Any, split: str) -> tuple[str, RawRows]:
@@ -294,9 +313,9 @@ def _have_like_words(golds: Sequence[str]) -> bool:
 
 
 def question_key(row: Example) -> str:
-    """A key that spellings of one question share: without case, white space, and the choice among Unicode's look-alikes
-    (a composed or a decomposed accent, a straight or a curly quote)."""
-    return "".join(folded(row.conversation).casefold().split())
+    """A key that spellings of one question share: without case, white space but between digits, and the choice among
+    Unicode's look-alikes (a composed or a decomposed accent, a straight or a curly quote)."""
+    return SPACE.sub("", " ".join(folded(row.conversation).casefold().split()))
 
 
 def divide(
@@ -309,8 +328,8 @@ def divide(
     Of fewer than 200 rows a quarter is held out for each. The same rows give the same split in any order and on any
     machine, and rows with the same question, however spelt, stay together. If `validation` or `test` is given, none
     are taken from `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a
-    question of `test`. Rows without reasoning are held out, but not trained on, unless no row has any. ValueError for
-    fewer than 20 rows, or too few different questions.
+    question of `test`. Rows without reasoning are held out, but not trained on, unless no training row has any.
+    ValueError for fewer than 20 rows, or too few different questions.
     """
     if len(rows) < FEWEST:
         raise ValueError(

@@ -115,12 +115,17 @@ def train(
 def prepared(
     call: AutoCall, overrides: Sequence[str] = (), only: Sequence[str] | None = None
 ) -> Iterator[list[Stage]]:
-    """The stages of `prepare_run`. Inside the block no other process may prepare, train or measure in the folder."""
+    """The stages of `prepare_run`. Inside the block no other process may prepare, train or measure in the folder.
+
+    ValueError where the run would replace files of something else.
+    """
     # Before rows are read, so that a misspelt key is reported within a second.
     keys = parsing.keys_of_overrides(overrides).get("training", {})
     timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
     # Processes join before there is a recipe, so their timeout is read from the overrides.
     processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
+    # Before the lock, which marks the folder as one of colar's.
+    processes.from_main(lambda: _check_replaceable(call, AutoFolder(call.output)))
     with processes.locked(call.output):
         yield prepare_run(call, overrides, only)
 
@@ -130,8 +135,7 @@ def prepare_run(
 ) -> list[Stage]:
     """Read and split the rows, make the recipe, and return its stages, or those in `only`.
 
-    An existing recipe of the same call is used as it is, because a user may have changed it. ValueError where the run
-    would replace files of something else.
+    An existing recipe of the same call is used as it is, because a user may have changed it.
     """
     processes.from_main(lambda: _make_recipe(call, overrides, only))
     recipe = AutoFolder(call.output).recipe
@@ -154,7 +158,6 @@ def prepare_run(
 def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] | None) -> None:
     """Write rows, recipe and call into the run's folder, unless they are there."""
     folder, values = AutoFolder(call.output), call.to_json()
-    _check_replaceable(call, folder)
     begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
     before = files.read_json(folder.call) if folder.call.exists() else {}
     machine = {"processes": processes.launched(), "device": torch.device(devices.best()).type}
@@ -163,9 +166,12 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     if begun:
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
-        kept = [word for word in overridden if word not in overrides]
+        given_now = dict(parsing.parse_overrides(overrides))
+        kept = [
+            f"--{key} {text}" for key, text in parsing.parse_overrides(overridden) if key not in given_now
+        ]
         if kept:
-            progress.say(f"{folder.recipe} keeps {' '.join(overridden)}, as an earlier command had it")
+            progress.say(f"{folder.recipe} keeps {' '.join(kept)}, as an earlier command had it")
         if made_for != machine:
             then, now = ("{processes} process(es) on {device}".format(**each) for each in (made_for, machine))
             text = f"{folder.recipe} was made for {then}, and here it is {now}"
@@ -189,6 +195,8 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     tree, why = auto_recipe.make_recipe(facts, str(folder.path), call.method, call.grpo, call.judge_name)
     # Written into the file, so that the same command without overrides, and the recipe by itself, run with them too.
     parsing.override_stages(tree["stages"], overrides, only)
+    # The folder is a run's from here on, also if this one is killed before it has written all.
+    files.write_json(folder.call, {})
     try:
         auto_recipe.write_recipe(folder.recipe, tree, why)
         first, *_ = parsing.load_stages(folder.recipe, overrides, only)
@@ -200,8 +208,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
             "validation": reader.fitting(split.validation, "validation questions", generated),
             "test": reader.fitting(split.test, "test questions", generated),
         }
-    except BaseException:
-        # Also at Ctrl-C: without asked.json it would pass for a file of the user's.
+    except ValueError:
         folder.recipe.unlink()
         raise
     for name, examples in rows.items():

@@ -24,7 +24,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
-from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, to_json
+from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, defaults, to_json
 from colar.template.template import SEPARATORS
 from colar.training import sft
 from colar.training.grpo import train as grpo_train
@@ -64,7 +64,7 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     for stage in stages:
         folder = RunFolder(stage.recipe.output)
         if stage.name:
-            finished = partial(folder.has_finished, to_json(stage.recipe))
+            finished = partial(folder.has_finished, to_json(stage.recipe), defaults())
             if resume and processes.from_main(finished):
                 progress.say(f"stage {stage.name}: finished, {folder.best}")
                 continue
@@ -82,7 +82,7 @@ def _check_budgets(stages: Sequence[Stage]) -> None:
         folder = RunFolder(stage.recipe.output)
         starts_here = Path(later.recipe.model.init_from or "") == folder.best
         begun = starts_here and RunFolder(later.recipe.output).has_weights
-        if begun and folder.goes_on(to_json(stage.recipe)):
+        if begun and folder.goes_on(to_json(stage.recipe), defaults()):
             raise ValueError(
                 f"stage {stage.name} has finished, and {later.name} began from its weights, so only the last stage can "
                 f"be trained for longer (--stages.{stages[-1].name}.training.{budget}); or give a new --output"
@@ -93,18 +93,18 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train a recipe in its own folder. ValueError, before the first step, if it is invalid."""
     folder = RunFolder(files.require_writable(recipe.output))
     method = load_method(recipe)
-    if not method.default_limits:
-        # A checkpoint answers within the limits by which it was validated.
-        limits = recipe.validation.limits
+    if recipe.data.validation_size != 0:
+        # A checkpoint answers within the limits by which it was validated, or those of the one that it started from.
+        validated, before = recipe.validation.limits, method.default_limits
         method.default_limits = {
-            "max_latents": limits.max_latents,
-            "max_completion_length": limits.max_completion_length,
+            name: max(getattr(validated, name), before.get(name, 0))
+            for name in ("max_latents", "max_completion_length")
         }
     processes.join(recipe.training.ddp_timeout)
     processes.from_main(folder.check_replaceable)
     with processes.locked(folder.path):
         if resume:
-            processes.from_main(lambda: folder.check_recipe(to_json(recipe)))
+            processes.from_main(lambda: folder.check_recipe(to_json(recipe), defaults()))
         lm, examples, validation = load_model_and_rows(recipe, method)
         result = _train(recipe, folder, lm, method, examples, validation, resume)
         if PartialState().is_main_process:
@@ -283,6 +283,8 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "rows, or set data.validation_size 0"
         )
     # The same question under another id: ids name their split or file, so its copies have different ids.
+    if not held_out:
+        return train_rows, held_out
     questions = set(map(user_rows.question_key, train_rows))
     both = [row.id for row in held_out if user_rows.question_key(row) in questions]
     if both:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from colar import yaml_settings
 from colar.checks import check_choice, check_holds, check_number
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
@@ -213,6 +214,14 @@ def build_method(recipe: Recipe) -> Method:
         # The supported values depend on the checkpoint to start from: `run.load_method` checks them.
         recipe.validation.method_params(method)
     return method
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every key, by its dotted name, as `to_json` would have it."""
+    named = {
+        key: default for key, default, _ in yaml_settings.keys(Recipe) if default is not dataclasses.MISSING
+    }
+    return {key: list(default) if isinstance(default, tuple) else default for key, default in named.items()}
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

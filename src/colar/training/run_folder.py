@@ -18,7 +18,7 @@ auto`, around those of its stages.
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,15 @@ class RunFolder:
         self.numbers = self.path / "inspect.json"
         self.recipe = self.path / "recipe.json"
         self.finished = self.path / "finished.json"
+        self._folders = (self.checkpoints, self.best, self.logs)
+        self._files = (self.history, self.completions, self.page, self.numbers)
 
-    def check_recipe(self, recipe: dict[str, Any]) -> None:
+    def check_recipe(self, recipe: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         """Raise ValueError if the folder holds the run of another recipe. Logs if a run that had ended continues."""
         # A run that failed before it saved anything leaves nothing to mix with: its recipe may be corrected in place.
         if not (self.recipe.exists() and self.has_weights):
             return
-        before, now = self._recipes(recipe)
-        for key, value in _dotted(files.read_json(self.recipe)).items():
-            if key not in before:
-                progress.say(
-                    f"{self.path} was begun with {key} {value!r}, which this version of colar does not have"
-                )
+        before, now = self._recipes(recipe, defaults)
         check_same_run(
             self.path,
             _fixed(before, now, RESUMABLE),
@@ -109,23 +106,21 @@ class RunFolder:
             files.write_json(self.recipe, values)
 
     def check_replaceable(self) -> None:
-        """ValueError where `best` or `checkpoints` are not those of a run, whose files they would be replaced by."""
+        """ValueError where files of something else would be replaced by those of a run."""
         # Every run of colar holds the lock, also one that was killed before it wrote anything else.
-        if self.recipe.exists() or (self.path / ".lock").exists():
+        if self.recipe.exists() or (self.path / ".lock").exists() or self.last_resume_state() is not None:
             return
-        checkpoint.check_replaceable(self.best)
-        states = self.resume_states()
-        if states and not any((state / WHOLE).exists() for state in states):
-            raise ValueError(
-                f"{self.checkpoints} holds states of something else, which would be replaced: give another output, or "
-                "delete them"
-            )
+        for path in (*self._folders, *self._files):
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
+                raise ValueError(
+                    f"{path} is not of a run, and would be replaced: give another output, or delete it"
+                )
 
-    def has_finished(self, recipe: dict[str, Any]) -> bool:
+    def has_finished(self, recipe: dict[str, Any], defaults: Mapping[str, Any]) -> bool:
         """True if a run of this recipe has ended. ValueError if the weights that it started from have changed."""
         if not (self.finished.exists() and self.best.exists()):
             return False
-        before, now = self._recipes(recipe)
+        before, now = self._recipes(recipe, defaults)
         free = RESUMABLE - set(BUDGET) | {START}
         if changed_keys(_fixed(before, now, free), _fixed(now, now, free)):
             return False
@@ -137,16 +132,25 @@ class RunFolder:
             )
         return True
 
-    def goes_on(self, recipe: dict[str, Any]) -> bool:
+    def goes_on(self, recipe: dict[str, Any], defaults: Mapping[str, Any]) -> bool:
         """True if a run that has ended here would be trained further, by another budget."""
         if not self.finished.exists():
             return False
-        before, now = self._recipes(recipe)
+        before, now = self._recipes(recipe, defaults)
         return not set(BUDGET).isdisjoint(changed_keys(before, now))
 
-    def _recipes(self, recipe: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The recipe of the run that is here and the one of now, dotted, with the keys that both versions have."""
-        before, now = _known_to_both(files.read_json(self.recipe), _with_start(recipe))
+    def _recipes(
+        self, recipe: dict[str, Any], defaults: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The recipe of the run that is here and the one of now, dotted. Runs of other versions of colar go on: a key
+        that is gone is left out, and so is a new one at its default, from `defaults` by dotted names."""
+        saved = files.read_json(self.recipe)
+        before, now = _known_to_both(saved, _with_start(recipe), defaults)
+        gone = [f"{key} {value!r}" for key, value in _dotted(saved).items() if key not in _dotted(before)]
+        if gone:
+            progress.say(
+                f"{self.path} was begun by a version of colar that had {', '.join(gone)}: this one has none"
+            )
         return _dotted(before), _dotted(now)
 
     @property
@@ -161,9 +165,9 @@ class RunFolder:
         """
         self.finished.unlink(missing_ok=True)
         self.drop_states(self.resume_states())
-        for folder in (self.checkpoints, self.best, self.logs):
+        for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.completions, self.page, self.numbers, self.recipe):
+        for file in (*self._files, self.recipe):
             file.unlink(missing_ok=True)
 
     def drop_completions(self, step: int) -> None:
@@ -279,19 +283,23 @@ OPEN = ("method", "options", "params")
 """Sections whose keys a user chooses: a key that only one recipe has is a difference."""
 
 
-def _known_to_both(before: Any, now: Any) -> tuple[Any, Any]:
-    """Two recipes without the keys that only one of them has: those of a newer version of colar, or of an older one,
-    whose runs resume nevertheless. All other sections hold every key, with its default."""
+def _known_to_both(before: Any, now: Any, defaults: Mapping[str, Any], above: str = "") -> tuple[Any, Any]:
+    """Two recipes without keys that only the first has, and without those at their default that only the second has.
+    Of one version of colar, both have every key but those of `OPEN`."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = [_known_to_both(*pair) for pair in zip(before, now, strict=True)]
+        pairs = [_known_to_both(*pair, defaults, f"{above}*.") for pair in zip(before, now, strict=True)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return before, now
     theirs = {START: before[START]} if START in before else {}
-    ours = {START: now[START]} if START in now else {}
-    for key in before.keys() & now.keys():
-        both = (before[key], now[key])
-        theirs[key], ours[key] = both if key in OPEN else _known_to_both(*both)
+    ours = {}
+    for key, value in now.items():
+        dotted = f"{above}{key}"
+        if key in before:
+            both = (before[key], value)
+            theirs[key], ours[key] = both if key in OPEN else _known_to_both(*both, defaults, f"{dotted}.")
+        elif any(defaults.get(name, START) != leaf for name, leaf in _dotted({dotted: value}).items()):
+            ours[key] = value
     return theirs, ours
 
 
