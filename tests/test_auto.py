@@ -157,7 +157,7 @@ def test_a_recipe_of_another_device_is_not_taken_without_a_word(
     rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
     call = AutoCall("tiny", rows, tmp_path)
     prepare_run(call)
-    monkeypatch.setattr(devices, "best", lambda: "cuda:0")
+    monkeypatch.setattr(devices, "best", lambda: "cuda")
     with pytest.raises(ValueError, match=r"on cpu, and here it is 1 process\(es\) on cuda: delete it"):
         prepare_run(call)
 

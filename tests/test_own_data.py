@@ -237,6 +237,16 @@ def test_a_system_message_in_a_column_of_its_own_is_context() -> None:
     assert _read({"conversations": turns, "system": ""}).context == ()
 
 
+def test_a_system_message_of_every_row_is_named() -> None:
+    def rows(*texts: str) -> list[dict[str, Any]]:
+        return [{"messages": [{"role": "system", "content": text}, *turns]} for text in texts]
+
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "1+1\n#### 2"}]
+    told = "every row has the system message 'Solve.': requests need it as well"
+    assert any(told in line for line in user_rows.read(rows("Solve.", "Solve.")).summary())
+    assert not any("system message" in line for line in user_rows.read(rows("Solve.", "Add.")).summary())
+
+
 def test_a_chat_of_several_turns_is_context_and_its_last_answer_is_learnt() -> None:
     turns = [
         *CHAT, {"role": "assistant", "content": "<think>Add.</think>4"}, {"role": "user", "content": "And 3 more?"},

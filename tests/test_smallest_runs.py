@@ -46,7 +46,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     ],
     "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
     "lab/benchmarks/servers.py": [""],
-    "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4 --systems trainer colar-5 cot"],
+    "lab/benchmarks/sft.py": [f"{TINY} --rows 2 --batch-size 2 --systems trainer colar-5"],
     "lab/benchmarks/shapes.py": ["small {out}"],
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],

@@ -108,7 +108,8 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         answer_files.check_output(args.output, args.input)
-        _write_answers(folder, requests, expected, settings, args)
+        with processes.locked(args.output):
+            _write_answers(folder, requests, expected, settings, args)
     else:
         lm, engine = _load_engine(folder, len(requests), args)
         for completion in engine.generate(requests):
@@ -154,17 +155,6 @@ def _write_answers(
     args: argparse.Namespace,
 ) -> None:
     """Append an answer for every request that has none in the output yet."""
-    with processes.locked(args.output):
-        _append_answers(folder, requests, expected, settings, args)
-
-
-def _append_answers(
-    folder: Path,
-    requests: list[Request],
-    expected: Mapping[str, str],
-    settings: Mapping[str, Any],
-    args: argparse.Namespace,
-) -> None:
     answered = answer_files.find_answers(args.output, settings)
     missing = [request for request in requests if answer_files.answer_key(request, settings) not in answered]
     # The model is loaded only if a request needs it.

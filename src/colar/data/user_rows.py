@@ -83,6 +83,12 @@ class UserRows:
         bare = sum(not example.steps for example in self.examples)
         if bare:
             lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
+        firsts = {example.context[0] if example.context else ("", "") for example in self.examples}
+        if len(firsts) == 1 and (first := firsts.pop())[0] == "system":
+            lines.append(
+                f"every row has the system message {first[1][:60]!r}: requests need it as well (--system), which takes "
+                "a chat template"
+            )
         return lines + self.unread()
 
     def unread(self) -> list[str]:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
@@ -160,7 +158,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     folder, values = AutoFolder(call.output), call.to_json()
     begun = any(folder.path.glob("*/best")) or any(folder.path.glob("*/checkpoints/*"))
     before = files.read_json(folder.call) if folder.call.exists() else {}
-    machine = {"processes": processes.launched(), "device": torch.device(devices.best()).type}
+    machine = {"processes": processes.launched(), "device": devices.best()}
     overridden = before.pop("overrides", [])
     made_for = {key: before.pop(key, value) for key, value in machine.items()}
     if begun:
