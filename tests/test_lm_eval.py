@@ -18,6 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
 
 from colar import files
 from colar.cli import main
@@ -368,3 +369,11 @@ def test_rows_of_a_batch(given, expected):
 def test_rows_that_are_none(wrong):
     with pytest.raises(ValueError, match="batch_size must be auto or a whole number, 1 or more"):
         lm_eval.rows(wrong, None)
+
+
+def test_the_table_of_the_pinned_libraries_has_its_headings():
+    """A pytablewriter of another decade calls them A, B, C."""
+    result = {"alias": "a", "acc,none": 0.5, "acc_stderr,none": 0.1}
+    task = {"results": {"a": result}, "versions": {"a": 1}, "n-shot": {"a": 0}, "configs": {"a": {}}}
+    table = make_table(task | {"higher_is_better": {"a": {"acc": True}}})
+    assert table.startswith("|Tasks|Version|")
