@@ -13,7 +13,6 @@ from typing import Any, Literal
 from colar.data import programs
 from colar.data.data_files import Parser
 from colar.data.example import (
-    EQUATION,
     SPLITS,
     AnswerType,
     Fields,
@@ -27,6 +26,8 @@ from colar.data.example import (
 from colar.data.judge.latex import extract_boxed
 from colar.data.layouts import parse_solution
 
+_EQUATION = re.compile(r"<<[^<>]*>>")
+"""A mark of GSM8K's calculator, `<<21/7=3>>`; `layouts.MARK` is stricter, because users' rows may hold programs."""
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _CLOSING = ".!?,;:"
@@ -48,10 +49,10 @@ def gsm8k_aug(raw: Any) -> Fields:
     if not mark:
         raise ValueError("no '####' before the answer")
     # Text between the equations would be lost silently.
-    outside = EQUATION.sub("", chain).strip()
+    outside = _EQUATION.sub("", chain).strip()
     if outside:
         raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
-    steps = tuple(EQUATION.findall(chain))
+    steps = tuple(_EQUATION.findall(chain))
     return Fields(filled(question, "question"), steps, filled(answer, "answer"))
 
 
@@ -62,7 +63,7 @@ def gsm8k(raw: Any) -> Fields:
     chain, mark, answer = text_of(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
-    steps = stripped(EQUATION.sub("", chain).splitlines())
+    steps = stripped(_EQUATION.sub("", chain).splitlines())
     return Fields(text_of(row, "question"), steps, filled(answer, "answer"))
 
 

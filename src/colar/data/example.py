@@ -25,8 +25,6 @@ Context = tuple[tuple[str, str], ...]
 """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
 Row = Mapping[str, Any]
 """A row of a table, by the names of its columns."""
-EQUATION = re.compile(r"<<[^<>]*>>")
-"""A mark of GSM8K's calculator: `<<21/7=3>>`."""
 MOST_CHARACTERS = 100_000
 """Characters of a text of a row: more is a mistake in the file, and longer than any model's context."""
 _WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
