@@ -153,8 +153,8 @@ TRAIN = [
 ]  # fmt: skip
 
 
-def colar(words: list[str], dies_at: int = 0) -> int:
-    """The command in this process; process 1 is killed, or hangs where that is negative, in an update."""
+def colar(words: list[str], dies_at: int = 0, number: int = signal.SIGKILL) -> int:
+    """The command in this process; process 1 gets a signal, or hangs where that is negative, in an update."""
     if os.environ["RANK"] == "1" and dies_at:
         whole = LatentTrainer.training_step
         left = [abs(dies_at)]
@@ -162,7 +162,7 @@ def colar(words: list[str], dies_at: int = 0) -> int:
         def stopped(*arguments: Any, **named: Any) -> Any:
             left[0] -= 1
             if left[0] == 0 and dies_at > 0:
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), number)
             if left[0] == 0:
                 time.sleep(60)
             return whole(*arguments, **named)
@@ -195,6 +195,16 @@ def test_a_killed_process_is_one_line_and_the_same_command_goes_on(tmp_path: Pat
     assert together(2, tmp_path / "group", colar, [*evaluate, "--max_latents", "4"]) == [0, 0]
     assert len((folder / "records.jsonl").read_text().splitlines()) == 9
     assert (folder / "report.md").exists()
+
+
+def test_all_stop_at_the_update_in_which_one_gets_sigterm(tmp_path: Path) -> None:
+    words = [*TRAIN, "--output", str(tmp_path / "run")]
+    outcomes = Group(2, tmp_path / "stopped", colar, words, 3, signal.SIGTERM).wait()
+    assert [outcome.code for outcome in outcomes] == [-signal.SIGTERM] * 2, outcomes
+    text = "SIGTERM: update 3 is saved, and a run resumes from there"
+    assert [text in outcome.stderr for outcome in outcomes] == [True, False]
+    outcomes = Group(2, tmp_path / "resumed", colar, words).wait()
+    assert "resumes after update 3 of 8" in outcomes[0].stderr
 
 
 def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:

@@ -358,9 +358,14 @@ LONG = {
 
 
 def killed_run(
-    folder: Path, lora: LoraSettings | None, save_steps: int, at_loss: int = 0, at_save: int = 0
+    folder: Path,
+    lora: LoraSettings | None,
+    save_steps: int,
+    at_loss: int = 0,
+    at_save: int = 0,
+    number: int = signal.SIGKILL,
 ) -> None:
-    """A run of LONG whose process is killed in the N-th loss, or while weights are saved for the N-th time."""
+    """A run of LONG whose process gets a signal in the N-th loss, or while weights are saved for the N-th time."""
     torch.set_num_threads(1)
     # Losses are counted: those before the first step are no updates.
     preflight.before_training = lambda *_: None
@@ -369,7 +374,7 @@ def killed_run(
     def kill_at(n: int, what: str) -> None:
         counts[what] += 1
         if counts[what] == n:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     class Killed(Colar):
         def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
@@ -383,23 +388,25 @@ def killed_run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "kill", "last"),
+    ("kind", "kill", "save_steps", "last"),
     [
-        ("full", {"at_loss": 4}, 2),  # in the fourth update; 2 is in mid-epoch
-        ("adapter", {"at_save": 2}, 3),  # while checkpoint-6 is written; 3 is the end of an epoch
+        ("full", {"at_loss": 4}, 2, 2),  # in the fourth update; 2 is in mid-epoch
+        ("adapter", {"at_save": 2}, 3, 3),  # while checkpoint-6 is written; 3 is the end of an epoch
+        ("adapter", {"at_loss": 4, "number": signal.SIGTERM}, 3, 4),  # it ends with the fourth update, and is saved
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(
-    tmp_path: Path, kind: str, kill: dict[str, int], last: int
+    tmp_path: Path, kind: str, kill: dict[str, int], save_steps: int, last: int
 ) -> None:
     lora = LORA if kind == "adapter" else None
-    child = alone(tmp_path / "child", functools.partial(killed_run, tmp_path / "killed", lora, last, **kill))
-    assert child.code == -signal.SIGKILL, child.stderr
+    call = functools.partial(killed_run, tmp_path / "killed", lora, save_steps, **kill)
+    child = alone(tmp_path / "child", call)
+    assert child.code == -kill.get("number", signal.SIGKILL), child.stderr
     folder = RunFolder(tmp_path / "killed")
     assert folder.last_resume_state() == folder.checkpoints / f"checkpoint-{last}"
     if "at_save" in kill:
         assert (folder.checkpoints / "checkpoint-6").is_dir()
-    config = {**LONG, "save_steps": last}
+    config = {**LONG, "save_steps": save_steps}
     lm, resumed = run(folder.path, lora=lora, **config)
     whole_lm, whole = run(tmp_path / "whole", lora=lora, **config)
     assert losses(resumed) == losses(whole)

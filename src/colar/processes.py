@@ -5,6 +5,7 @@ the others would wait for it in vain, so errors reach all:
 
     split_and_gather(items, work)    each process works on its share; all get all results, or all raise
     from_main(make)                  the main process makes a value; all get it, or all raise
+    any_process(flag)                True in all where it is True in one
     locked(folder)                   one run writes into a folder; another one gets an error
 
 Values are pickled and sent on the CPU.
@@ -110,6 +111,11 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
     if error is not None and failed[0] == state.process_index:
         raise error
     raise OtherProcessError(errors[failed[0]])
+
+
+def any_process(flag: bool) -> bool:
+    """True in all processes if `flag` is True in any of them. All call it together; no GPU is synchronised."""
+    return any(gather_object([flag]))
 
 
 def require_shared(folder: Path) -> None:

@@ -4,7 +4,7 @@
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs clears the optimiser's moments where a stage begins
       one update
-    on_step_end         RunFiles and Clock set flags of `control`, beside Trainer's own: log, stop
+    on_step_end         RunFiles, Clock and StopAtSigterm set flags of `control`, beside Trainer's own: log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
     on_evaluate         RunFiles writes history.json; Publisher writes `best/` where validation is better than before
     on_save             RunFiles marks the saved state as whole, deletes old ones, and writes history.json
@@ -15,7 +15,11 @@ With `load_best_model_at_end` false, only the last weights are published, at the
 """
 
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +135,42 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.earlier_seconds = self.seconds
         self.started = None
+
+
+class StopAtSigterm(TrainerCallback):  # type: ignore[misc]
+    """Ends a run after the update in which SIGTERM reached one of its processes, with a checkpoint to resume from.
+
+    torchrun and job queues send it some seconds (torchrun: 30) before they kill.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+        self.stopped = False
+        """True in all processes once the run has ended for this reason."""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signal inside the block; in another thread than Python's main one it ends the process as before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self.received = True
+
+        before = signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Each process may get the signal in another update, but all must stop at the same one.
+        self.stopped = processes.any_process(self.received)
+        if self.stopped:
+            control.should_training_stop = True
+            control.should_save = True
+            control.should_log = True
 
 
 class ProgressBar(TrainerCallback):  # type: ignore[misc]

@@ -12,12 +12,14 @@ again, with the same numbers.
 """
 
 import dataclasses
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import IntervalStrategy, PrinterCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
@@ -35,6 +37,7 @@ from colar.training.callbacks import (
     ProgressBar,
     Publisher,
     RunFiles,
+    StopAtSigterm,
     best_evaluation,
 )
 from colar.training.config import TrainingConfig
@@ -157,7 +160,8 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
     config, curriculum = trainer.config, publisher.curriculum
     curriculum.warn()
     preflight.warn_of_slow_bfloat16(trainer)
-    bar = ProgressBar()
+    bar, stop = ProgressBar(), StopAtSigterm()
+    trainer.add_callback(stop)
     _add_callbacks(trainer, publisher, bar)
     # transformers would show a bar, "Writing model shards", at every save.
     shows_bars = logging.is_progress_bar_enabled()
@@ -172,13 +176,21 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
             measures = resume_from is None or (on_gpu and not trainer.samples)
             if measures and not trainer.fsdp:
                 preflight.before_training(trainer)
-            trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+            with stop.listening():
+                trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
     finally:
         bar.close()
         if shows_bars:
             logging.enable_progress_bar()
+    if stop.stopped and trainer.state.global_step < curriculum.max_steps:
+        progress.say(f"SIGTERM: update {trainer.state.global_step:,} is saved, and a run resumes from there")
+        # A launcher that sees one process end would end the others, of which one may still write.
+        PartialState().wait_for_everyone()
+        signal.raise_signal(signal.SIGTERM)
+        # Only where a handler of the caller's has returned.
+        raise SystemExit(128 + signal.SIGTERM)
     return trainer.state
 
 
