@@ -26,7 +26,7 @@ from pyarrow import parquet
 from colar import files
 from colar.cli import main
 from colar.cli.checkpoints import name_sources
-from colar.data import data_files, layouts, sources, user_rows
+from colar.data import data_files, layouts, sources, steps, user_rows
 from colar.data.example import Example
 from colar.evaluation import answer_files
 from colar.recipe import auto_run
@@ -182,8 +182,19 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_as_people_have_them(name: str) -> None:
     row, question, steps, answer = LAYOUTS[name]
-    example = _read(row)
-    assert (example.question, example.steps, example.answer) == (question, steps, answer)
+    for spelt in (str, str.title, str.upper, " {} ".format):
+        example = _read({spelt(column): value for column, value in row.items()})
+        assert (example.question, example.steps, example.answer) == (question, steps, answer)
+
+
+def test_columns_that_only_case_tells_apart_are_told_apart() -> None:
+    assert _read({"Answer": "not this", "question": "q", "answer": "4", "ANSWER": "nor this"}).answer == "4"
+    asked = answer_files.question_row("a.csv:2", {"Question": "q", "Topic": "sums", " ID": 7}, "1")
+    assert asked == {"question": "q", "Topic": "sums", "id": "7", "context": ()}
+    with pytest.raises(ValueError, match="there are Answer, Ask"):
+        _read({"Ask": "q", "Answer": "4"})
+    # A name that the user gives is that of the file.
+    assert _read({"Ask": "q", "Answer": "4"}, {"question": "Ask", "answer": "Answer"}).answer == "4"
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, str] | None]] = {
@@ -278,12 +289,12 @@ def test_columns_can_be_named() -> None:
     ],
 )
 def test_sentences_end_outside_of_formulas(text: str, found: list[str]) -> None:
-    assert layouts.sentences(text) == found
+    assert steps.sentences(text) == found
 
 
 @given(st.text(alphabet="aB1.?! $\\()[]\n", max_size=60))
 def test_cutting_loses_no_character(text: str) -> None:
-    assert "".join("".join(layouts.cut(text)).split()) == "".join(text.split())
+    assert "".join("".join(steps.cut(text)).split()) == "".join(text.split())
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -507,7 +518,7 @@ def test_ids_are_numbered_in_one_pass() -> None:
     ],
 )
 def test_a_program_has_no_marks(chain: str) -> None:
-    assert layouts.cut(chain) == tuple(chain.splitlines())
+    assert steps.cut(chain) == tuple(chain.splitlines())
 
 
 def test_one_column_is_not_named_for_chain_and_answer() -> None:

@@ -392,7 +392,12 @@ def killed_run(
     [
         ("full", {"at_loss": 4}, 2, 2),  # in the fourth update; 2 is in mid-epoch
         ("adapter", {"at_save": 2}, 3, 3),  # while checkpoint-6 is written; 3 is the end of an epoch
-        ("adapter", {"at_loss": 4, "number": signal.SIGTERM}, 3, 4),  # it ends with the fourth update, and is saved
+        (
+            "adapter",
+            {"at_loss": 4, "number": signal.SIGTERM},
+            3,
+            4,
+        ),  # it ends with the fourth update, and is saved
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(

@@ -37,6 +37,7 @@ from colar.data.example import (
     text_of,
 )
 from colar.data.judge.latex import extract_boxed
+from colar.data.steps import MARK, cut
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
 ANSWER = ("final_answer", "answer", "response", "output", "completion", "solution", "result", "target")
@@ -52,12 +53,15 @@ REASONING = (
 )
 PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
 TURNS = ("messages", "conversations")
+KNOWN = {
+    *QUESTION, *ANSWER, *REASONING, *PROGRAM, *TURNS, "answer_type", "context", "correct", "id", "linear_formula",
+    "options", "system",
+}  # fmt: skip
+"""Columns that a layout reads; a file may write them as `Question`."""
 KEYS = ("question", "steps", "answer")
 """Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 MARKING = "end it with `#### 42` or `\\boxed{42}`, or put the reasoning into `<think>` tags"
-MARK = re.compile(r"<<(?=[^<>]*\d)[^<>=;\n]*=[^<>;\n]*>>")
-"""A mark of GSM8K's calculator, `<<21/7=3>>`; `x << 2` and `cin >> n` in a program are none."""
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
 """Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
@@ -70,14 +74,6 @@ THINK = re.compile(
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
 """The mark of the answer, which MetaMathQA repeats on the next line. Before other lines it is a Markdown heading."""
 EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
-FORMULA = re.compile(
-    r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
-)
-LINE_END = re.compile(r"\s*\n\s*")
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])")
-ABBREVIATION = re.compile(r"(?:\b(?:[A-Z]|e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|Eq|Fig|approx|cf)|^\d+)\.$")
-LONG = 120
-"""Characters beyond which a line is cut at its sentence ends."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,9 @@ def of(cells: Row) -> Layout:
     """
     row = {name: value for name, value in cells.items() if value is not None}
     for columns in (row, {name: row.get(name, "") for name in cells}):
+        known = known_names(columns)
         for layout in LAYOUTS:
-            if layout.fits(columns):
+            if layout.fits(known):
                 return layout
     has = ", ".join(sorted(map(str, row))) or "none"
     raise ValueError(
@@ -108,6 +105,15 @@ def of(cells: Row) -> Layout:
         "--columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN; for a recipe, which has no such key, write "
         "them anew with colar data prepare FILE --columns ... --output FOLDER"
     )
+
+
+def known_names(row: Row) -> Row:
+    """The row with columns such as `Question` or ` answer` spelt as in `KNOWN`, unless it has that name, too."""
+    found: dict[Any, Any] = {}
+    for name, value in row.items():
+        plain = str(name).strip().lower()
+        found[plain if plain in KNOWN and plain not in row and plain not in found else name] = value
+    return found
 
 
 def renamed(columns: Mapping[str, str]) -> Layout:
@@ -233,7 +239,7 @@ def _program(row: Row) -> Fields:
 
 
 def _mathqa(row: Row) -> Fields:
-    return replace(programs.mathqa(row), key=_key(row))
+    return replace(programs.mathqa({**row, "Problem": row["problem"]}), key=_key(row))
 
 
 def parse_solution(raw: Any) -> Fields:
@@ -344,39 +350,6 @@ def _key(row: Row) -> str | None:
     return str(value) if isinstance(value, str) or is_int(value) else None
 
 
-# --- steps -------------------------------------------------------------------------------------------------
-
-
-def cut(chain: str) -> tuple[str, ...]:
-    """A chain as steps: its `<<...>>` marks where it has some, else its lines, long ones cut at sentence ends."""
-    marks = MARK.findall(chain)
-    if marks:
-        return tuple(marks)
-    steps: list[str] = []
-    for line in _parts(chain, LINE_END):
-        steps += sentences(line) if len(line) > LONG else [line]
-    return tuple(steps)
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences of a text; none ends behind an abbreviation, or behind the number of a list item."""
-    return _parts(text, SENTENCE_END, unless=ABBREVIATION)
-
-
-def _parts(text: str, ends: re.Pattern[str], unless: re.Pattern[str] | None = None) -> list[str]:
-    """Cut a text at each match of `ends`, but not inside a formula, nor if `unless` matches in the part before it."""
-    formulas = [match.span() for match in FORMULA.finditer(text)]
-    parts, start = [], 0
-    for match in ends.finditer(text):
-        part = text[start : match.start()].strip()
-        inside = any(first <= match.start() < last for first, last in formulas)
-        if part and not inside and not (unless and unless.search(part)):
-            parts.append(text[start : match.end()].strip())
-            start = match.end()
-    rest = text[start:].strip()
-    return [*parts, rest] if rest else parts
-
-
 def _has(row: Collection[str], names: Collection[str]) -> bool:
     return any(name in row for name in names)
 
@@ -398,7 +371,7 @@ LAYOUTS = (
     Layout("chat", "messages, conversations, or prompt and completion", _is_chat, parse_chat),
     Layout(
         "MathQA", "Problem, linear_formula, options, correct",
-        lambda row: {"Problem", "linear_formula"} <= row.keys(), _mathqa,
+        lambda row: {"problem", "linear_formula"} <= row.keys(), _mathqa,
     ),
     Layout("program", "a question and a Python program", _is_program, _program),
     Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, parse_solution),

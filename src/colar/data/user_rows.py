@@ -63,7 +63,7 @@ class UserRows:
     untyped: int
     """Number of rows that name no answer type."""
     unmarked: int
-    """Number of rows whose chains lose lines without a `<<...>>` mark (`layouts.cut`)."""
+    """Number of rows whose chains lose lines without a `<<...>>` mark (`steps.cut`)."""
     judge: str | None
     """`module:function` of the user's judge."""
     left_out: LeftOut
@@ -96,7 +96,7 @@ class UserRows:
         return [
             f"the column {column} is not read: write its text into the question"
             for column in PARTS_OF_QUESTION
-            if column in self.columns and column not in self.layout.about
+            if column in map(str.lower, self.columns) and column not in self.layout.about
         ]
 
     def require_chains(self) -> None:
@@ -205,6 +205,7 @@ class _Parser:
     """Parses rows by the columns that the user has named, or else by the layout of the first row."""
 
     def __init__(self, named: Mapping[str, str] | None, first_rows: Sequence[Any]) -> None:
+        self.named = bool(named)
         self.layout = layouts.renamed(named) if named else None
         self.beside: dict[str, set[str]] = {}
         """The columns that at least half of the first rows have, and those that rows have beside them."""
@@ -217,13 +218,15 @@ class _Parser:
 
     def __call__(self, raw: Any) -> Fields:
         cells = named_fields(raw)
-        row = {key: value for key, value in cells.items() if value is not None}
-        self.found |= dict.fromkeys(map(str, row))
+        self.found |= dict.fromkeys(str(key) for key, value in cells.items() if value is not None)
         if self.layout is None:
             self.layout = layouts.of(cells)
             self.hint = (
                 f" in layout {self.layout.name}, {self.layout.about}; for other columns: {layouts.NAMING}"
             )
+        if not self.named:
+            cells = layouts.known_names(cells)
+        row = {key: value for key, value in cells.items() if value is not None}
         if not self.layout.fits(row):
             empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             has = f"it has {', '.join(map(str, row))}" + (f"; empty: {empty}" if empty else "")
@@ -240,7 +243,8 @@ def _columns_in_use(rows: Sequence[Any]) -> dict[str, set[str]]:
     counts: Counter[str] = Counter()
     for raw in rows:
         with contextlib.suppress(ValueError):
-            filled = {key for key, value in named_fields(raw).items() if value is not None}
+            cells = layouts.known_names(named_fields(raw))
+            filled = {key for key, value in cells.items() if value is not None}
             counts.update(filled)
             for key in filled:
                 beside.setdefault(key, set()).update(filled)

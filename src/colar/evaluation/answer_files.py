@@ -43,7 +43,7 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
 def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
     """A raw row of a file in the form that `read_questions` returns; errors begin with `place`."""
     try:
-        row = named_fields(raw)
+        row = layouts.known_names(named_fields(raw))
         row = {**row, **_of_chat(row)}
         context = context_of(row)
         # A number as text: of NaN, or of a Parquet file's decimal, there would be no JSON to write.
