@@ -17,10 +17,11 @@ from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry
 from colar.methods import tokenskip as importance
 from colar.methods.base import Batch, keep_tokens
-from colar.methods.coconut import Coconut, CoconutConfig, Unrolled, unroll
+from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset
 from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
+from colar.methods.unroll import Unrolled, unroll
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import preflight

@@ -30,8 +30,8 @@ from colar.progress import duration
 from colar.recipe.measure import UPDATES, WARMUP, Updates, measure, peak_memory
 from colar.training import preflight
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective, collate
-from colar.training.rows import MOST_STAGES, Curriculum
 from colar.training.run_folder import RunFolder
 from colar.training.sft import make_trainer, train
 from colar.training.trainer import LatentTrainer

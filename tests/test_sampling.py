@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from colar.ops import noise, sampling
-from colar.ops.sampling import is_drawn, probability, sample_tokens, token_logps
+from colar.ops.sampling import probability, sample_tokens, token_logps
 
 LAST = 1 - 2**-53
 """The largest uniform number."""
@@ -193,41 +193,6 @@ def test_nothing_as_large_as_the_vocabulary_is_sorted_or_float64(top_p):
         sample_tokens(logits, torch.ones(4), torch.full((4,), top_p), draws(4))
     assert watch.sorted < 4 * 300
     assert watch.doubles < 4 * 5000
-
-
-# One token only
-
-
-@pytest.mark.parametrize(("spread", "top_p"), [(4.0, 0.95), (4.0, 0.3), (1.0, 1.0), (1.0, 0.6)])
-def test_one_token_is_drawn_as_often_as_among_all(top_p, spread):
-    """The likeliest, one in the middle, and one that the nucleus leaves out."""
-    n, size = 4_000, 300
-    logits = spread * torch.randn(size, generator=torch.Generator().manual_seed(7))
-    probs = logits.double().softmax(-1)
-    inside = torch.where(kept_by_sorting(probs, top_p), probs, 0)
-    inside = inside / inside.sum()
-    for token in probs.argsort(descending=True)[[0, 3, 40, 299]].tolist():
-        columns = [torch.full((n,), value, dtype=torch.float64) for value in (1.0, top_p)]
-        found = is_drawn(token, logits.expand(n, -1), *columns, draws(n, token))
-        expected = inside[token].item()
-        bound = 4 * math.sqrt(expected * (1 - expected) / n)
-        assert abs(found.double().mean().item() - expected) <= bound
-
-
-def test_whether_one_token_is_drawn_is_decided_row_by_row():
-    logits = torch.randn(30, 400, generator=torch.Generator().manual_seed(8)).round()
-    columns = (torch.tensor([0.5, 1.0] * 15), torch.tensor([1.0, 0.9, 0.3] * 10), draws(30))
-    for token in (0, 17, 399):
-        together = is_drawn(token, logits, *columns)
-        rows = zip(logits, *columns, strict=True)
-        assert together.tolist() == [is_drawn(token, *(value[None] for value in row)).item() for row in rows]
-
-
-def test_equals_of_one_token_with_smaller_ids_come_before_it():
-    logits = torch.zeros(1, 4)  # the nucleus at 0.5 is the first two
-    for token, expected in ((0, True), (1, True), (2, False), (3, False)):
-        zero = torch.zeros(1, dtype=torch.float64)
-        assert is_drawn(token, logits, torch.ones(1), torch.full((1,), 0.5), zero).item() == expected
 
 
 def test_the_probability_of_one_token_is_the_softmax_there():

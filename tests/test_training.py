@@ -54,9 +54,10 @@ from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
 from colar.training import preflight, sft
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import Objective, collate
 from colar.training.resumable_run import TrainResult, arguments
-from colar.training.rows import RowSchedule, TrainingRows, UnfinishedCurriculumError
+from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.sft import train
 from colar.training.trainer import LatentTrainer

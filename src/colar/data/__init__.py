@@ -3,7 +3,7 @@
 sources        load_examples: the rows of a published data set, a generator or a user's file, as examples
 catalogue      table of the published data sets, and a parser for each
 user_rows      read a user's rows, infer their answer type, and divide them into training, validation and test rows
-layouts        parse a user's rows, by their columns
+layouts        parse a user's rows, by their columns;  steps: a chain's text cut into its steps
 programs       Python programs and formulas as chains of equations, and parsers of rows that hold them
 data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...) -> examples, or rows left out
 example        `Example`, which every source yields; `Fields`, the parsed columns of one row

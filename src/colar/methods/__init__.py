@@ -16,6 +16,7 @@ A group is the reasoning tokens that one latent stands for.
 base           the interface, and the rows that methods learn from;  thinking: a step of thinking and its reply
 colar, sequential   the paper's method and ours, both built on `grouping`
 cot, icot, coconut, distill, pause, tokenskip, ruplar, sim_cot   the others
+unroll         sequences whose latents are made of hidden states: coconut, sim_cot and distill
 losses         cross-entropy of rows
 rollouts       log-probabilities of sampled outputs, for reinforcement
 pretrained     saving and loading of a model with its method

@@ -49,10 +49,10 @@ from colar.methods import grouping, losses
 from colar.methods.base import Batch, ScaledMethod, check_sigma_e, listed
 from colar.methods.grouping import GroupMethod, MergedChains, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
-from colar.methods.thinking import ThinkState, Thought
+from colar.methods.thinking import ThinkState, Thought, next_tokens
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
-from colar.ops.sampling import is_drawn, probability, token_logps
+from colar.ops.sampling import probability, token_logps
 
 Merge = Literal["sqrt", "mean"]
 Head = Literal["gaussian", "deterministic"]
@@ -285,23 +285,13 @@ class Colar(GroupMethod, ScaledMethod):
         )
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
-        """(B,) bool: True for rows that end their thinking here.
-
-        Sampled rows draw no token, because the separator's probability alone decides whether it would be the separator.
-        """
+        """(B,) bool: True for rows that end their thinking here: those whose next token would be the separator."""
         separator_id = lm.template.separator_id
-        greedy_B = state.temperature == 0
-        modes = state.conditions.modes
-        stops_B = torch.zeros_like(greedy_B)
-        if modes.greedy:
-            if self.config.stop == "majority":
-                stops_B = probability(separator_id, logits_BV) > 0.5
-            else:
-                stops_B = logits_BV.argmax(-1) == separator_id
-        if not modes.drawn:
-            return stops_B
-        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), modes)
-        return torch.where(greedy_B, stops_B, drawn_B)
+        stops_B = next_tokens(state) == separator_id
+        if self.config.stop == "majority" and state.conditions.modes.greedy:
+            by_majority_B = probability(separator_id, logits_BV) > 0.5
+            stops_B = torch.where(state.temperature == 0, by_majority_B, stops_B)
+        return stops_B
 
 
 def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ from colar import checks
 from colar.data.example import Example
 from colar.methods import base, losses, thinking
 from colar.methods.base import Batch, Row
-from colar.methods.coconut import Unrolled, unroll
 from colar.methods.thinking import ThinkState, Thought
+from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template

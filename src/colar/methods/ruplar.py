@@ -42,10 +42,10 @@ from colar import checks
 from colar.data.example import Example
 from colar.methods import base, grouping, losses
 from colar.methods.base import Batch, NoParams, Row
-from colar.methods.thinking import ThinkState, Thought
+from colar.methods.thinking import ThinkState, Thought, next_tokens
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, ragged
-from colar.ops.sampling import probability, sample_tokens
+from colar.ops.sampling import probability
 from colar.template.template import Template
 
 OPERATION = r"[0-9+\-*/=.]*[0-9+\-*/=][0-9+\-*/=.]*"
@@ -154,9 +154,7 @@ class Ruplar(base.Method):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV = state.logits()
-        chosen_B = sample_tokens(
-            logits_BV, state.temperature, state.top_p, state.uniform(), state.conditions.modes
-        )
+        chosen_B = next_tokens(state)
         info = {}
         if state.wants_info:
             info["stop_probability"] = probability(lm.template.separator_id, logits_BV)

@@ -167,11 +167,16 @@ class Thought:
     info: dict[str, Tensor] = field(default_factory=dict)
 
 
-def token_thought(lm: LatentLM, state: ThinkState, end_id: int) -> Thought:
-    """Choose a token as a thought; a row that chooses `end_id` is done."""
-    ids_B = sample_tokens(
+def next_tokens(state: ThinkState) -> Tensor:
+    """(B,) int64: the token that each row chooses at this step, by its temperature and top-p."""
+    return sample_tokens(
         state.logits(), state.temperature, state.top_p, state.uniform(), state.conditions.modes
     )
+
+
+def token_thought(lm: LatentLM, state: ThinkState, end_id: int) -> Thought:
+    """Choose a token as a thought; a row that chooses `end_id` is done."""
+    ids_B = next_tokens(state)
     # A softmax over the whole vocabulary, so it is computed only if it is read.
     info = {"logp": token_logps(state.logits(), state.temperature, ids_B)} if state.wants_info else {}
     return Thought(lm.embed(ids_B), ids_B == end_id, ids_B, info)

@@ -89,41 +89,6 @@ def sample_tokens(
     return ids_B
 
 
-@torch.no_grad()
-def is_drawn(
-    token_id: int,
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    uniform_B: Tensor,
-    modes: DrawModes | None = None,
-) -> Tensor:
-    """(B,) bool: True where this one token is drawn, at temperatures above 0; cheaper than `sample_tokens`.
-
-    The token is as probable as in `sample_tokens`, but is drawn at other uniform numbers.
-    """
-    weights_BV = _weights(logits_BV, temperature_B)
-    total_B = mass(weights_BV)
-    mine_B = devices.to_widest(weights_BV[:, token_id])
-    drawn_B = uniform_B * total_B < mine_B
-    if modes is not None and not modes.nucleus:
-        return drawn_B
-    # Below a top-p of 1 the nucleus's mass replaces the total. It is at least the goal, which decides most rows.
-    cut_B = top_p_B < 1
-    goal_B = top_p_B * total_B
-
-    def in_nucleus(at: Any) -> Tensor:
-        weights_XV, goal_X, mine_X = weights_BV[at], goal_B[at], mine_B[at]
-        edge_X1 = weights_XV[:, token_id, None]
-        equals_X = (weights_XV[:, :token_id] == edge_X1).sum(-1)
-        before_X = mass(torch.where(weights_XV > edge_X1, weights_XV, 0)) + mine_X * equals_X
-        nucleus_X = nucleus_mass(weights_XV, goal_X)
-        return (before_X < goal_X) & (uniform_B[at] * nucleus_X < mine_X)
-
-    undecided_B = cut_B & (uniform_B * goal_B < mine_B)
-    return devices.where_rows(undecided_B, in_nucleus, drawn_B & ~cut_B)
-
-
 def probability(token_id: int, logits_BV: Tensor) -> Tensor:
     """(B,) float32: the probability of one token at temperature 1."""
     weights_BV = _weights(logits_BV, torch.ones_like(logits_BV[:, 0]))
@@ -246,14 +211,6 @@ def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple
     is_before_BWW = (other_B1W > mine_BW1) | ((other_B1W == mine_BW1) & (place_W < place_W[:, None]))
     before_BW = torch.where(is_before_BWW, other_B1W, 0).sum(-1)
     return ids_BW, torch.where(before_BW < goal_B[:, None], values_BW, 0), holds_B
-
-
-def nucleus_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
-    """The mass of the nucleus whose mass reaches `goal_B`, (B,) float64."""
-    _, nucleus_BW, holds_B = in_window(weights_BV, goal_B)
-    return devices.where_rows(
-        ~holds_B, lambda at: mass(in_all(weights_BV[at], goal_B[at])), nucleus_BW.sum(-1)
-    )
 
 
 def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 sft            supervised fine-tuning: `train`;  grpo/ is reinforcement learning
 config         length and speed of a run
-rows           rows as functions of (seed, epoch, row id), their order, and the stages of iCoT and Coconut
+rows           rows as functions of (seed, epoch, row id), and their order;  curriculum: the stages of iCoT and Coconut
 objective      the loss of a batch, and a batch in parts;  trainer is transformers' Trainer around it
 resumable_run  the trainer in its folder: resume, publish;  run_folder has the files, callbacks the actions
 preflight      the longest batch, before the first step

@@ -35,7 +35,8 @@ from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import checkpoint, weights
 from colar.model.latent_lm import LatentLM
-from colar.training.rows import Curriculum, Schedule
+from colar.training.curriculum import Curriculum
+from colar.training.rows import Schedule
 from colar.training.run_folder import RunFolder
 
 

@@ -14,9 +14,10 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
 from colar.training.resumable_run import TrainResult, put_on_device, run_trainer
-from colar.training.rows import Curriculum, RowSchedule, TrainingRows
+from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate
 

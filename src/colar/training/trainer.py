@@ -41,6 +41,7 @@ from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import Curriculum
 from colar.training.objective import (
     LossTermSums,
     Objective,
@@ -51,7 +52,7 @@ from colar.training.objective import (
     part_indices,
     take,
 )
-from colar.training.rows import Curriculum, RowSchedule, Schedule, TrainingRows
+from colar.training.rows import RowSchedule, Schedule, TrainingRows
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
