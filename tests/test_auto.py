@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from families import save_untrained
+from hypothesis import given
+from hypothesis import strategies as st
 
 import colar
 from colar import files, processes, recipe, yaml_settings
@@ -278,6 +281,40 @@ def test_questions_that_are_too_long_for_the_limits_of_an_override_are_left_out(
         left_out = re.findall(r"left out \d+ of \d+ (\w+)", capsys.readouterr().err)
         assert left_out == ([] if limit == 60 else ["validation", "test"])
     assert all(few < all_ for few, all_ in zip(counts[900], counts[60], strict=True))
+
+
+def test_updates_grow_with_the_rows_on_a_gpu(tmp_path: Path) -> None:
+    """While there are a thousand of them."""
+    for rows, expected in (
+        (2_000, 32),
+        (31_999, 32),
+        (32_000, 64),
+        (100_000, 64),
+        (400_000, 256),
+        (9_000_000, 256),
+    ):
+        cot, own = _stages(replace(FACTS, rows=rows), tmp_path)
+        sizes = [each.recipe.training.per_device_train_batch_size for each in (cot, own)]
+        assert sizes == [expected, 2 * expected], rows
+    [on_cpu, _] = _stages(replace(FACTS, rows=400_000, device="cpu", bfloat16=False), tmp_path)
+    assert on_cpu.recipe.training.per_device_train_batch_size == 16
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=60), st.text(max_size=60)), min_size=1, max_size=6),
+    st.integers(0, 40),
+)
+def test_rows_that_are_not_tokenised_are_short(texts: list[tuple[str, str]], generated: int) -> None:
+    rows = [Example(str(i), f"?{a}", (f"={b}",), "1") for i, (a, b) in enumerate(texts)]
+    reader = auto_recipe.RowReader.of("tiny")
+    for context in (64, 120, 184):
+        config = copy.copy(reader.config)
+        config.max_position_embeddings = context
+        short = replace(reader, config=config)
+        lengths = [reader.tokens(row) for row in rows]
+        needed = [auto_recipe.SLOT + q + (generated or c + a) for q, c, a in lengths]
+        found = short.too_long(rows, generated or None)
+        assert list(found) == [i for i, n in enumerate(needed) if n > context]
 
 
 def test_limits_stay_within_the_context() -> None:

@@ -212,7 +212,7 @@ def test_a_stream_raises_when_the_others_have_finished(colar):
 
 def test_an_engine_is_as_new_after_a_step_that_raised(colar, monkeypatch):
     """Forwards all over the run, also of a question while others wait for theirs, fail once."""
-    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", 8)
+    monkeypatch.setattr("colar.engine.scheduler.CHUNK", 8)
     requests = colar.requests[::2]
     for at in (1, 2, 4, 6, 8):
         calls = 0
@@ -281,7 +281,7 @@ class Endless(Colar):
 
 def test_running_rows_wait_for_one_batch_of_questions_at_most(monkeypatch):
     """More questions come while others run: these take a step after each forward that reads."""
-    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", 4)
+    monkeypatch.setattr("colar.engine.scheduler.CHUNK", 4)
     lm = liven(tiny_lm("gemma3")).double()
     method = Endless(registry.build("colar").config)
     pretrained.attach(lm, method, seed=1)
@@ -332,7 +332,7 @@ def test_running_rows_wait_for_one_batch_of_questions_at_most(monkeypatch):
 
 def test_a_question_that_is_cancelled_before_its_turn(colar, monkeypatch):
     """Its other samples read it; and the rows that run are as ever."""
-    monkeypatch.setattr("colar.engine.scheduler.BATCH_POSITIONS", 4)
+    monkeypatch.setattr("colar.engine.scheduler.CHUNK", 4)
     *others, long = sorted(colar.requests, key=lambda request: len(ids(colar, request)))
     samples = [dataclasses.replace(long, id=f"s{i}", sample=i) for i in range(3)]
     engine = Engine(colar.lm, colar.method, 8)

@@ -359,7 +359,7 @@ def test_the_words_themselves_stay_as_they_are(words):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [((None, None), 32), (("auto", None), 32), (("auto:4", 8), 8), (("16", None), 16), ((4, 64), 4)],
+    [((None, 32), 32), (("auto", 32), 32), (("auto:4", 8), 8), (("16", 32), 16), ((4, 64), 4)],
 )
 def test_rows_of_a_batch(given, expected):
     assert lm_eval.rows(*given) == expected
@@ -368,7 +368,7 @@ def test_rows_of_a_batch(given, expected):
 @pytest.mark.parametrize("wrong", [0, "-3", "many"])
 def test_rows_that_are_none(wrong):
     with pytest.raises(ValueError, match="batch_size must be auto or a whole number, 1 or more"):
-        lm_eval.rows(wrong, None)
+        lm_eval.rows(wrong, 32)
 
 
 def test_the_table_of_the_pinned_libraries_has_its_headings():

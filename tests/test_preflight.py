@@ -418,7 +418,7 @@ def test_an_update_casts_no_input_of_an_adapter() -> None:
 
     loss, grads, casts = update()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora, "casts_left_to_autocast", lambda lm: contextlib.nullcontext())
+        patch.setattr(lora, "casts_left_to_autocast", lambda *_: contextlib.nullcontext())
         plain_loss, plain_grads, plain_casts = update()
     assert loss == plain_loss
     assert all(torch.equal(own, plain) for own, plain in zip(grads, plain_grads, strict=True))

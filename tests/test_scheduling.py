@@ -255,6 +255,22 @@ def test_company_is_waited_for_at_a_free_slot():
     assert len(admitted(scheduler, [])) == slots
 
 
+def batch_lengths(on_gpu: bool, lengths: list[int]) -> list[list[int]]:
+    """The lengths of the questions that are prefilled together."""
+    scheduler = Scheduler(64, on_gpu=on_gpu)
+    for i, length in enumerate(lengths):
+        scheduler.add(Entry(i, Request(str(i), "?"), tuple(range(i, i + length))), [])
+    scheduler.schedule([])
+    return [[len(entry.ids) for entry in batch] for batch in scheduler.batches]
+
+
+def test_a_gpu_prefills_more_questions_at_once() -> None:
+    """But none beside one that is fed in chunks, whose last positions are those of its last chunk."""
+    assert batch_lengths(False, [1000] * 5) == [[1000] * 2, [1000] * 2, [1000]]
+    assert batch_lengths(True, [1000] * 9) == [[1000] * 8, [1000]]
+    assert batch_lengths(True, [3000, 2048, 5, 2500]) == [[5, 2048], [2500], [3000]]
+
+
 # Questions
 
 
@@ -303,7 +319,7 @@ def test_questions_share_a_forward_within_some_positions(family, monkeypatch):
     longest = max(len(ids(case, request)) for request in case.requests)
     for most in (longest - 1, longest // 2, 7):
         for module in ("runner", "scheduler"):
-            monkeypatch.setattr(f"colar.engine.{module}.BATCH_POSITIONS", most)
+            monkeypatch.setattr(f"colar.engine.{module}.CHUNK", most)
         seen, handle = widths(case.lm)
         try:
             found = Engine(case.lm, case.method, 4).generate(case.requests)

@@ -63,7 +63,7 @@ class Piece:
 class Model:
     """A model with its method and an engine. Not thread-safe. The weights must not change."""
 
-    def __init__(self, lm: LatentLM, method: Method, batch_size: int = 32) -> None:
+    def __init__(self, lm: LatentLM, method: Method, batch_size: int | None = None) -> None:
         self.lm = lm.eval()
         self.method = method
         self.engine = Engine(lm, method, batch_size)
@@ -167,14 +167,14 @@ def load(
     dtype: str | None = None,
     backbone: str | None = None,
     device: str | torch.device | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     weights: str | None = None,
 ) -> Model:
     """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
 
     `dtype` is that of the weights (by default bfloat16 on a GPU, float32 on a CPU), `backbone` the folder or Hub id of
-    an adapter's backbone if it is not the one that its checkpoint names, `device` by default the GPU if there is
-    one. `weights` int8 or int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError if there is
-    no checkpoint.
+    an adapter's backbone if it is not the one that its checkpoint names, `device` by default the GPU if there is one.
+    `batch_size` is the number of requests computed together (by default 256 on a GPU, 32 on a CPU). `weights` int8 or
+    int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError if there is no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

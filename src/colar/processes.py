@@ -114,8 +114,11 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
 
 
 def any_process(flag: bool) -> bool:
-    """True in all processes if `flag` is True in any of them. All call it together; no GPU is synchronised."""
-    return any(gather_object([flag]))
+    """True in all processes if `flag` is True in any of them. All call it together, on the CPU."""
+    found = torch.tensor(int(flag))
+    if PartialState().num_processes > 1:
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+    return bool(found)
 
 
 def require_shared(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from colar import files, progress
+from colar.cli import options
 from colar.cli.options import dtype_of
 from colar.data import data_files
 from colar.data.catalogue import SOURCES
@@ -211,7 +212,7 @@ def engine_settings(path: str, args: argparse.Namespace) -> Any:
         backbone=_backbone_of(path, args),
         device=args.device,
         quantization=args.weights,
-        batch_size=args.batch_size,
+        batch_size=options.batch_size(args),
         eager=args.eager,
     )
 

@@ -123,7 +123,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
     limits = shared_limits(args, methods)
-    answer_settings = evaluate.AnswerSettings(**limits, batch_size=args.batch_size, eager=args.eager)
+    answer_settings = evaluate.AnswerSettings(**limits, batch_size=options.batch_size(args), eager=args.eager)
     settings = {
         "limits": limits,
         "split": args.split,

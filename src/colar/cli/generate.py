@@ -143,7 +143,7 @@ def _load_engine(folder: Path, n_requests: int, args: argparse.Namespace) -> tup
     """The model, and an engine for this number of requests."""
     lm, method = load_checkpoint(str(folder), args)
     # No more slots than requests, because each step costs time for every slot of the cache.
-    batch_size = min(args.batch_size, n_requests)
+    batch_size = min(options.batch_size(args), n_requests)
     return lm, Engine(lm, method, batch_size, cuda_graphs=False if args.eager else None)
 
 

@@ -138,12 +138,24 @@ def limit_options(parser: Parser) -> None:
 
 
 def batching_options(parser: Parser) -> None:
-    parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
+    parser.add_argument(
+        "--batch_size", type=int, help="requests computed together (default: 256 on a GPU, 32 on a CPU)"
+    )
     parser.add_argument(
         "--eager",
         action="store_true",
         help="run decode steps on a GPU without CUDA graphs, which avoid launch overhead",
     )
+
+
+def batch_size(args: argparse.Namespace) -> int:
+    """`--batch_size`, or the default of the device."""
+    # Imports torch, which the parser's --help does not wait for.
+    from colar.ops import devices
+
+    if args.batch_size is not None:
+        return int(args.batch_size)
+    return devices.requests_at_once(args.device or devices.best())
 
 
 def ray_options(parser: Parser, more: str = "") -> None:

@@ -83,7 +83,7 @@ def run_serve(args: argparse.Namespace) -> None:
         from colar.serve import ray_serve
 
         replicas = ray_serve.Replicas.parse(
-            args.ray, args.ray_address, options.cpus_of(args), args.batch_size
+            args.ray, args.ray_address, options.cpus_of(args), options.batch_size(args)
         )
     elif args.ray_address is not None or args.ray_cpus is not None:
         raise ValueError("--ray_address and --ray_cpus go with --ray, a number of replicas")
@@ -132,7 +132,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     engine = Engine(
         lm,
         method,
-        args.batch_size,
+        options.batch_size(args),
         args.token_budget,
         args.max_waiting,
         cuda_graphs=False if args.eager else None,

@@ -41,26 +41,29 @@ OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 class Engine:
     """Answers requests with one model and its method.
 
-    At most `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as needed);
-    `max_waiting` bounds the requests that wait for a slot (None: no bound). With `cuda_graphs` decode steps are
-    recorded as CUDA graphs, which avoids launch overhead (None: only on a GPU, with unsharded weights); an idle engine
-    leaves its graphs, and their cache, to the next engine of the model.
-    Weights may be trained in place between two calls, but not while requests run. ValueError for a backbone whose
-    attention the engine does not support.
+    At most `max_batch` rows run at a time (None: 256 on a GPU, 32 on a CPU), in at most `token_budget` positions of the
+    cache (None: as many as needed); `max_waiting` bounds the requests that wait for a slot (None: no bound). With
+    `cuda_graphs` decode steps are recorded as CUDA graphs, which avoids launch overhead (None: only on a GPU, with
+    unsharded weights); an idle engine leaves its graphs, and their cache, to the next engine of the model. Weights may
+    be trained in place between two calls, but not while requests run. ValueError for a backbone whose attention the
+    engine does not support.
     """
 
     def __init__(
         self,
         lm: LatentLM,
         method: Method,
-        max_batch: int = 32,
+        max_batch: int | None = None,
         token_budget: int | None = None,
         max_waiting: int | None = None,
         cuda_graphs: bool | None = None,
     ) -> None:
         if cuda_graphs is None:
             cuda_graphs = graphs.can_record(lm)
-        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, for_graphs=cuda_graphs)
+        if max_batch is None:
+            max_batch = devices.requests_at_once(lm.device)
+        on_gpu = lm.device.type == "cuda"
+        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, cuda_graphs, on_gpu)
         self.runner = Runner(lm, method, max_batch, cuda_graphs)
         self.lm = lm
         self.method = method

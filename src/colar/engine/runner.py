@@ -19,7 +19,7 @@ from torch import Tensor
 
 from colar.engine.cache import SlotCache, check_attention
 from colar.engine.graphs import Graphs, Think, columns_of, has_hooks, rows_of
-from colar.engine.scheduler import BATCH_POSITIONS
+from colar.engine.scheduler import CHUNK
 from colar.methods.base import Method
 from colar.methods.thinking import ThinkState, Thought, token_thought
 from colar.model import masks
@@ -99,8 +99,8 @@ class Runner:
         position_NT = torch.arange(longest, device=device).expand(n, -1)
         # A long question, which is prefilled by itself, is fed in chunks: the mask of all its positions at once would
         # grow with the square of its length.
-        for first in range(0, longest, BATCH_POSITIONS):
-            chunk = slice(first, min(first + BATCH_POSITIONS, longest))
+        for first in range(0, longest, CHUNK):
+            chunk = slice(first, min(first + CHUNK, longest))
             mask = self.cache.at_prefill(slot, position_NT[:, chunk], chunk.stop, embeds_NTD)
             with masks.attention(self.lm.config, self._attention()):
                 hidden_NTD = self.lm.hidden(embeds_NTD[:, chunk], mask, position_NT[:, chunk], self.cache)

@@ -18,8 +18,8 @@ Requests that are admitted together are prefilled in batches, one a step, so tha
     prefills   a b c       d           f
     joins      a b c       d e         f         e is another sample of d's question: it is copied
 
-The questions of a batch share a forward pass, right-padded, within `BATCH_POSITIONS`. A question that is longer is
-prefilled by itself, in chunks of this size.
+The questions of a batch share a forward pass, right-padded, within `CHUNK` positions (on a GPU `GPU_PREFILL`). One that
+is longer than `CHUNK` is prefilled by itself, in chunks of this size.
 """
 
 import itertools
@@ -39,9 +39,11 @@ MAX_WAIT_STEPS = 8
 SHARED_PREFILL_SLOTS = 8
 """One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
 nothing runs."""
-BATCH_POSITIONS = 2048
-"""Most positions of a forward pass of prefill, padding included, and between two decode steps unless one question has
-more."""
+CHUNK = 2048
+"""Most positions of a question that are prefilled at once."""
+GPU_PREFILL = 8192
+"""Most positions of a forward pass of prefill on a GPU, padding included; on a CPU `CHUNK`. They lie between two decode
+steps."""
 
 
 class QueueFull(RuntimeError):
@@ -146,6 +148,7 @@ class Scheduler:
         token_budget: int | None = None,
         max_waiting: int | None = None,
         for_graphs: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         limits = {"max_batch": max_batch, "token_budget": token_budget, "max_waiting": max_waiting}
         for name, value in limits.items():
@@ -156,6 +159,7 @@ class Scheduler:
         self.token_budget = token_budget
         self.max_waiting = max_waiting
         self.for_graphs = for_graphs
+        self.on_gpu = on_gpu
         self.rows_that_fit = max_batch
         """Most rows that may run; fewer than `max_batch` after memory has run out."""
         self.waiting: deque[Entry] = deque()
@@ -207,7 +211,9 @@ class Scheduler:
     def schedule(self, running: Sequence[Entry]) -> list[Entry]:
         """The batch that is prefilled in this step, [] if there is none; it stays in `batches` until it has joined."""
         if not self.batches and (admitted := self._admit(running)):
-            self.batches.extend(_batches(admitted, {entry.ids for entry in running}))
+            cached = {entry.ids for entry in running}
+            most_positions = GPU_PREFILL if self.on_gpu else CHUNK
+            self.batches.extend(_batches(admitted, cached, most_positions))
         return self.batches[0] if self.batches else []
 
     def _admit(self, running: Sequence[Entry]) -> list[Entry]:
@@ -267,7 +273,9 @@ class Scheduler:
         return least
 
 
-def _batches(entries: Sequence[Entry], cached: set[tuple[int, ...]]) -> Iterator[list[Entry]]:
+def _batches(
+    entries: Sequence[Entry], cached: set[tuple[int, ...]], most_positions: int
+) -> Iterator[list[Entry]]:
     """Batches of requests, those of one question together. The first one has those whose question is `cached`."""
     batch: list[Entry] = []
     samples_of: dict[tuple[int, ...], list[Entry]] = {}
@@ -277,7 +285,8 @@ def _batches(entries: Sequence[Entry], cached: set[tuple[int, ...]]) -> Iterator
     n_questions = 0
     # Sorted, because questions of similar length waste the least padding. All of a batch are padded to its last one.
     for ids in sorted(samples_of, key=len):
-        if n_questions and (n_questions + 1) * len(ids) > BATCH_POSITIONS:
+        too_many = (n_questions + 1) * len(ids) > most_positions
+        if n_questions and (too_many or len(ids) > CHUNK):
             yield batch
             batch, n_questions = [], 0
         batch += samples_of[ids]

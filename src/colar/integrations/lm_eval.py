@@ -44,11 +44,10 @@ from colar.engine.request import DECODINGS, Decoding, Request, decoding_of
 from colar.evaluation.evaluate import answer_all
 from colar.methods import pretrained as checkpoints
 from colar.methods import registry
+from colar.ops import devices
 from colar.ops.noise import seed_from
 
 TASKS = Path(__file__).parent / "tasks"
-BATCH_SIZE = 32
-"""Batch size if lm-eval passes "auto" or nothing."""
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that tasks use for the maximum answer length; the first that is given counts, as in lm-eval's own models."""
 DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
@@ -89,7 +88,7 @@ class ColarLM(LM):  # type: ignore[misc]
         )
         self.params = registry.make_params(self.method, params)
         self.decoding = decoding_of(self.method, max_latents=max_latents, max_completion_length=max_gen_toks)
-        self.batch_size = rows(batch_size, max_batch_size)
+        self.batch_size = rows(batch_size, max_batch_size or devices.requests_at_once(self.lm.device))
         self.seed = seed
 
     def set_cache_hook(self, cache_hook: Any) -> None:
@@ -152,11 +151,11 @@ def device_for(device: str | None) -> str:
     return "cpu" if device is None or device.startswith("cuda") else device
 
 
-def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
-    """Batch size from lm-eval's two options."""
+def rows(batch_size: int | str | None, most: int) -> int:
+    """Batch size from lm-eval's option; `most` where it is "auto"."""
     # lm-eval also has "auto:N" (measure the size anew N times): nothing is measured here.
     if batch_size is None or str(batch_size).startswith("auto"):
-        return max_batch_size or BATCH_SIZE
+        return most
     if not str(batch_size).isdecimal() or int(batch_size) < 1:
         raise ValueError(f"batch_size must be auto or a whole number, 1 or more, got {batch_size!r}")
     return int(batch_size)

@@ -2,12 +2,12 @@
 
 import contextlib
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.helpers import disable_input_dtype_casting
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
@@ -102,15 +102,27 @@ def check_ends(peft_lm: PeftModel) -> None:
         )
 
 
-def casts_left_to_autocast(lm: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Inside autocast, leave the dtype of an adapter's input to autocast.
+def adapted_layers(lm: nn.Module) -> list[BaseTunerLayer]:
+    """The layers with an adapter; none if there is no adapter."""
+    return [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
+
+
+@contextlib.contextmanager
+def casts_left_to_autocast(layers: Sequence[Any], device: torch.device) -> Iterator[None]:
+    """Inside autocast, leave the dtype of the input of these adapted layers to autocast.
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
-    adapted linear in an update, for the same numbers. Outside autocast peft's cast is needed.
+    adapted linear in an update, for the same numbers. Outside autocast peft's cast is needed. (peft's own
+    `disable_input_dtype_casting` searches the whole model twice for each forward.)
     """
-    is_autocast = torch.is_autocast_enabled(next(lm.parameters()).device.type)
-    casts_disabled: contextlib.AbstractContextManager[None] = disable_input_dtype_casting(lm, is_autocast)
-    return casts_disabled
+    switched = layers if torch.is_autocast_enabled(device.type) else ()
+    for layer in switched:
+        layer.cast_input_dtype_enabled = False
+    try:
+        yield
+    finally:
+        for layer in switched:
+            layer.cast_input_dtype_enabled = True
 
 
 def adapted_weights(peft_lm: PeftModel) -> list[nn.Parameter]:

@@ -155,16 +155,17 @@ def _tolerance(causal_lm: PreTrainedModel) -> float:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block, and restore the model's mode after it."""
-    was_training = model.training
-    # `eval` walks through all modules, and an engine enters this block in every step.
-    if was_training:
-        model.eval()
+    """Switch dropout off inside the block, and restore the mode of each module after it."""
+    # Walking through all modules takes milliseconds, and an engine enters this block in every step. A model's own
+    # flag is written past `nn.Module.__setattr__`, which takes ten times as long.
+    flags = [vars(module) for module in model.modules() if module.training] if model.training else []
+    for flag in flags:
+        flag["training"] = False
     try:
         yield
     finally:
-        if was_training:
-            model.train()
+        for flag in flags:
+            flag["training"] = True
 
 
 @contextlib.contextmanager

@@ -26,6 +26,11 @@ def best() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def requests_at_once(device: str | torch.device) -> int:
+    """The default number of requests that run at once: a GPU's step takes hardly longer for 256 rows than for 32."""
+    return 256 if torch.device(device).type == "cuda" else 32
+
+
 def computes_bfloat16(device: torch.device) -> bool:
     """True if the device has bfloat16 arithmetic.
 

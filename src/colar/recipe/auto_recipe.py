@@ -10,6 +10,7 @@ import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ from colar.model import backbones
 from colar.ops import devices
 from colar.template.template import Format, Template, TemplateConfig
 
+MEASURED = 20_000
+"""Most rows whose lengths are measured; of more, as many that are drawn."""
+TURN = 32
+"""More tokens than a chat template writes around a turn."""
 PERCENTILE = 99.5
 """Percentile of the rows' lengths from which the limits of generation follow."""
 SLOT = 32
@@ -88,6 +93,13 @@ class Facts:
     def on_cpu(self) -> bool:
         return self.device == "cpu"
 
+    def update(self, epochs: int) -> int:
+        """Rows of an update on GPUs: 32, and up to 256 while there are a thousand updates."""
+        rows = 32
+        while rows < 256 and self.rows * epochs >= 2 * rows * 1000:
+            rows *= 2
+        return rows
+
     def share(self, rows: int, multiple: int = 1) -> int:
         """Rows of each process, a multiple of `multiple`, so that an update of all processes has about `rows`."""
         return max(1, rows // self.processes // multiple) * multiple
@@ -130,8 +142,13 @@ class RowReader:
         A row needs positions for its question, chain and answer; with `generated`, for the question and that many more.
         """
         context = backbones.context_of(self.config)
+        # A token has one byte of text or more, so that of short rows none needs to be tokenised.
+        around = SLOT + len(self.template.question("")) + (generated or 0)
         reasons = {}
         for index, example in enumerate(examples):
+            texts = [example.question, *example.steps, example.answer, *(text for _, text in example.context)]
+            if around + sum(TURN + len(text.encode()) for text in texts) <= context:
+                continue
             question, chain, answer = self.tokens(example)
             n = SLOT + question + (chain + answer if generated is None else generated)
             if n > context:
@@ -147,7 +164,8 @@ class RowReader:
 
 def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None = None) -> Facts:
     """The facts about a backbone and the training rows."""
-    lengths = np.array([reader.tokens(example) for example in examples])
+    sample = examples if len(examples) <= MEASURED else Random(0).sample(examples, MEASURED)
+    lengths = np.array([reader.tokens(example) for example in sample])
     question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()
     device = device or devices.best()
     fast = devices.computes_bfloat16(torch.device(device))
@@ -236,7 +254,8 @@ def make_recipe(
     room = max(2, facts.context - facts.question - SLOT)
     answer = min(math.ceil(ROOM * facts.answer) + 4, room // 2)
     chain = min(math.ceil(ROOM * facts.chain) + 4, room - answer)
-    limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": 64 if facts.lora else 256}
+    at_once = 64 if facts.lora and facts.on_cpu else 256
+    limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": at_once}
     why.append(
         f"limits: {PERCENTILE}% of chains have at most {facts.chain} tokens, of answers {facts.answer}"
     )
@@ -251,7 +270,7 @@ def make_recipe(
     if judge is not None:
         tree["data"]["judge"] = judge
     why.append(f"template: {facts.prompt_format}")
-    own, note = _method_stage(facts, method)
+    own, note = _method_stage(facts, method, tree["training"]["num_train_epochs"])
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
     if grpo:
@@ -270,7 +289,7 @@ def _training(facts: Facts) -> dict[str, Any]:
     batch = 8 if facts.rows * epochs < 8_000 else 16
     training: dict[str, Any] = {
         "num_train_epochs": epochs,
-        "per_device_train_batch_size": facts.share(batch if on_cpu else 32),
+        "per_device_train_batch_size": facts.share(batch if on_cpu else facts.update(epochs)),
         "learning_rate": _rate(facts),
         "lr_scheduler_type": "linear" if scratch else "cosine",
         "warmup_steps": 0.05,
@@ -302,7 +321,7 @@ def _rate(facts: Facts) -> float:
     return 4e-4 if facts.parameters < 2e9 else 2e-4
 
 
-def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
+def _method_stage(facts: Facts, method: str, epochs: int) -> tuple[dict[str, Any], str]:
     """The stage of SFT by the method, and the reason for its grouping."""
     training: dict[str, Any] = {"modules_learning_rate": 6e-3 if facts.scratch else 1e-3}
     if method == "colar":
@@ -325,7 +344,9 @@ def _method_stage(facts: Facts, method: str) -> tuple[dict[str, Any], str]:
     }
     if facts.lora:
         training["draws_per_example"] = DRAWS
-        training["per_device_train_batch_size"] = facts.share(32 if facts.on_cpu else 64, DRAWS)
+        training["per_device_train_batch_size"] = facts.share(
+            32 if facts.on_cpu else 2 * facts.update(epochs), DRAWS
+        )
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"

@@ -47,7 +47,9 @@ NARROW = 2.0
 TOO_WIDE = 0.05
 """Half width of a 95% interval from which rows are too few to choose by."""
 TIMED_SINGLY = 16
-"""Questions that are timed one at a time."""
+"""Questions that are timed one at a time,"""
+MOST_SECONDS_SINGLY = 60.0
+"""unless those before have taken as long as this."""
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,12 @@ def _time_singly(
     medians = {}
     with progress.bar("timing, one question at a time", len(params) * len(examples)) as bar:
         for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
-            seconds = []
+            seconds: list[float] = []
             for example in examples:
-                [completion] = engine.generate([evaluate.make_request(point, example, settings)])
-                seconds.append(completion.seconds)
+                # Long chains take minutes each, for which other processes would not wait.
+                if sum(seconds) < MOST_SECONDS_SINGLY:
+                    [completion] = engine.generate([evaluate.make_request(point, example, settings)])
+                    seconds.append(completion.seconds)
                 bar.update()
             medians[system_key(point.cell.system)] = statistics.median(seconds)
     files.write_json(path, {**stored, "alone": medians})

@@ -163,6 +163,9 @@ def load_model(recipe: Recipe, method: Method) -> LatentLM:
                 f"separator: {lm.template.config.separator} ({SEPARATORS[0]} is not one token of this tokenizer)"
             )
         pretrained.attach(lm, method, seed)
+    if not recipe.training.fsdp:
+        # A check of a large model on a CPU takes minutes.
+        lm.to(recipe.training.device_type)
     # Otherwise the engine would refuse the backbone at the first validation, or once training has ended. Checked before
     # the attention is replaced, because the engine uses this one if the other takes no mask.
     cache.check_attention(lm.causal_lm)

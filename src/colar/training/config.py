@@ -166,11 +166,14 @@ class TrainingConfig:
             )
 
     @property
+    def device_type(self) -> str:
+        """The device that the run trains on: cuda, mps or cpu. Of several GPUs it is the process's own."""
+        return self.device or devices.best()
+
+    @property
     def on_cpu(self) -> bool:
         """True where the run trains on the CPU."""
-        if self.device is None:
-            return not torch.cuda.is_available()
-        return self.device == "cpu"
+        return self.device_type == "cpu"
 
     def check_validation(self, wanted: bool) -> None:
         """Raise ValueError if validation is requested for a model that is split between processes."""

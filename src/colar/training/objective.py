@@ -44,6 +44,7 @@ class Objective(nn.Module):
         super().__init__()
         self.lm = lm
         self.method = method
+        self.adapted_layers = lora.adapted_layers(lm)
 
     def forward(
         self,
@@ -59,7 +60,7 @@ class Objective(nn.Module):
         part of the loss.
         """
         tensors = {**(batch or {}), **tensors}
-        with lora.casts_left_to_autocast(self.lm.causal_lm):
+        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.device):
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"

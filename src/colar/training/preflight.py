@@ -103,9 +103,13 @@ def before_training(trainer: LatentTrainer) -> LongestBatch:
     If it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
     results stay the same. ValueError if one row alone does not fit.
     """
-    batch = trainer.longest_batch()
-    # Compiled layers would be compiled for this one batch.
-    with torch.compiler.set_stance("force_eager"):
+    batch, causal_lm = trainer.longest_batch(), trainer.objective.lm.causal_lm
+    # Compiled layers would be compiled for this one batch. On a GPU fused ones need about as little memory.
+    like_compiled = causal_lm.device.type != "cpu" and trainer.config.compile
+    with (
+        torch.compiler.set_stance("force_eager"),
+        fused(causal_lm) if like_compiled else contextlib.nullcontext(),
+    ):
         measured = measure_batch(trainer, batch)
         while measured is None:
             halve(trainer, batch)

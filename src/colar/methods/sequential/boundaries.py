@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from colar.methods import grouping
-from colar.ops import devices
+from colar.ops import devices, ragged
 from colar.template.template import Template
 
 DIGITS = tuple("0123456789")
@@ -247,16 +247,27 @@ class Windows:
 
         A group starts where the one before it ended, and c allows it as many units as if none had been cut.
         """
-        columns: list[Tensor] = []
-        start_B = torch.zeros_like(lengths_B)
-        # A group's start depends on where the one before it ended, so that all rows advance one group at a time.
-        while bool((start_B < lengths_B).any()):
-            step_B = torch.full_like(lengths_B, len(columns))
-            most_units_B = grouping.nominal_units(step_B, c_B, phase_B)
-            size_B = self.sizes_at(start_B[:, None], most_units_B[:, None])[:, 0]
-            columns.append(torch.minimum(size_B, lengths_B - start_B))
-            start_B = start_B + columns[-1]
-        return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
+        K = int(lengths_B.max()) if len(lengths_B) else 0
+        step_K = torch.arange(K, device=lengths_B.device)
+        most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
+        # Sizes from every token on, in lists: a group's start depends on where the one before it ended, and a step of
+        # that in Python costs a hundredth of one in tensors.
+        sizes_by_units = {
+            units: (self.units_BTG <= units).sum(-1).tolist()
+            for units in set(most_units_BK.flatten().tolist())
+        }
+        rows = []
+        for b, (most_units_K, length) in enumerate(
+            zip(most_units_BK.tolist(), lengths_B.tolist(), strict=True)
+        ):
+            start = 0
+            sizes: list[int] = []
+            while start < length:
+                size = sizes_by_units[most_units_K[len(sizes)]][b][start]
+                sizes.append(min(size, length - start))
+                start += sizes[-1]
+            rows.append(sizes)
+        return ragged.pad(rows)[0].to(lengths_B.device)
 
     def sizes_at(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
         """The number of tokens of groups that start at `starts_BK` and have at most `most_units_BK` units, (B, K)."""
