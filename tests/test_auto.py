@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from families import save_untrained
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import colar
@@ -300,6 +300,7 @@ def test_updates_grow_with_the_rows_on_a_gpu(tmp_path: Path) -> None:
     assert on_cpu.recipe.training.per_device_train_batch_size == 16
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.text(max_size=60), st.text(max_size=60)), min_size=1, max_size=6),
     st.integers(0, 40),
@@ -307,7 +308,8 @@ def test_updates_grow_with_the_rows_on_a_gpu(tmp_path: Path) -> None:
 def test_rows_that_are_not_tokenised_are_short(texts: list[tuple[str, str]], generated: int) -> None:
     rows = [Example(str(i), f"?{a}", (f"={b}",), "1") for i, (a, b) in enumerate(texts)]
     reader = auto_recipe.RowReader.of("tiny")
-    for context in (64, 120, 184):
+    # Multiples of `backbones.CONTEXT_MULTIPLE`.
+    for context in (64, 128, 192):
         config = copy.copy(reader.config)
         config.max_position_embeddings = context
         short = replace(reader, config=config)
