@@ -27,12 +27,13 @@ from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
 from colar.ops import devices
-from colar.recipe import auto_recipe, auto_speeds, parsing
+from colar.recipe import auto_recipe, auto_run, auto_speeds, facts, parsing
 from colar.recipe.auto_run import AutoCall, finish, prepare_run, prepared
+from colar.recipe.facts import SLOT, Facts, RowReader, facts_of
 from colar.training.run_folder import AutoFolder
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
-FACTS = auto_recipe.Facts(
+FACTS = Facts(
     model="someone/model-500m",
     parameters=500_000_000,
     context=4096,
@@ -51,14 +52,14 @@ FACTS = auto_recipe.Facts(
 )
 
 
-def _stages(found: auto_recipe.Facts, folder: Path, **asked: Any) -> list[Any]:
+def _stages(found: Facts, folder: Path, **asked: Any) -> list[Any]:
     tree, why = auto_recipe.make_recipe(found, str(folder / "run"), **asked)
     return recipe.load_stages(auto_recipe.write_recipe(folder / "recipe.yaml", tree, why))
 
 
 @pytest.mark.parametrize("method", auto_recipe.METHODS)
 @pytest.mark.parametrize(
-    "facts",
+    "found",
     [
         FACTS,
         replace(FACTS, device="cpu", bfloat16=False),
@@ -66,8 +67,8 @@ def _stages(found: auto_recipe.Facts, folder: Path, **asked: Any) -> list[Any]:
         replace(FACTS, model="tiny", parameters=800_000, device="cpu", bfloat16=False, rows=300),
     ],
 )
-def test_the_recipe_is_one_that_can_be_read(facts: auto_recipe.Facts, method: str, tmp_path: Path) -> None:
-    cot, own, reinforced = _stages(facts, tmp_path, method=method, grpo=True)
+def test_the_recipe_is_one_that_can_be_read(found: Facts, method: str, tmp_path: Path) -> None:
+    cot, own, reinforced = _stages(found, tmp_path, method=method, grpo=True)
     assert [stage.recipe.method["name"] for stage in (cot, own, reinforced)] == ["cot", method, method]
     assert own.recipe.model.init_from == f"{tmp_path}/run/cot/best"
     assert reinforced.recipe.grpo is not None
@@ -142,7 +143,7 @@ def test_all_weights_are_not_trained_at_an_adapters_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    monkeypatch.setattr(auto_recipe, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(auto_run, "facts_of", lambda *_: FACTS)
     all_weights = ["--model.lora", "null"]
     with pytest.raises(
         ValueError, match="--model.lora null trains all weights, .* give --training.learning_rate"
@@ -307,37 +308,52 @@ def test_updates_grow_with_the_rows_on_a_gpu(tmp_path: Path) -> None:
 )
 def test_rows_that_are_not_tokenised_are_short(texts: list[tuple[str, str]], generated: int) -> None:
     rows = [Example(str(i), f"?{a}", (f"={b}",), "1") for i, (a, b) in enumerate(texts)]
-    reader = auto_recipe.RowReader.of("tiny")
+    reader = RowReader.of("tiny")
     # Multiples of `backbones.CONTEXT_MULTIPLE`.
     for context in (64, 128, 192):
         config = copy.copy(reader.config)
         config.max_position_embeddings = context
         short = replace(reader, config=config)
         lengths = [reader.tokens(row) for row in rows]
-        needed = [auto_recipe.SLOT + q + (generated or c + a) for q, c, a in lengths]
+        needed = [SLOT + q + (generated or c + a) for q, c, a in lengths]
         found = short.too_long(rows, generated or None)
         assert list(found) == [i for i, n in enumerate(needed) if n > context]
+
+
+def test_of_many_rows_some_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Example(str(i), "?", ("=" * (1 + i % 7),), "1") for i in range(400)]
+    reader, whole = RowReader.of("tiny"), RowReader.tokens
+    read: list[Example] = []
+
+    def tokens(reader: RowReader, example: Example) -> tuple[int, int, int]:
+        read.append(example)
+        return whole(reader, example)
+
+    monkeypatch.setattr(facts, "MEASURED", 100)
+    monkeypatch.setattr(RowReader, "tokens", tokens)
+    found = facts_of(reader, rows, device="cpu")
+    assert (found.rows, found.chain, len(set(read))) == (400, 7, 100)
 
 
 def test_limits_stay_within_the_context() -> None:
     tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
     assert limits["max_completion_length"] == 29
-    assert limits["max_latents"] == 4096 - 400 - auto_recipe.SLOT - 29
+    assert limits["max_latents"] == 4096 - 400 - SLOT - 29
 
 
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), rows, device="cpu")
+    found = facts_of(RowReader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (found.rows, found.chain, found.answer) == (40, 7, 1)
     assert found.equations
     assert not found.digits
     assert found.judged
     assert found.prompt_format == "plain"
-    assert auto_recipe.facts_of(auto_recipe.RowReader.of("tiny-digits"), rows, device="cpu").digits
+    assert facts_of(RowReader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), words, device="cpu")
+    found = facts_of(RowReader.of("tiny"), words, device="cpu")
     assert not found.equations
     assert not found.judged
 
@@ -469,6 +485,23 @@ def test_what_was_answered_otherwise_is_asked_again(tmp_path: Path, monkeypatch:
             assert asked == [each if is_first else 0 for each in n for _ in range(4)]
             seconds = files.read_json(tmp_path / "run" / "results" / "records-latents.json")["alone"]
             assert len(seconds) == 4
+
+
+def test_no_more_questions_are_timed_than_a_minute_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But one: other processes wait for these."""
+    lm, method = pretrained.load(save_untrained(tmp_path / "start"))
+    rows = [Example(str(i), "1 + 1?", (), "2") for i in range(3)]
+    model = evaluate.EvaluatedModel("model", lm, method)
+    settings = evaluate.AnswerSettings(max_latents=2, max_completion_length=2)
+    timed: list[float] = []
+    monkeypatch.setattr(auto_speeds.statistics, "median", lambda seconds: timed.append(len(seconds)))
+    for limit in (60.0, 1e-9):
+        monkeypatch.setattr(auto_speeds, "MOST_SECONDS_SINGLY", limit)
+        files.write_json(tmp_path / "records.json", {})
+        auto_speeds._time_singly(model, [method.Params()], rows, settings, tmp_path / "records.jsonl")
+    assert timed == [3, 1]
 
 
 @pytest.mark.parametrize("changed", ["max_latents", "max_completion_length"])

@@ -27,6 +27,7 @@ from colar.look.diagnosis import reference_rows
 from colar.methods import registry
 from colar.methods.pretrained import attach, load, save
 from colar.recipe import auto_recipe
+from colar.recipe.facts import RowReader, facts_of
 from colar.template.template import Template, TemplateConfig
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -453,12 +454,9 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert rows[0].context == (("system", "Be brief."),)
 
     folder = str(tmp_path / "model")
-    found = auto_recipe.facts_of(auto_recipe.RowReader.of(folder), rows, device="cpu")
+    found = facts_of(RowReader.of(folder), rows, device="cpu")
     assert found.prompt_format == "chat"
-    assert (
-        auto_recipe.facts_of(auto_recipe.RowReader.of(folder, "plain"), rows, device="cpu").prompt_format
-        == "plain"
-    )
+    assert facts_of(RowReader.of(folder, "plain"), rows, device="cpu").prompt_format == "plain"
     tree, why = auto_recipe.make_recipe(found, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why
     files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
@@ -475,7 +473,7 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert request.context == tuple(context)
     assert answer.completion.token_ids == reference.complete(model.lm, model.method, request).token_ids
     with pytest.raises(ValueError, match="--template chat: the tokenizer of tiny has no chat template"):
-        auto_recipe.RowReader.of("tiny", "chat")
+        RowReader.of("tiny", "chat")
 
 
 def test_one_question_after_other_turns_is_another(tmp_path):

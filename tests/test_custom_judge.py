@@ -17,6 +17,7 @@ from colar.data import sources, user_rows
 from colar.data.example import Example
 from colar.data.judge import Verdict, judge_name, judge_settings, judged_by, load_judge, verdict
 from colar.recipe import auto_recipe
+from colar.recipe.facts import RowReader, facts_of
 from colar.training.grpo import rewards
 
 CODE = '''
@@ -166,7 +167,7 @@ def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> 
     assert {row.judge for rows in recipe.load_example_sets(data) for row in rows} == {
         "judges_of_mine:mirrored"
     }
-    found = auto_recipe.facts_of(auto_recipe.RowReader.of("tiny"), ROWS, device="cpu")
+    found = facts_of(RowReader.of("tiny"), ROWS, device="cpu")
     tree, _ = auto_recipe.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
     assert tree["data"]["judge"] == "judges_of_mine:mirrored"
     with pytest.raises(ValueError, match="--grpo needs answers that can be judged .* give --judge"):

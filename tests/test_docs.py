@@ -210,8 +210,7 @@ def test_the_python_of_the_usage_page_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(colar, "push_to_hub", lambda *args: pushed.append(args), raising=False)
     [code] = blocks(ROOT / "docs" / "usage.md", "python")
     exec(compile(code, "usage.md", "exec"), {})
-    assert pushed == [("my-colar", "me/my-colar")]
-    assert pretrained.load(tmp_path / "my-colar")[1].name == "colar"
+    assert pushed == [("runs/mine", "me/mine")]
 
 
 def test_the_picture_of_the_idea_is_drawn(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ from colar.methods.sequential.decoder import Ending
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.ops.sampling import DrawModes
-from colar.recipe import auto_recipe
+from colar.recipe.facts import RowReader, facts_of, without_spaces
 from colar.template.template import Template, TemplateConfig
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -585,11 +585,16 @@ def test_signs_that_are_joined_to_spaces_are_said(capsys: pytest.CaptureFixture[
     assert equations.are_seen(template, [apart] * 9 + [joined])
     assert not equations.are_seen(template, [apart] * 8 + [joined] * 2)
     # Auto then chooses tokens, and a recipe that names equations is warned.
-    reader = auto_recipe.RowReader("tiny", LlamaConfig(), template)
+    reader = RowReader("tiny", LlamaConfig(), template)
     for steps in (joined, apart):
         rows = [Example(str(i), "q", steps, "1") for i in range(30)]
-        facts = auto_recipe.facts_of(reader, rows, device="cpu")
-        assert (facts.equations, facts.digits, facts.signs) == (True, True, steps == apart)
+        found = facts_of(reader, rows, device="cpu")
+        assert (found.equations, found.digits, found.signs) == (True, True, steps == apart)
+    # It leaves out the spaces, but none that parts two numbers.
+    dense = without_spaces(
+        Example("0", "q", ("48 / 2 = 24", "<<3 + 1 = 4>>", "3 1/2 = 3.5", "Half of - them."), "1")
+    )
+    assert dense.steps == ("48/2=24", "<<3+1=4>>", "3 1/2=3.5", "Half of - them.")
     lm, method = made("llama", grouping="equations")
     lm.template = template
     capsys.readouterr()

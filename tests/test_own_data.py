@@ -182,19 +182,37 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_as_people_have_them(name: str) -> None:
     row, question, steps, answer = LAYOUTS[name]
-    for spelt in (str, str.title, str.upper, " {} ".format):
+    spellings = (str,) if name in ("a program", "MathQA") else (str, str.title, str.upper, " {} ".format)
+    for spelt in spellings:
         example = _read({spelt(column): value for column, value in row.items()})
         assert (example.question, example.steps, example.answer) == (question, steps, answer)
 
 
 def test_columns_that_only_case_tells_apart_are_told_apart() -> None:
     assert _read({"Answer": "not this", "question": "q", "answer": "4", "ANSWER": "nor this"}).answer == "4"
-    asked = answer_files.question_row("a.csv:2", {"Question": "q", "Topic": "sums", " ID": 7}, "1")
-    assert asked == {"question": "q", "Topic": "sums", "id": "7", "context": ()}
+    assert _read({"Answer": "4", "question": "q", "answer": None}).answer == "4"
+    # Of a subject and its code there are many rows.
+    for other in ("ID", "Code"):
+        rows = user_rows.read([{"Question": f"{i}?", "Answer": "4", other: "algebra"} for i in range(2)])
+        assert [row.id for row in rows.examples] == ["rows/train/0", "rows/train/1"]
+    asked = answer_files.question_row("a.csv:2", {"Question": "q", "Topic": "sums", "ID": 7}, "1")
+    assert asked == {"question": "q", "Topic": "sums", "ID": 7, "id": "1", "context": ()}
     with pytest.raises(ValueError, match="there are Answer, Ask"):
         _read({"Ask": "q", "Answer": "4"})
     # A name that the user gives is that of the file.
     assert _read({"Ask": "q", "Answer": "4"}, {"question": "Ask", "answer": "Answer"}).answer == "4"
+
+
+def test_a_formula_beside_an_answer_is_not_mathqas() -> None:
+    row = {"problem": "What is 2 + 3?", "linear_formula": "add(2,3)|", "rationale": "We add.", "answer": "5"}
+    assert _read(row).steps == ("We add.",)
+
+
+def test_a_column_that_a_question_may_need_is_named_as_the_file_does() -> None:
+    found = user_rows.read([{"question": "q", "answer": "4", " Options ": "a) 4"}])
+    assert found.unread() == ["the column  Options  is not read: write its text into the question"]
+    row = {"Passage": "q", "Answer": "4"}
+    assert user_rows.read([row], {"question": "Passage", "answer": "Answer"}).unread() == []
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, str] | None]] = {

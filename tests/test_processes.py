@@ -163,7 +163,7 @@ def colar(words: list[str], dies_at: int = 0, number: int = signal.SIGKILL) -> i
             left[0] -= 1
             if left[0] == 0 and dies_at > 0:
                 os.kill(os.getpid(), number)
-            if left[0] == 0:
+            elif left[0] == 0:
                 time.sleep(60)
             return whole(*arguments, **named)
 

@@ -174,7 +174,7 @@ def load(
 
     `dtype` is that of the weights (by default bfloat16 on a GPU, float32 on a CPU), `backbone` the folder or Hub id of
     an adapter's backbone if it is not the one that its checkpoint names, `device` by default the GPU if there is one.
-    `batch_size` is the number of requests computed together (by default 256 on a GPU, 32 on a CPU). `weights` int8 or
+    `batch_size` is the number of requests computed together (by default 256 on a CUDA GPU, else 32). `weights` int8 or
     int4 quantises linear layers (needs torchao, int8 on a CPU excepted). ValueError if there is no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

@@ -8,7 +8,7 @@ the others would wait for it in vain, so errors reach all:
     any_process(flag)                True in all where it is True in one
     locked(folder)                   one run writes into a folder; another one gets an error
 
-Values are pickled and sent on the CPU.
+Values are pickled and sent on the CPU, a flag as a number.
 """
 
 import errno
@@ -114,10 +114,14 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
 
 
 def any_process(flag: bool) -> bool:
-    """True in all processes if `flag` is True in any of them. All call it together, on the CPU."""
-    found = torch.tensor(int(flag))
-    if PartialState().num_processes > 1:
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+    """True in all processes if `flag` is True in any of them. All call it together."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return flag
+    # On the CPU, without waiting for a GPU, unless a caller's own group has GPUs only.
+    on_cpu = "cpu:" in distributed.get_backend_config()
+    found = torch.tensor(int(flag), device="cpu" if on_cpu else state.device)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX)
     return bool(found)
 
 

@@ -71,9 +71,9 @@ def _show_user_rows(args: argparse.Namespace) -> None:
     for line in rows.summary():
         print(line)
     # This import needs torch, which the other `data` commands do not.
-    from colar.recipe import auto_recipe
+    from colar.recipe.facts import LONGER, RowReader
 
-    reader = auto_recipe.RowReader.of(args.model)
+    reader = RowReader.of(args.model)
     lengths = sorted(reader.tokens(example)[1] for example in rows.examples)
     middle = lengths[len(lengths) // 2]
     print(
@@ -82,7 +82,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
     if too_long := reader.too_long(rows.examples):
         print(
             f"{len(too_long):,} of {len(lengths):,} rows are too long to train on ({next(iter(too_long.values()))}): "
-            f"{auto_recipe.LONGER}"
+            f"{LONGER}"
         )
     if split != "train":
         return

@@ -139,7 +139,9 @@ def limit_options(parser: Parser) -> None:
 
 def batching_options(parser: Parser) -> None:
     parser.add_argument(
-        "--batch_size", type=int, help="requests computed together (default: 256 on a GPU, 32 on a CPU)"
+        "--batch_size",
+        type=int,
+        help="requests computed together (default: 256 on a CUDA GPU, 32 on others and with --ray)",
     )
     parser.add_argument(
         "--eager",
@@ -155,6 +157,9 @@ def batch_size(args: argparse.Namespace) -> int:
 
     if args.batch_size is not None:
         return int(args.batch_size)
+    if getattr(args, "ray", None) is not None:
+        # The devices that will answer are not known here.
+        return devices.requests_at_once("cpu")
     return devices.requests_at_once(args.device or devices.best())
 
 

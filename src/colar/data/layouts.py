@@ -3,7 +3,7 @@
 | layout | columns |
 |---|---|
 | chat | messages (role, content) or conversations (from, value); prompt and completion, at least one a list (TRL's) |
-| MathQA | Problem, linear_formula, options, correct |
+| MathQA | problem, linear_formula, options, correct |
 | program | question, and a column with a straight-line Python program, but none for reasoning alone |
 | solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER`: Coconut's, GSM8K's, MATH's |
 
@@ -53,11 +53,8 @@ REASONING = (
 )
 PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
 TURNS = ("messages", "conversations")
-KNOWN = {
-    *QUESTION, *ANSWER, *REASONING, *PROGRAM, *TURNS, "answer_type", "context", "correct", "id", "linear_formula",
-    "options", "system",
-}  # fmt: skip
-"""Columns that a layout reads; a file may write them as `Question`."""
+KNOWN = {*QUESTION, *ANSWER, *REASONING, *TURNS, "answer_type", "context", "system"}
+"""Columns that a layout reads in any case (`Question`). `ID` and `Code` are often a subject's, not the row's."""
 KEYS = ("question", "steps", "answer")
 """Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
@@ -112,7 +109,11 @@ def known_names(row: Row) -> Row:
     found: dict[Any, Any] = {}
     for name, value in row.items():
         plain = str(name).strip().lower()
-        found[plain if plain in KNOWN and plain not in row and plain not in found else name] = value
+        is_free = row.get(plain) is None and found.get(plain) is None
+        spelt = plain if plain in KNOWN and is_free else name
+        # A null does not replace what another spelling has.
+        if value is not None or spelt not in found:
+            found[spelt] = value
     return found
 
 
@@ -370,8 +371,8 @@ def _is_common(row: Row) -> bool:
 LAYOUTS = (
     Layout("chat", "messages, conversations, or prompt and completion", _is_chat, parse_chat),
     Layout(
-        "MathQA", "Problem, linear_formula, options, correct",
-        lambda row: {"problem", "linear_formula"} <= row.keys(), _mathqa,
+        "MathQA", "problem, linear_formula, options, correct",
+        lambda row: {"problem", "linear_formula"} <= row.keys() and not _has(row, ANSWER), _mathqa,
     ),
     Layout("program", "a question and a Python program", _is_program, _program),
     Layout("solution", "a question, an answer, perhaps its reasoning", _is_common, parse_solution),

@@ -95,8 +95,9 @@ class UserRows:
         """Warnings about columns that a question may need, and that are not read."""
         return [
             f"the column {column} is not read: write its text into the question"
-            for column in PARTS_OF_QUESTION
-            if column in map(str.lower, self.columns) and column not in self.layout.about
+            for column in self.columns
+            if column.strip().lower() in PARTS_OF_QUESTION
+            and column.strip().lower() not in self.layout.about.lower()
         ]
 
     def require_chains(self) -> None:

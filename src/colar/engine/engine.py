@@ -41,8 +41,8 @@ OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 class Engine:
     """Answers requests with one model and its method.
 
-    At most `max_batch` rows run at a time (None: 256 on a GPU, 32 on a CPU), in at most `token_budget` positions of the
-    cache (None: as many as needed); `max_waiting` bounds the requests that wait for a slot (None: no bound). With
+    At most `max_batch` rows run at a time (None: 256 on a CUDA GPU, else 32), in at most `token_budget` cache positions
+    (None: as many as needed); `max_waiting` bounds the requests that wait for a slot (None: no bound). With
     `cuda_graphs` decode steps are recorded as CUDA graphs, which avoids launch overhead (None: only on a GPU, with
     unsharded weights); an idle engine leaves its graphs, and their cache, to the next engine of the model. Weights may
     be trained in place between two calls, but not while requests run. ValueError for a backbone whose attention the

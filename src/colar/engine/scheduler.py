@@ -42,8 +42,7 @@ nothing runs."""
 CHUNK = 2048
 """Most positions of a question that are prefilled at once."""
 GPU_PREFILL = 8192
-"""Most positions of a forward pass of prefill on a GPU, padding included; on a CPU `CHUNK`. They lie between two decode
-steps."""
+"""Most positions of a forward pass of prefill on a CUDA GPU, padding included (else `CHUNK`); running rows wait."""
 
 
 class QueueFull(RuntimeError):

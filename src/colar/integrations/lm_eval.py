@@ -63,8 +63,9 @@ class ColarLM(LM):  # type: ignore[misc]
 
     `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits if a task sets none;
     by default the checkpoint's own.
-    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). `weights` int8 or int4 quantises linear layers.
-    All other arguments are the method's per-request values (`compression_factor`, ...). ValueError names what is wrong.
+    `batch_size` rows run at a time ("auto": `max_batch_size`, else 256 on a CUDA GPU, 32 on others). `weights` int8 or
+    int4 quantises linear layers. All other arguments are the method's per-request values (`compression_factor`, ...).
+    ValueError names what is wrong.
     """
 
     def __init__(

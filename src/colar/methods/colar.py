@@ -285,7 +285,10 @@ class Colar(GroupMethod, ScaledMethod):
         )
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
-        """(B,) bool: True for rows that end their thinking here: those whose next token would be the separator."""
+        """(B,) bool: True for rows that end their thinking here, as their next token would be the separator.
+
+        With `stop: majority` a greedy row ends where the separator has more than half of the probability.
+        """
         separator_id = lm.template.separator_id
         stops_B = next_tokens(state) == separator_id
         if self.config.stop == "majority" and state.conditions.modes.greedy:

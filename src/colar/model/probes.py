@@ -156,8 +156,8 @@ def _tolerance(causal_lm: PreTrainedModel) -> float:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off inside the block, and restore the mode of each module after it."""
-    # Walking through all modules takes milliseconds, and an engine enters this block in every step. A model's own
-    # flag is written past `nn.Module.__setattr__`, which takes ten times as long.
+    # Walking through all modules takes milliseconds, and an engine enters this block in every step. Flags are written
+    # into the modules' dicts, because `nn.Module.__setattr__` takes ten times as long.
     flags = [vars(module) for module in model.modules() if module.training] if model.training else []
     for flag in flags:
         flag["training"] = False

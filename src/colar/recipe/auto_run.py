@@ -12,7 +12,7 @@ Each part is made once: the same call resumes where it was stopped.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from colar.model import checkpoint
 from colar.ops import devices
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
+from colar.recipe.facts import RowReader, facts_of, without_spaces
 from colar.recipe.run import run_stages
 from colar.recipe.schema import Stage
 from colar.training.config import TrainingConfig
@@ -179,10 +180,19 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         return
     # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
-    reader = auto_recipe.RowReader.of(call.model, call.template, separator)
+    reader = RowReader.of(call.model, call.template, separator)
     split = _split(call)
     train_rows = reader.fitting(split.train, "training rows")
-    facts = auto_recipe.facts_of(reader, train_rows)
+    facts = facts_of(reader, train_rows)
+    if call.method == "sequential" and facts.equations and facts.digits and not facts.signs:
+        dense = list(map(without_spaces, train_rows))
+        facts_of_dense = facts_of(reader, dense)
+        if facts_of_dense.signs:
+            progress.say("spaces in equations are left out (5+12=17), so that signs are tokens of their own")
+            facts, train_rows = facts_of_dense, dense
+            validation = list(map(without_spaces, split.validation))
+            test = list(map(without_spaces, split.test))
+            split = replace(split, validation=validation, test=test)
     given = parsing.keys_of_overrides(overrides)
     trains_all = given.get("model", {}).get("lora", {}) is None
     if facts.lora and trains_all and "learning_rate" not in given.get("training", {}):

@@ -47,9 +47,9 @@ NARROW = 2.0
 TOO_WIDE = 0.05
 """Half width of a 95% interval from which rows are too few to choose by."""
 TIMED_SINGLY = 16
-"""Questions that are timed one at a time,"""
+"""Most questions that are timed one at a time."""
 MOST_SECONDS_SINGLY = 60.0
-"""unless those before have taken as long as this."""
+"""Seconds of such questions after which no other one is timed."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
-from colar import progress
+from colar import processes, progress
 from colar.progress import duration
 from colar.recipe.run import Validation, load_method, load_model_and_rows
 from colar.recipe.schema import Recipe, Stage
@@ -68,6 +68,7 @@ def measure(recipe: Recipe) -> Table:
     # No tracker should record it as a run.
     training = replace(recipe.training, report_to="none")
     method = load_method(recipe)
+    processes.join(training.ddp_timeout)
     with tempfile.TemporaryDirectory() as folder:
         lm, examples, validation = load_model_and_rows(recipe, method)
         run = RunFolder(Path(folder))

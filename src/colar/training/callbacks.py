@@ -139,15 +139,14 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class StopAtSigterm(TrainerCallback):  # type: ignore[misc]
-    """Ends a run after the update in which SIGTERM reached one of its processes, with a checkpoint to resume from.
+    """Ends a run after the update, or the validation, in which SIGTERM reached one of its processes, with a checkpoint.
 
     torchrun and job queues send it some seconds (torchrun: 30) before they kill.
     """
 
     def __init__(self) -> None:
         self.received = False
-        self.stopped = False
-        """True in all processes once the run has ended for this reason."""
+        """True in a process that got the signal."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -163,15 +162,17 @@ class StopAtSigterm(TrainerCallback):  # type: ignore[misc]
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            # None stands for a handler that Python did not set.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Each process may get the signal in another update, but all must stop at the same one.
-        self.stopped = processes.any_process(self.received)
-        if self.stopped:
+        if processes.any_process(self.received):
             control.should_training_stop = True
             control.should_save = True
-            control.should_log = True
+
+    # Trainer validates before it saves.
+    on_evaluate = on_step_end
 
 
 class ProgressBar(TrainerCallback):  # type: ignore[misc]

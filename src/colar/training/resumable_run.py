@@ -161,8 +161,7 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
     curriculum.warn()
     preflight.warn_of_slow_bfloat16(trainer)
     bar, stop = ProgressBar(), StopAtSigterm()
-    trainer.add_callback(stop)
-    _add_callbacks(trainer, publisher, bar)
+    _add_callbacks(trainer, publisher, bar, stop)
     # transformers would show a bar, "Writing model shards", at every save.
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -184,7 +183,8 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
         bar.close()
         if shows_bars:
             logging.enable_progress_bar()
-    if stop.stopped and trainer.state.global_step < curriculum.max_steps:
+    # Also where it came after the last update: nothing else of the command begins.
+    if processes.any_process(stop.received):
         progress.say(f"SIGTERM: update {trainer.state.global_step:,} is saved, and a run resumes from there")
         # A launcher that sees one process end would end the others, of which one may still write.
         PartialState().wait_for_everyone()
@@ -194,11 +194,14 @@ def _train(trainer: LatentTrainer, publisher: Publisher, resume_from: Path | Non
     return trainer.state
 
 
-def _add_callbacks(trainer: LatentTrainer, publisher: Publisher, bar: ProgressBar) -> None:
+def _add_callbacks(
+    trainer: LatentTrainer, publisher: Publisher, bar: ProgressBar, stop: StopAtSigterm
+) -> None:
     """Give the trainer our callbacks (`callbacks.py`)."""
     config = trainer.config
     # It writes to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(stop)
     trainer.add_callback(RunFiles(publisher.folder))
     trainer.add_callback(Epochs(trainer.schedule, publisher.curriculum))
     if trainer.validate is not None:
