@@ -22,6 +22,7 @@ from colar.methods.base import Batch, Method
 from colar.methods.rollouts import Rollouts
 from colar.model import probes
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 from colar.training.objective import Objective
@@ -162,3 +163,17 @@ def test_a_validation_by_generation_is_that_of_the_cpu(elsewhere: str) -> None:
         return {name: value for name, value in metrics.items() if "second" not in name}
 
     assert found(elsewhere) == found("cpu")
+
+
+def test_evaluating_leaves_each_module_as_it_was() -> None:
+    lm = tiny_lm("llama").train()
+    lm.decoder_layers()[0].eval()
+    modes = [module.training for module in lm.modules()]
+    with lm.evaluating():
+        assert not any(module.training for module in lm.modules())
+    assert [module.training for module in lm.modules()] == modes
+    assert len(set(modes)) == 2
+
+
+def test_a_gpu_answers_more_requests_at_once() -> None:
+    assert [devices.requests_at_once(name) for name in ("cpu", "cuda", "cuda:1", "mps")] == [32, 256, 256, 32]
