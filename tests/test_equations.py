@@ -592,9 +592,9 @@ def test_signs_that_are_joined_to_spaces_are_said(capsys: pytest.CaptureFixture[
         assert (found.equations, found.digits, found.signs) == (True, True, steps == apart)
     # It leaves out the spaces, but none that parts two numbers.
     dense = without_spaces(
-        Example("0", "q", ("48 / 2 = 24", "<<3 + 1 = 4>>", "3 1/2 = 3.5", "Half of - them."), "1")
+        Example("0", "q", ("48 / 2 = 24", "<<( 3 + 1 ) * 2 = 8>>", "3 1/2 = 3.5", "Half of - them."), "1")
     )
-    assert dense.steps == ("48/2=24", "<<3+1=4>>", "3 1/2=3.5", "Half of - them.")
+    assert dense.steps == ("48/2=24", "<<(3+1)*2=8>>", "3 1/2=3.5", "Half of - them.")
     lm, method = made("llama", grouping="equations")
     lm.template = template
     capsys.readouterr()

@@ -30,7 +30,7 @@ SLOT = 32
 LONGER = "choose a --model with a longer context"
 """The remedy for rows that are too long."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
-BESIDE_SIGN = re.compile(r"\s*([+*/=<>-])\s*")
+BESIDE_SIGN = re.compile(r"\s*([+*/=<>()-])\s*")
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 
