@@ -211,10 +211,10 @@ def test_a_seed_fixes_the_result(colar):
         (done,) = Engine(colar.lm, colar.method).generate([dataclasses.replace(request, **changes)])
         return done.latents, done.token_ids
 
-    first, again = thoughts(seed=5), thoughts(seed=5)
+    first, again = thoughts(seed=3), thoughts(seed=3)
     assert first[1] == again[1]
     torch.testing.assert_close(first[0], again[0], rtol=0, atol=0)
-    for other in (thoughts(seed=6), thoughts(seed=5, sample=1)):
+    for other in (thoughts(seed=6), thoughts(seed=3, sample=1)):
         assert other[0] is None or not torch.allclose(first[0][0], other[0][0])
     greedy = [thoughts(decoding=GREEDY, seed=seed)[1] for seed in (5, 6)]
     assert greedy[0] == greedy[1]

@@ -118,9 +118,10 @@ def any_process(flag: bool) -> bool:
     state = PartialState()
     if state.num_processes == 1:
         return flag
+    found = torch.tensor(int(flag))
     # On the CPU, without waiting for a GPU, unless a caller's own group has GPUs only.
-    on_cpu = "cpu:" in distributed.get_backend_config()
-    found = torch.tensor(int(flag), device="cpu" if on_cpu else state.device)
+    if "cpu:" not in distributed.get_backend_config():
+        found = found.to(state.device)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     return bool(found)
 

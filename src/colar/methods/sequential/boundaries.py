@@ -267,7 +267,7 @@ class Windows:
                 sizes.append(min(size, length - start))
                 start += sizes[-1]
             rows.append(sizes)
-        return ragged.pad(rows)[0].to(lengths_B.device)
+        return ragged.pad(rows)[0]
 
     def sizes_at(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
         """The number of tokens of groups that start at `starts_BK` and have at most `most_units_BK` units, (B, K)."""
