@@ -25,7 +25,7 @@ from colar.data.judge import Verdict
 from colar.evaluation import evaluate, report
 from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry
-from colar.model import checkpoint
+from colar.model import backbones, checkpoint
 from colar.ops import devices
 from colar.recipe import auto_recipe, auto_run, auto_speeds, facts, parsing
 from colar.recipe.auto_run import AutoCall, finish, prepare_run, prepared
@@ -750,3 +750,21 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
 def test_a_wrong_command_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_spaces_are_left_out_of_equations_whose_signs_they_join(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        backbones.smollm2_gguf()
+    except ValueError as error:
+        pytest.skip(f"SmolLM2's tokenizer: {error}")
+    rows = [{"question": f"{i} and 5?", "steps": [f"{i} + 5 = {i + 5}"], "answer": i + 5} for i in range(60)]
+    folder = tmp_path / "run"
+    with prepared(AutoCall("smollm2-135m", rows, folder), []):
+        _, own = recipe.load_stages(folder / "recipe.yaml")
+    assert own.recipe.method["grouping"] == "equations"
+    for split in ("train", "validation", "test"):
+        for row in files.resume_jsonl(folder / "data" / f"{split}.jsonl"):
+            assert re.fullmatch(r"\d+\+5=\d+", row["steps"][0])
+    assert "spaces in equations are left out" in capsys.readouterr().err

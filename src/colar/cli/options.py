@@ -152,8 +152,7 @@ def batching_options(parser: Parser) -> None:
 
 def batch_size(args: argparse.Namespace) -> int:
     """`--batch_size`, or the default of the device."""
-    # Imports torch, which the parser's --help does not wait for.
-    from colar.ops import devices
+    from colar.ops import devices  # torch comes later
 
     if args.batch_size is not None:
         return int(args.batch_size)

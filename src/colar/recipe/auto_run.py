@@ -25,7 +25,7 @@ from colar.model import checkpoint
 from colar.ops import devices
 from colar.recipe import auto_recipe, auto_speeds, parsing
 from colar.recipe.auto_speeds import Outcome
-from colar.recipe.facts import RowReader, facts_of, without_spaces
+from colar.recipe.facts import Facts, RowReader, facts_of, without_spaces
 from colar.recipe.run import run_stages
 from colar.recipe.schema import Stage
 from colar.training.config import TrainingConfig
@@ -182,17 +182,10 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
     reader = RowReader.of(call.model, call.template, separator)
     split = _split(call)
-    train_rows = reader.fitting(split.train, "training rows")
-    facts = facts_of(reader, train_rows)
+    split = replace(split, train=reader.fitting(split.train, "training rows"))
+    facts = facts_of(reader, split.train)
     if call.method == "sequential" and facts.equations and facts.digits and not facts.signs:
-        dense = list(map(without_spaces, train_rows))
-        facts_of_dense = facts_of(reader, dense)
-        if facts_of_dense.signs:
-            progress.say("spaces in equations are left out (5+12=17), so that signs are tokens of their own")
-            facts, train_rows = facts_of_dense, dense
-            validation = list(map(without_spaces, split.validation))
-            test = list(map(without_spaces, split.test))
-            split = replace(split, validation=validation, test=test)
+        facts, split = _without_spaces(reader, facts, split)
     given = parsing.keys_of_overrides(overrides)
     trains_all = given.get("model", {}).get("lora", {}) is None
     if facts.lora and trains_all and "learning_rate" not in given.get("training", {}):
@@ -212,7 +205,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         limits = first.recipe.validation.limits
         generated = limits.max_latents + limits.max_completion_length
         rows = {
-            "train": train_rows,
+            "train": split.train,
             "validation": reader.fitting(split.validation, "validation questions", generated),
             "test": reader.fitting(split.test, "test questions", generated),
         }
@@ -224,6 +217,20 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     files.write_json(folder.call, values | machine | {"overrides": list(overrides)})
     for reason in why:
         progress.say(reason)
+
+
+def _without_spaces(
+    reader: RowReader, facts: Facts, split: user_rows.Divided
+) -> tuple[Facts, user_rows.Divided]:
+    """Leave out the spaces in equations, and log it, if signs are tokens of their own then."""
+    train, validation, test = (
+        list(map(without_spaces, rows)) for rows in (split.train, split.validation, split.test)
+    )
+    facts_of_dense = facts_of(reader, train)
+    if not facts_of_dense.signs:
+        return facts, split
+    progress.say("spaces in equations are left out (5+12=17), so that signs are tokens of their own")
+    return facts_of_dense, replace(split, train=train, validation=validation, test=test)
 
 
 def _check_replaceable(call: AutoCall, folder: AutoFolder) -> None:

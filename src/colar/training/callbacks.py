@@ -162,8 +162,7 @@ class StopAtSigterm(TrainerCallback):  # type: ignore[misc]
         try:
             yield
         finally:
-            # None stands for a handler that Python did not set.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Each process may get the signal in another update, but all must stop at the same one.
