@@ -35,6 +35,13 @@ CASES: dict[str, tuple[str, dict[str, Any], LoraSettings | None, str]] = {
     "cot, full": ("cot", {}, None, "float32"),
     "cot, adapter on bfloat16": ("cot", {}, LORA, "bfloat16"),
     "colar, adapter": ("colar", {}, LORA, "float32"),
+    # Most rows have groups of one token alone, so that at times all rows of one process do.
+    "sequential, full": (
+        "sequential",
+        {"compression_factors": [1, 1, 1, 2], "merge": "ordered"},
+        None,
+        "float32",
+    ),
 }
 """Method and its config, adapter, dtype of the backbone (`tiny`: its embedding is tied to the LM head)."""
 
@@ -110,6 +117,16 @@ def test_two_processes_with_half_of_the_weights_train_as_one(one: Any, two: Any,
         assert shares > 10
         assert losses == pytest.approx(wanted, rel=1e-4)
     assert_same(split, whole, CASES[case][3] == "bfloat16")
+
+
+def test_a_process_may_have_no_row_that_a_module_is_for(tmp_path: Path) -> None:
+    """One row each: at c = 1 groups have one token, and neither the decoder nor the maps have anything to do."""
+    case = "sequential, full"
+    short = {"gradient_accumulation_steps": 1, "max_steps": 4}
+    wanted, _ = run(tmp_path / "one", case, per_device_train_batch_size=2, **short)
+    processes = {"per_device_train_batch_size": 1, **short}
+    for losses, _ in together(2, tmp_path / "p", sharded_run, tmp_path / "two", case, processes):
+        assert losses == pytest.approx(wanted, rel=1e-4)
 
 
 def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[float], int]:

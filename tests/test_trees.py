@@ -62,6 +62,26 @@ def test_no_tree_costs_more_than_its_rows(rows):
         assert cost(together) <= sum(cost(lengths[row]) for row in members)
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 900)), min_size=1, max_size=32))
+def test_no_batch_costs_more_than_its_rows(rows):
+    """Sequences are padded to the longest tree, also those of a single row."""
+    longest = 100 + max(longer for _, longer in rows)
+    tree = plan([[question] * 100 for question, _ in rows], [longer for _, longer in rows])
+    if tree is None:
+        return
+    S, P = tree.branches.shape
+    # Up to 15 columns of rounding.
+    assert S * (P - 15) <= len(rows) * longest
+    assert S * trees._cost(P - 15) <= len(rows) * trees._cost(longest)
+
+
+def test_a_batch_with_a_long_tree_among_short_rows_is_left_alone():
+    """Nine rows of one question are a tree of 1,000 positions, to which 23 rows of 352 would be padded."""
+    starts = [[7] * 100] * 9 + [[8 + row] * 100 for row in range(23)]
+    assert plan(starts, [100] * 9 + [252] * 23) is None
+    assert plan(starts[:9], [100] * 9) is not None
+
+
 def test_rows_that_share_little_are_left_alone():
     assert plan([[1, 2, 3, 4], [1, 9, 9, 9]], [1, 1]) is None
     assert plan([[1, 2], [3, 4]], [1, 1]) is None

@@ -78,7 +78,11 @@ def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) ->
         return None
 
     S = len(trees)
-    P = round_up(max(trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees))
+    longest = max(trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees)
+    # All sequences are padded to the longest tree, which may take more than the others spare.
+    if S * longest > len(starts) * width or S * _cost(longest) > len(starts) * _cost(width):
+        return None
+    P = round_up(longest)
     source = torch.zeros(S, P, dtype=torch.int64)
     places = torch.zeros(S, P, dtype=torch.int64)
     branches = torch.full((S, P), -1, dtype=torch.int64)

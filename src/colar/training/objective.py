@@ -60,7 +60,7 @@ class Objective(nn.Module):
         part of the loss.
         """
         tensors = {**(batch or {}), **tensors}
-        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.device):
+        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.causal_lm):
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"

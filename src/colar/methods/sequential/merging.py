@@ -86,7 +86,8 @@ def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
     # The separator that ends a group is not part of it.
     real = (ids != NOTHING) & (ids != lm.template.separator_id)
     embeds = lm.embed(torch.where(real, ids, 0)).float()
-    if ids.shape[-1] > 1:
+    # In training also where every group has one token: with split weights each process has to have the same gradients.
+    if ids.shape[-1] > 1 or torch.is_grad_enabled():
         unit = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
         # Only groups of equations have maps of digits.
         if "digit_maps" in lm.extra:

@@ -132,7 +132,7 @@ class GrpoObjective(Objective):
 
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions under the current weights."""
-        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.device):
+        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors))
 
     def forward(
