@@ -64,6 +64,8 @@ EXAMPLES = (
     Example("t/5", "Half of 18, then half of 10, summed: how much?", ("<<18/2=9>>", "<<9+5=14>>"), "14"),
 )
 """Hand-written rows, one without reasoning; questions of different lengths, the longest beyond WINDOW."""
+OWN_LOSS = [name for name, method in registry.METHODS.items() if "loss" in vars(method)]
+"""Methods with a loss of their own. The others train by CoT's, on rows of their own."""
 
 
 def tiny_lm(

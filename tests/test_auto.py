@@ -365,6 +365,23 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
     )  # fmt: skip
 
 
+def test_long_chains_are_counted_in_digits() -> None:
+    rows = [_row("cot", "", 0.8, 140.4), _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)]
+    made = Report({}, [*rows, _row("sequential", "", 0.8, 72.3, compression_factor=2)], [])
+    table = auto_speeds.speeds_table(made, {}, {})
+    assert [row[3] for row in table.rows] == ["140", "0", "72"]
+
+
+def test_results_of_an_evaluation_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    rows = [
+        {"question": f"{i} + 1?", "steps": [f"{i} + 1 = {i + 1}"], "answer": f"{i + 1}"} for i in range(40)
+    ]
+    with pytest.raises(ValueError, match="results is not of a run of auto, and would be replaced"):
+        with prepared(AutoCall("tiny", rows, tmp_path)):
+            pass
+
+
 @pytest.mark.parametrize(
     ("accuracies", "se", "chosen", "part"),
     [

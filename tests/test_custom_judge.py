@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from colar import files, recipe
 from colar.cli import main
 from colar.data import sources, user_rows
 from colar.data.example import Example
-from colar.data.judge import Verdict, judge_name, judge_settings, judged_by, load_judge, verdict
+from colar.data.judge import Verdict, accepts, judge_name, judge_settings, judged_by, verdict
 from colar.recipe import auto_recipe
 from colar.recipe.facts import RowReader, facts_of
 from colar.training.grpo import rewards
@@ -52,10 +53,27 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "judges_of_mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    load_judge.cache_clear()
     yield
     sys.modules.pop("judges_of_mine", None)
-    load_judge.cache_clear()
+
+
+def test_a_judge_of_a_notebook_is_the_one_of_its_last_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in IPython: the module has no file, and linecache has the cells."""
+    notebook = types.ModuleType("notebook_of_mine")
+    monkeypatch.setitem(sys.modules, notebook.__name__, notebook)
+
+    def run(cell: str, code: str) -> None:
+        monkeypatch.setitem(linecache.cache, cell, (len(code), None, code.splitlines(True), cell))
+        exec(compile(code, cell, "exec"), vars(notebook))
+
+    name = "notebook_of_mine:same"
+    run("<cell-1>", "def same(question, gold, answer):\n    return False\n")
+    example = Example("1", "1 + 1?", (), "2", judge=name)
+    assert not accepts("2", example)
+    before = judge_settings(name)
+    run("<cell-2>", "def same(question, gold, answer):\n    return True\n")
+    assert accepts("2", example)
+    assert judge_settings(name) != before
 
 
 def test_an_edited_judge_is_another_one(tmp_path: Path) -> None:
@@ -65,7 +83,6 @@ def test_an_edited_judge_is_another_one(tmp_path: Path) -> None:
     assert judge_settings(None) == {}
     assert judge_settings("math:isclose")["judge"] == "math:isclose"  # compiled
     (tmp_path / "judges_of_mine.py").write_text(CODE.replace("[::-1]", "[::-2]"))
-    load_judge.cache_clear()
     sys.modules.pop("judges_of_mine")
     linecache.clearcache()
     after = judge_settings("judges_of_mine:mirrored")

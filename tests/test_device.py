@@ -37,6 +37,11 @@ from colar.training.resumable_run import TrainResult
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("one_thread")]
 
 LORA = LoraSettings(r=4, lora_alpha=8)
+# What the rest of the suite has on a CPU, or what would be the CPU compared with itself.
+ELSEWHERE = pytest.mark.skipif(DEVICE == "cpu", reason="needs another device: COLAR_TEST_DEVICE")
+WEIGHTS = pytest.mark.parametrize(
+    "lora", [LORA] if DEVICE == "cpu" else [None, LORA], ids=lambda lora: "adapter" if lora else "full"
+)
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,6 +75,7 @@ def build(
 # Draws
 
 
+@ELSEWHERE
 def test_draws_are_those_of_the_cpu(device: str) -> None:
     keys = noise.keys(torch.arange(64) * 12345 - 7, 3, torch.arange(64), noise.LATENT)
     assert torch.equal(noise.uniform(keys.to(device), 33).cpu(), noise.uniform(keys, 33))
@@ -78,6 +84,7 @@ def test_draws_are_those_of_the_cpu(device: str) -> None:
     )
 
 
+@ELSEWHERE
 @pytest.mark.parametrize("vocabulary", [50, 3000])
 def test_tokens_are_those_of_the_cpu(device: str, vocabulary: int) -> None:
     """Greedy, drawn and nucleus rows in one batch, flat rows among them whose nucleus no window holds."""
@@ -262,7 +269,7 @@ def losses(result: TrainResult) -> list[float]:
     return [row["loss"] for row in result.history if "loss" in row]
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapter"])
+@WEIGHTS
 def test_a_run_that_resumes_is_the_run_of_one_go(
     tmp_path: Path, lora: LoraSettings | None, device: str, dtype: str, tolerance: Tolerance
 ) -> None:
@@ -333,7 +340,7 @@ def test_logits_in_chunks_are_those_of_one_piece(device: str, dtype: str, tolera
 # Checkpoints
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapter"])
+@WEIGHTS
 def test_what_a_device_publishes_loads_there_and_on_the_cpu(
     tmp_path: Path, lora: LoraSettings | None, device: str, dtype: str, tolerance: Tolerance
 ) -> None:
@@ -407,6 +414,7 @@ def test_reinforcement_scores_what_it_sampled(
         assert all(abs(value) < tolerance.ratio for value in sampled), row
 
 
+@ELSEWHERE
 def test_reinforcement_that_resumes_in_a_generation_is_that_of_one_go(
     tmp_path: Path, device: str, dtype: str, tolerance: Tolerance
 ) -> None:

@@ -257,6 +257,10 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         (tmp_path / "a" / name).write_text(text)
     with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
         claim_evaluation(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
+    (out / "records-cot.jsonl").touch()
+    with pytest.raises(ValueError, match="out holds the speeds of colar train auto; give this evaluation"):
+        claim_evaluation(out, settings, {"d": EXAMPLES}, a)
+    (out / "records-cot.jsonl").unlink()
     assert files.read_json(out / "evaluation.json") == made
     (out / "evaluation.json").unlink()
     with pytest.raises(ValueError, match=r"out holds records.jsonl without the evaluation.json"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, tiny_lm
+from families import EXAMPLES, OWN_LOSS, tiny_lm
 from launch import together
 from sync_counter import counted, uncounted
 from torch import Tensor
@@ -318,7 +318,7 @@ class LargestCopies(TorchDispatchMode):
 
 
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in registry.METHODS},
+    **{name: (name, {}) for name in [*OWN_LOSS, "no_cot"]},
     "any c": CASES["any c"][:2],
     "paper": ("colar", {"latent_loss": "nll", "chain_label": "sampled", "merge": "mean"}),
     "point": ("colar", {"head": "deterministic", "supervise_chain": False}),
@@ -335,9 +335,8 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "coconut's last stage": ("coconut", {"n_stages": 1, "epochs_per_stage": 0.01}),
-    "icot's middle": ("icot", {"removed_per_epoch": 1.0}),
 }
-"""Every method as it is by default, and what else some can do."""
+"""Every loss as it is by default, and what else some can do; no_cot has CoT's, without a chain."""
 
 
 def known(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **LOOKED,
     "icot": ("icot", {}, {}),
     "distill": ("distill", {}, {}),
-    "tokenskip": ("tokenskip", {}, {}),
+    "sim_cot": ("sim_cot", {}, {}),
 }
 GREEDY = Decoding(max_latents=3, max_completion_length=2)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=3, max_completion_length=2)
@@ -82,7 +82,11 @@ def test_trees_are_for_models_on_a_device_too(elsewhere: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "decoding"),
-    [*((case, GREEDY) for case in CASES), ("gaussian", SAMPLED), ("sequential", SAMPLED)],
+    [
+        *((case, GREEDY) for case in CASES if case != "sim_cot"),
+        ("gaussian", SAMPLED),
+        ("sequential", SAMPLED),
+    ],
 )
 def test_answers_are_those_of_the_cpu(case: str, decoding: Decoding, elsewhere: str) -> None:
     lm, method, params = made(case)
@@ -96,23 +100,21 @@ def test_answers_are_those_of_the_cpu(case: str, decoding: Decoding, elsewhere: 
     assert [each.length for each in found] == [each.length for each in wanted]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "argmax"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("argmax", "icot")])
 def test_losses_and_gradients_are_those_of_the_cpu(case: str, elsewhere: str) -> None:
-    """Training leaves batches on the CPU; under DDP they are on the device."""
+    """Training leaves batches on the CPU."""
     lm, method, _ = made(case)
     rows = [method.encode(lm.template, row, Random(0), 0.0) for row in ASKED]
 
-    def loss(device: str, batch_device: str) -> tuple[float, float]:
+    def loss(device: str) -> tuple[float, float]:
         lm.to(device).zero_grad()
-        tensors = {name: column.to(batch_device) for name, column in Batch.collate(rows).tensors().items()}
-        total = Objective(lm, method)(**tensors)["loss"]
+        total = Objective(lm, method)(**Batch.collate(rows).tensors())["loss"]
         total.backward()
         grads = [weight.grad.norm() ** 2 for weight in lm.parameters() if weight.grad is not None]
         return float(total), float(sum(grads))
 
-    wanted = loss("cpu", "cpu")
-    for batch_device in (elsewhere, "cpu"):
-        assert loss(elsewhere, batch_device) == pytest.approx(wanted, rel=5e-3)
+    wanted = loss("cpu")
+    assert loss(elsewhere) == pytest.approx(wanted, rel=5e-3)
 
 
 @pytest.mark.parametrize("case", ["gaussian", "sequential"])

@@ -171,6 +171,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
         "4",
     ),
     "an empty list in a CSV of pandas": ({"question": "q", "steps": "[]", "answer": "4"}, "q", (), "4"),
+    "pandas' empty cells": ({"question": "q", "steps": float("nan"), "context": np.float64("nan"), "answer": "4"}, "q", (), "4"),
     "a float of numpy's": ({"question": "q", "answer": np.float64(2.5)}, "q", (), "2.5"),
     "brackets that are no list": ({"question": "q", "steps": "[2 and 2] make 4", "answer": "4"}, "q", ("[2 and 2] make 4",), "4"),
     "an array of numpy's": ({"question": "q", "steps": "['2' '4']", "answer": "4"}, "q", ("['2' '4']",), "4"),
@@ -431,9 +432,12 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
     assert not sides[0] & sides[1]
     assert not sides[0] & sides[2]
     assert not sides[1] & sides[2]
-    assert sorted(row.id for part in (split.train, split.validation, split.test) for row in part) == sorted(
-        row.id for row in rows
-    )
+    # Every row of a training question is learnt, and of the others the first is asked.
+    assert split.train == [row for row in rows if row.question in sides[0]]
+    for part, side in ((split.validation, sides[1]), (split.test, sides[2])):
+        firsts = {row.question: row for row in reversed(rows) if row.question in side}
+        assert part == list(reversed(firsts.values()))
+    assert split.also_held_out == len(rows) - sum(map(len, (split.train, split.validation, split.test)))
     shuffled = list(rows)
     order.shuffle(shuffled)
     again = user_rows.divide(shuffled)
@@ -444,6 +448,14 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
 def test_a_twentieth_is_held_out(n: int, held: int) -> None:
     split = user_rows.divide(_examples([f"q{i}" for i in range(n)]))
     assert (len(split.train), len(split.validation), len(split.test)) == (n - 2 * held, held, held)
+
+
+def test_questions_are_held_out_not_their_solutions() -> None:
+    """With 16 solutions of each question 500 rows would be 32 questions, and a speed chosen by these."""
+    split = user_rows.divide(_examples([f"q{i % 600}" for i in range(9600)]))
+    assert (len(split.train), len(split.validation), len(split.test)) == (16 * 500, 50, 50)
+    assert len({row.question for row in split.test}) == 50
+    assert split.also_held_out == 15 * 100
 
 
 def test_rows_that_the_test_asks_are_not_trained_on() -> None:
@@ -523,7 +535,7 @@ def test_ids_are_numbered_in_one_pass() -> None:
     rows = [{"id": "a", "question": f"q{i}", "steps": ["a"], "answer": "1"} for i in range(20_000)]
     start = time.process_time()
     assert user_rows.read(rows).examples[-1].id == "a-20000"
-    assert time.process_time() - start < 60
+    assert time.process_time() - start < 8
 
 
 @pytest.mark.parametrize(
@@ -638,6 +650,7 @@ def test_the_split_of_a_folder_is_shown_as_auto_makes_it(
 
 LINE = json.dumps(ROWS[0])
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+# Rows and files that are wrong in other ways: tests/test_sources.py.
 WRONG: dict[str, tuple[str, bytes, str]] = {
     "an empty file": ("a.jsonl", b"", "a.jsonl: no rows"),
     "an empty list": ("a.json", b"[]", "a.json: no rows"),
@@ -651,8 +664,6 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "UTF-16": ("a.json", "[]".encode("utf-16"), "not UTF-8 text: invalid start byte; save it as UTF-8, not as UTF-16"),
     "answers that are lists": ("a.jsonl", b'{"question": "q", "answer": [1, 2]}\n' * 30, "answer must be text, is a list"),
     "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "not of layout solution (a question, an answer, perhaps its reasoning): it has question; empty: answer"),
-    "answers that are NaN": ("a.jsonl", b'{"question": "q", "answer": NaN}\n' * 30, "answer must be a finite number"),
-    "empty answers": ("a.jsonl", b'{"question": "q", "answer": " "}\n' * 30, "empty answer"),
     "empty questions": ("a.jsonl", b'{"question": "", "answer": "1"}\n' * 30, "empty question"),
     "a number for a question": ("a.jsonl", b'{"question": 3, "answer": "1"}\n' * 30, "question must be text, is a int"),
     "2 MB in a question": ("a.jsonl", json.dumps({"question": "x" * 2_000_000, "answer": "1"}).encode(), "question has more than 100,000 characters"),
@@ -662,27 +673,19 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "two answers running": ("a.jsonl", b'{"messages": [{"role": "assistant", "content": "q"}, {"role": "assistant", "content": "4"}]}\n', "must be of 'user'"),
     "content that is no text": ("a.jsonl", b'{"messages": [{"role": "user", "content": [1]}, {"role": "assistant", "content": "4"}]}\n', "content of a message of 'user' must be text, is a list"),
     "an unknown ending": ("a.xlsx", b"PK", "a data file must end in .json, .jsonl, .csv"),
-    "lines of text": ("a.txt", LINES.encode(), "a data file must end in .json, .jsonl, .csv, .tsv, .parquet, perhaps"),
     "text, compressed": ("a.txt.gz", b"", "a data file must end in .json, .jsonl, .csv, .tsv, .parquet, perhaps"),
     "broken gzip": ("a.jsonl.gz", b"\x1f\x8bxxxx", "not a whole .gz file"),
-    "no Parquet": ("a.parquet", b"PAR2", "not a Parquet file"),
     "a CSV without names": ("a.csv", b"q,q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
     "a CSV with names that differ in spaces": ("a.csv", b"q, q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
     "a row with more cells": ("a.csv", b"question,answer\nq,1,2\n", "a.csv:2: 3 cells, and the first line names 2 columns"),
     "an open quote": ("a.csv", b'question,answer\n"q,1\n', "a.csv:2: not valid CSV"),
-    "an object": ("a.json", b'{"question": "q", "answer": "1"}', "must hold a list of rows, holds a dict"),
     "lines in a .json": ("a.json", b'{"question": "q"}\n{"question": "r"}', "Extra data (an object on each line: call it .jsonl)"),
     "a list of texts": ("a.json", b'["q", "r"]', "not valid JSON"),
     "a list of numbers": ("a.json", b"[1, 2]", "must be an object with named fields, is a int"),
     "not JSON": ("a.jsonl", b"question: q\n" * 30, "a.jsonl:1: not valid JSON"),
-    "a key twice": ("a.jsonl", b'{"question": "q", "question": "r", "answer": "1"}\n', "the key 'question' is there twice"),
-    "steps that are numbers": ("a.jsonl", b'{"question": "q", "steps": [1], "answer": "1"}\n' * 30, "steps must be text or a list of texts"),
-    "half of a character": ("a.jsonl", b'{"question": "\\ud83d", "answer": "1"}\n' * 30, "half of a surrogate pair"),
-    "half of a character in a turn": ("a.jsonl", b'{"question": "q", "answer": "1", "context": [["user", "\\ud83d"]]}\n' * 30, "half of a surrogate pair"),
     "programs that loop": ("a.jsonl", json.dumps({"question": "q", "code": "while True: pass"}).encode(), "no assignment of arithmetic: While"),
     "programs that are wrong": ("a.jsonl", json.dumps({"question": "q", "code": CODE, "answer": "9"}).encode(), "its program gives another answer than the row"),
     "a code that is no program": ("a.jsonl", b'{"question": "q", "answer": "4", "code": "MA 1"}\n' * 30, "in layout program, a question and a Python program; for other columns: --columns question="),
-    "one letter among numbers": ("a.jsonl", b'{"question": "q", "answer": "4", "answer_type": "choice"}\n' * 30, "answer cannot be read as answer_type 'choice': '4'"),
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from colar.cli import main
 from colar.data import sources
 from colar.model import backbones
 from colar.recipe.auto_run import AutoCall, prepared
+from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 
@@ -186,6 +187,7 @@ def test_a_killed_process_is_one_line_and_the_same_command_goes_on(tmp_path: Pat
     assert line.endswith("the same command resumes")
     outcomes = Group(2, tmp_path / "resumed", colar, words).wait()
     assert [outcome.value for outcome in outcomes] == [0, 0], outcomes
+    assert "resumes after update 4 of 8" in outcomes[0].stderr
     steps = [row["step"] for row in json.loads((tmp_path / "run" / "history.json").read_text())]
     assert max(steps) == 8
 
@@ -203,8 +205,9 @@ def test_all_stop_at_the_update_in_which_one_gets_sigterm(tmp_path: Path) -> Non
     assert [outcome.code for outcome in outcomes] == [-signal.SIGTERM] * 2, outcomes
     text = "SIGTERM: update 3 is saved, and a run resumes from there"
     assert [text in outcome.stderr for outcome in outcomes] == [True, False]
-    outcomes = Group(2, tmp_path / "resumed", colar, words).wait()
-    assert "resumes after update 3 of 8" in outcomes[0].stderr
+    state = RunFolder(tmp_path / "run").last_resume_state()
+    assert state is not None
+    assert state.name == "checkpoint-3"
 
 
 def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:

@@ -621,15 +621,16 @@ SHORT = ["--max_latents", "5", "--max_completion_length", "3"]
 GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate", "inspect"])
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("command", "values", "message"),
     [
-        (["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
-        (["--confidence_threshold", "-0.1"], "confidence_threshold must be a number, from 0 to 1, got -0.1"),
-        (["--confidence_threshold", "nan"], "confidence_threshold must be a number, got nan"),
-        (["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
-        (["--ratio", "2"], "ratio"),
+        ("generate", ["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
+        ("generate", ["--confidence_threshold", "-0.1"], "confidence_threshold must be a number, from 0 to 1, got -0.1"),
+        ("generate", ["--confidence_threshold", "nan"], "confidence_threshold must be a number, got nan"),
+        ("generate", ["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
+        ("generate", ["--ratio", "2"], "ratio"),
+        ("evaluate", ["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
+        ("inspect", ["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_fail_before_weights_are_loaded(

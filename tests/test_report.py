@@ -453,6 +453,11 @@ def test_records_of_files_names_file_and_line(tmp_path: Path) -> None:
     twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
     with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
         loaded([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
+    for wrong in ({"params": None}, {"seed": None}, {"seed": 0.5}):
+        with pytest.raises(
+            ValueError, match=r"w\.jsonl:1: seed must be a whole number, and params an object"
+        ):
+            loaded([write_lines(tmp_path / "w.jsonl", {**record(), **wrong})])
     with pytest.raises(ValueError, match=r"list\.jsonl:1: the record lacks model, "):
         loaded([write_lines(tmp_path / "list.jsonl", [1])])
     broken = tmp_path / "broken.jsonl.gz"
@@ -618,7 +623,7 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
                 "questions": {"d": [3, "01", "f"]},
             },
         ),
-        ("c", {"models": {"y": "2"}, "dtype": "float32", "sizes": {"n": 1}}),
+        ("c", {"models": {"y": "2"}, "dtype": "bfloat16", "sizes": {"n": 1}}),
     ):
         files.write_json(tmp_path / name / "evaluation.json", {**common, **own})
     (tmp_path / "d").mkdir()
@@ -649,6 +654,32 @@ def test_questions_of_another_split_or_seed_are_an_error(
     # The same questions, by their digest: the seed is that of another data set beside it.
     two["questions"] = {"d": [100, "x", "f"]}
     assert settings_of(settings_files(tmp_path, one, two))["questions"] == {"d": 100}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"limits": {"max_latents": 1}}, "asked x under other conditions"),
+        ({"dtype": "bfloat16"}, "asked x under other conditions"),
+        ({"judge": "my:fn", "judge_source": "1"}, "judged d differently, by kind and my:fn"),
+        ({"models": {"y": "2"}, "judge": "my:fn"}, "judged d differently"),
+    ],
+)
+def test_answers_that_would_pass_for_alike_are_an_error(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """A model cut after one latent, or verdicts of another judge, beside the others in one table."""
+    one = {
+        "limits": {"max_latents": 9},
+        "dtype": "float32",
+        "models": {"x": "1"},
+        "questions": {"d": [9, "0", "f"]},
+    }
+    with pytest.raises(ValueError, match=words):
+        settings_of(settings_files(tmp_path, one, {**one, **change}))
+    # Of another model, and other questions, they may differ.
+    others = {**one, **change, "models": {"z": "3"}, "questions": {"e": [9, "0", "f"]}}
+    assert settings_of(settings_files(tmp_path, one, others))["models"] == {"x": "1", "z": "3"}
 
 
 def test_an_evaluation_that_was_killed_is_named() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,6 @@ SMALLEST: dict[str, Sequence[str]] = {
         f"{TINY} --cells b1/25 --systems cot sequential5-shortlist colar5-graphs hf-cot-static published floor"
     ],
     "lab/benchmarks/llama_cpp.py": [f"{TINY} --cells b1/100 --systems cot"],
-    "lab/benchmarks/loss_parts.py": [""],
     "lab/benchmarks/memory.py": [
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
     ],
@@ -45,11 +45,8 @@ SMALLEST: dict[str, Sequence[str]] = {
         for work, how in (("decode", "graphs"), ("update", "eager"))
     ],
     "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
-    "lab/benchmarks/servers.py": [""],
     "lab/benchmarks/sft.py": [f"{TINY} --rows 2 --batch-size 2 --systems trainer colar-5"],
     "lab/benchmarks/shapes.py": ["small {out}"],
-    "lab/benchmarks/shared.py": [""],
-    "lab/benchmarks/work.py": [""],
     "lab/benchmarks/soak.py": ["--requests 30 --minutes 0.05 --output {out}"],
     "scripts/golden.py": [
         "{out}.json --families gpt2 --variants colar",
@@ -87,6 +84,8 @@ ELSEWHERE = {
     "scripts/install.py": "install",  # it makes an environment, as `make test` does itself
 }
 """File -> the tests that run it whole and read what it writes."""
+IMPORTED = {"loss_parts": "memory", "servers": "serve", "shared": "generate", "work": "generate"}
+"""Files of lab/benchmarks that do nothing by themselves -> one with a smallest run that imports each."""
 BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
 PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 """Exit code 1 where a verdict is bad, and with few requests not every kind of fault happens."""
@@ -213,7 +212,12 @@ def found() -> list[str]:
 
 
 def test_every_file_has_a_smallest_run():
-    assert found() == sorted([*SMALLEST, *IN_THIS_PROCESS, *ELSEWHERE])
+    imported = [f"lab/benchmarks/{name}.py" for name in IMPORTED]
+    assert found() == sorted([*SMALLEST, *IN_THIS_PROCESS, *ELSEWHERE, *imported])
+    for name, importer in IMPORTED.items():
+        path = f"lab/benchmarks/{importer}.py"
+        assert path in SMALLEST
+        assert re.search(rf"^(import|from) {name}\b", (ROOT / path).read_text(), re.MULTILINE), name
     for path, name in ELSEWHERE.items():
         assert Path(path).stem in Path(__file__).with_name(f"test_{name}.py").read_text(), path
 

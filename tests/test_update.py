@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, build_tokenizer, tiny_lm
+from families import EXAMPLES, OWN_LOSS, build_tokenizer, tiny_lm
 from torch import Tensor
-from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -192,6 +189,11 @@ def test_kernels_of_a_compiled_update(
     The code is a CPU's: of a GPU's kernels some are fused in other ways. It is counted, and its kernels compute nothing:
     the C++ compiler would take most of a minute.
     """
+    # Seconds, which collecting tests need not take.
+    from torch._inductor import config as inductor_config
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.utils import run_and_get_code
+
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *source: lambda *buffers: None)
     objective, batch = made(1, lora, width=72)
 
@@ -225,7 +227,7 @@ def test_compiled_layers_take_any_length_without_another_compilation(monkeypatch
     traced = 0
     methods = {
         "thresholds": registry.build("sequential", {"confidence_thresholds": [0.8]}),
-        **{name: registry.build(name, {}) for name in registry.METHODS},
+        **{name: registry.build(name, {}) for name in OWN_LOSS},
     }
     lm = tiny_lm("llama")
     for name, method in methods.items():

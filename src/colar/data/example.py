@@ -160,8 +160,12 @@ def named_fields(raw: Any) -> Row:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):
         raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
-    # pandas holds values of numpy.
-    return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in raw.items()}
+    # pandas holds values of numpy, and NaN for a cell without a value.
+    values = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in raw.items()}
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in values.items()
+    }
 
 
 def context_of(row: Row) -> Context:

@@ -117,7 +117,7 @@ class Divided:
     validation: list[Example]
     test: list[Example]
     also_held_out: int = 0
-    """Number of rows left out because a given validation or test row has their question."""
+    """Number of rows left out because a validation or test row has their question."""
     without_chain: int = 0
     """Number of training rows left out because they have no reasoning."""
 
@@ -334,12 +334,13 @@ def divide(
     validation: Sequence[Example] | None = None,
     test: Sequence[Example] | None = None,
 ) -> Divided:
-    """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
+    """Hold out questions by their hash: 5% for validation and 5% for the test, 50 to 500 of each.
 
-    Of fewer than 200 rows a quarter is held out for each. The same rows give the same split in any order and on any
-    machine, and rows with the same question, however spelt, stay together. If `validation` or `test` is given, none
-    are taken from `rows` for it, and rows with one of its questions are left out, as are rows of `validation` with a
-    question of `test`. Rows without reasoning are held out, but not trained on, unless no training row has any.
+    Of fewer than 200 questions a quarter is held out for each. The same rows give the same questions in any order and
+    on any machine. A question that is held out has one row, its first, and its further rows are left out, because
+    several answers to one question would measure no more than one. If `validation` or `test` is given, none are taken
+    from `rows` for it, and rows with one of its questions, however spelt, are left out, as are rows of `validation`
+    with a question of `test`. Rows without reasoning are held out, but not trained on, unless no training row has any.
     ValueError for fewer than 20 rows, or too few different questions.
     """
     if len(rows) < FEWEST:
@@ -358,26 +359,34 @@ def divide(
         spelt = question_hash(row.conversation)
         first[key] = min(spelt, first.get(key, spelt))
     hashes = [first[key] for _, key in keyed]
-    n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(own))), len(own) // 4)
+    n = len(first)
+    n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
     not_given = [name for name, given in (("test", test), ("validation", validation)) if given is None]
     part_of: dict[str, str] = {}
     sizes: Counter[str] = Counter()
-    for key, n in sorted(Counter(hashes).items()):
+    for key in sorted(set(hashes)):
         part_of[key] = next((name for name in not_given if sizes[name] < n_to_hold), "train")
-        sizes[part_of[key]] += n
+        sizes[part_of[key]] += 1
     parts = {
         "validation": [row for row in validation or () if question_key(row) not in tested],
         "test": list(test or ()),
     }
-    for part in ("train", *not_given):
-        parts[part] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == part]
+    parts["train"] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == "train"]
+    # Reversed, the first row of a question is the last to be put into the dict.
+    first_rows = dict(zip(reversed(hashes), reversed(own), strict=True))
+    for part in not_given:
+        parts[part] = [row for key, row in reversed(first_rows.items()) if part_of[key] == part]
+    also_held_out = len(rows) - sum(len(parts[part]) for part in ("train", *not_given))
     # Half of such rows, and a model answers nearly every question without a thought.
     reasoned = [row for row in parts["train"] if row.steps]
     without_chain = len(parts["train"]) - len(reasoned) if reasoned else 0
     parts["train"] = reasoned or parts["train"]
-    also_held_out = len(rows) - len(own)
     if not all(parts.values()):
-        also = f" ({also_held_out} of {len(rows)} rows have a question that is held out)" if held_out else ""
+        also = (
+            f" ({len(rows) - len(own)} of {len(rows)} rows have a question that is held out)"
+            if held_out
+            else ""
+        )
         raise ValueError(
             f"{len(part_of)} different questions are too few to train on and to measure with{also}"
         )

@@ -68,6 +68,8 @@ Columns = npt.NDArray[np.void]
 Cells = Mapping[Cell, Columns]
 """The records of each cell."""
 
+AUTO_RECORDS = "records-*.jsonl"
+"""The files of `colar train auto`, which writes several."""
 _REQUIRED = (
     "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seed", "id", "completion", "parsed",
     "correct", "truncated", "length", "forward_passes", "seconds",
@@ -175,6 +177,10 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
         for key in ("correct", "truncated"):
             if not isinstance(record[key], bool):
                 raise ValueError(f"{place(number)}: {key} must be true or false, got {record[key]!r}")
+        if not checks.is_int(record["seed"]) or not isinstance(record["params"], Mapping):
+            raise ValueError(
+                f"{place(number)}: seed must be a whole number, and params an object of names and values"
+            )
         for key in ("length", "forward_passes", "seconds"):
             if not checks.is_number(record[key]):
                 raise ValueError(f"{place(number)}: {key} must be a number, got {record[key]!r}")
@@ -201,8 +207,7 @@ def _numbering() -> defaultdict[Any, int]:
 
 def _records_in(folder: Path) -> list[Path]:
     # The plain file takes precedence: an evaluation may still be appending to it, so it is never older than the .gz.
-    # The last pattern is that of `colar train auto`, which writes several files.
-    for pattern in ("records.jsonl", "records.jsonl.gz", "records-*.jsonl"):
+    for pattern in ("records.jsonl", "records.jsonl.gz", AUTO_RECORDS):
         if found := sorted(folder.glob(pattern)):
             return found
     raise ValueError(f"{folder} holds no records.jsonl")
@@ -235,6 +240,8 @@ def claim_evaluation(
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
+    if next(output.glob(AUTO_RECORDS), None):
+        raise ValueError(f"{output} holds the speeds of colar train auto; {REMEDY}")
     if records.exists() and records.stat().st_size > 0:
         if not path.exists():
             raise ValueError(
@@ -277,11 +284,14 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     values; `models` and the numbers of `questions` are merged. The digests of the questions are left out, because only
     a resumed evaluation needs them.
 
-    Raises ValueError if two evaluations have different checkpoints under one name, which would pass for one system, or
-    different questions of one data set: equally many that are not the same, or others by their first one, their split
-    or their seed. If only the numbers of questions differ, report.md warns.
+    Raises ValueError if two evaluations have different checkpoints under one name, or asked one with other limits or in
+    another dtype, because these would pass for one system; if they judged one data set differently; or if they have
+    different questions of it: equally many that are not the same, or others by their first one, their split or their
+    seed. If only the numbers of questions differ, report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
+    conditions: dict[str, tuple[Any, Path]] = {}
+    judges: dict[str, tuple[Any, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
     drawn: dict[str, tuple[int, list[Any], str, Path]] = {}
@@ -292,7 +302,15 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         # An evaluation without a judge of the user's own has no such key.
         if settings:
             settings.setdefault("judge", BY_KIND)
+        asked_in = {key: settings.get(key) for key in ("limits", "dtype")}
+        judge = [settings.get(key) for key in ("judge", "judge_source")]
         for name, digest in settings.pop("models", {}).items():
+            earlier, where = conditions.setdefault(name, (asked_in, path))
+            if earlier != asked_in:
+                raise ValueError(
+                    f"{where} and {path} asked {name} under other conditions, {earlier} and {asked_in}; rename one: "
+                    "NAME=CHECKPOINT"
+                )
             known, where = models.setdefault(name, (digest, path))
             if known != digest:
                 raise ValueError(
@@ -300,6 +318,12 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
                 )
         origin = [settings.get("split"), settings.get("data_seed")]
         for name, (n, digest, first) in settings.pop("questions", {}).items():
+            other_judge, where = judges.setdefault(name, (judge, path))
+            if other_judge != judge:
+                raise ValueError(
+                    f"{where} and {path} judged {name} differently, {other_judge[0]} and {judge[0]} (or another "
+                    "version of it): evaluate one of them again"
+                )
             # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))
             other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))

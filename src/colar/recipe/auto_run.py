@@ -244,7 +244,7 @@ def _check_replaceable(call: AutoCall, folder: AutoFolder) -> None:
     if folder.call.exists():
         return
     checkpoint.check_replaceable(folder.best)
-    for path in (folder.data, folder.recipe):
+    for path in (folder.data, folder.recipe, folder.results):
         if path.exists():
             raise ValueError(
                 f"{path} is not of a run of auto, and would be replaced: give another --output, or delete it"

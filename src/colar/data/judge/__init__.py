@@ -30,9 +30,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, reduce
+from functools import reduce
 
 from colar import files
 from colar.data.example import ANSWER_TYPES, AnswerType, Example
@@ -261,9 +262,11 @@ def judge_name(judge: str | Judge | None) -> str | None:
     return name
 
 
-@cache
 def load_judge(name: str) -> Judge:
-    """Import a judge; a module in the working directory is found too. ValueError if it cannot be imported."""
+    """Import a judge; a module in the working directory is found too. ValueError if it cannot be imported.
+
+    Not cached: a function of a notebook is another one after its cell has run again.
+    """
     module, _, path = name.partition(":")
     if not module or not path:
         raise ValueError(
@@ -282,17 +285,18 @@ def load_judge(name: str) -> Judge:
 
 
 def judge_settings(name: str | None) -> dict[str, str]:
-    """A judge as settings of an evaluation, its name and a digest of its module's source; {} without a name.
+    """A judge as settings of an evaluation, its name and a digest of its module's source, or of its own in a notebook;
+    {} without a name.
 
     Verdicts are recorded, so records of a judge that has been edited since are those of another one.
     """
     if not name:
         return {}
     function = load_judge(name)
-    try:
-        source = inspect.getsource(sys.modules[name.partition(":")[0]])
-    except (OSError, TypeError):
-        source = repr(function)  # a module of compiled code
+    source = name  # compiled code has none
+    for each in (function, sys.modules[name.partition(":")[0]]):
+        with suppress(OSError, TypeError):
+            source = inspect.getsource(each)
     return {"judge": name, "judge_source": files.digest([source])}
 
 

@@ -83,11 +83,15 @@ def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.
 
 def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
     """The latents (..., D) of groups of tokens (..., G), `NOTHING` after them; float32, zero for an empty group."""
+    # In training the maps run even if each group has one token, or there is no chain: with split weights each process has
+    # to have the same gradients.
+    runs_maps = ids.shape[-1] > 1 or torch.is_grad_enabled()
+    if not ids.shape[-1]:
+        ids = ids.new_full((*ids.shape[:-1], 1), NOTHING)
     # The separator that ends a group is not part of it.
     real = (ids != NOTHING) & (ids != lm.template.separator_id)
     embeds = lm.embed(torch.where(real, ids, 0)).float()
-    # In training also where every group has one token: with split weights each process has to have the same gradients.
-    if ids.shape[-1] > 1 or torch.is_grad_enabled():
+    if runs_maps:
         unit = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
         # Only groups of equations have maps of digits.
         if "digit_maps" in lm.extra:
