@@ -377,9 +377,9 @@ def test_results_of_an_evaluation_are_not_replaced(tmp_path: Path) -> None:
     rows = [
         {"question": f"{i} + 1?", "steps": [f"{i} + 1 = {i + 1}"], "answer": f"{i + 1}"} for i in range(40)
     ]
-    with pytest.raises(ValueError, match="results is not of a run of auto, and would be replaced"):
-        with prepared(AutoCall("tiny", rows, tmp_path)):
-            pass
+    call = AutoCall("tiny", rows, tmp_path)
+    with pytest.raises(ValueError, match="results is not of a run of auto, and would be replaced"), prepared(call):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -831,13 +831,54 @@ def test_how_a_source_is_judged_is_said_where_it_was_guessed(
     path = str(files.write_jsonl(tmp_path / "mine.jsonl", rows))
     sources.load_examples(path, "train")
     assert capsys.readouterr().err.splitlines() == [
-        f"mine: 2 rows, layout solution (a question, an answer, perhaps its reasoning); answers are judged {said}"
+        f"mine: 2 rows, layout solution (question from question, answer from answer); answers are judged {said}"
     ]
     # Rows that name a type, as all that `prepare` writes do, need no guess.
     sources.prepare(path, ["train"], tmp_path / "prepared")
     capsys.readouterr()
     sources.load_examples(str(tmp_path / "prepared"), "train")
     assert capsys.readouterr().err == ""
+
+
+READ_AS = {
+    "a number of steps": (
+        {"question": "q", "solution": "Add.\n#### 4", "answer": "4", "steps": "3"},
+        "question from question, steps from steps, answer from answer; not read: solution",
+    ),
+    "a subject": (
+        {"Question": "q", "reasoning": "arithmetic", "Solution": "Add.", "Answer": "4", "id": 7},
+        "question from question, steps from reasoning, answer from answer; not read: Solution",
+    ),
+    "a passage under another name": (
+        {"question": "Compute", "input": "2 + 2", "answer": "4"},
+        "question from question, answer from answer; not read: input",
+    ),
+    "an instruction's input": (
+        {"instruction": "Compute", "input": "2 + 2", "output": "4"},
+        "question from instruction, answer from output",
+    ),
+    "choices": (
+        {"question": "q", "answer": "Add.\n#### A", "A": "4", "B": "5"},
+        "question from question, steps and answer from answer; not read: A, B",
+    ),
+    "a chat": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "4"}], "level": 1},
+        "messages, conversations, or",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ_AS)
+def test_the_columns_that_were_read_are_named(case: str) -> None:
+    """A column of another meaning would otherwise be learnt without a word."""
+    row, told = READ_AS[case]
+    assert f"({told}" in user_rows.read([row] * 3).summary()[0]
+
+
+def test_named_columns_are_named_and_the_others_too() -> None:
+    row = {"problem": "q", "answer": "4", "question": "7", "note": "x"}
+    read = user_rows.read([row] * 3, {"question": "problem", "answer": "answer"})
+    assert "(question from problem, answer from answer; not read: question, note)" in read.summary()[0]
 
 
 UNMARKED = {

@@ -246,12 +246,24 @@ def _mathqa(row: Row) -> Fields:
 def parse_solution(raw: Any) -> Fields:
     """Parse a row with a question, optional reasoning and an answer under common names, such as Coconut's."""
     row = named_fields(raw)
+    columns = solution_columns(row)
+    return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
+
+
+def solution_columns(row: Row) -> dict[str, str]:
+    """The columns of a question, a solution and perhaps its reasoning: question, answer and steps -> column."""
     question = _first(row, QUESTION)
     answer = _first(row, [name for name in ANSWER if name != question])
     # An empty column counts as missing, as does an empty list in a CSV: the answer may hold the reasoning.
     reasoning = (*REASONING, "answer") if answer == "final_answer" else REASONING
     chains = (name for name in reasoning if row.get(name) not in EMPTY and name not in (question, answer))
-    return _solution(row, question, answer, next(chains, None))
+    steps = next(chains, None)
+    return {"question": question, "answer": answer, **({"steps": steps} if steps else {})}
+
+
+def columns_beside(question: str) -> set[str]:
+    """The columns that are read beside those of the question, in this column, the answer and the reasoning."""
+    return {"id", "answer_type", "context", *(["input"] if question == "instruction" else [])}
 
 
 def whole_question(row: Row, column: str) -> str:

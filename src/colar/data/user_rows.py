@@ -58,6 +58,8 @@ class UserRows:
     examples: list[Example]
     columns: list[str]
     """Columns that at least one row has."""
+    roles: dict[str, str]
+    """question, answer and steps -> column; {} in layouts that have other parts."""
     answer_type: AnswerType
     """Answer type of the rows that name none."""
     untyped: int
@@ -74,7 +76,7 @@ class UserRows:
         types = [f"{n:,} as {name}" for name, n in rows_by_type.most_common()]
         judged = ", ".join(types) if len(types) > 1 else f"as {self.examples[0].answer_type}"
         lines = [
-            f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
+            f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self._read_as()}); "
             f"answers are judged {f'by {self.judge}' if self.judge else judged}"
         ]
         if self.unmarked:
@@ -90,6 +92,17 @@ class UserRows:
                 "a chat template"
             )
         return lines + self.unread()
+
+    def _read_as(self) -> str:
+        """The columns that are read, and those that are not."""
+        if not self.roles:
+            return self.layout.about
+        read = {*self.roles.values(), *layouts.columns_beside(self.roles["question"])}
+        others = [name for name in self.columns if not {name, name.strip().lower()} & read]
+        parts = [f"{key} from {self.roles[key]}" for key in layouts.KEYS if key in self.roles]
+        if "steps" not in self.roles and any(example.steps for example in self.examples):
+            parts[-1] = f"steps and {parts[-1]}"
+        return ", ".join(parts) + (f"; not read: {', '.join(others)}" if others else "")
 
     def unread(self) -> list[str]:
         """Warnings about columns that a question may need, and that are not read."""
@@ -180,8 +193,9 @@ def read(
     examples = judged_by(examples, judge)
     unmarked = sum(row.fields.unmarked for row in rows)
     found = list(parser.found)
+    roles = dict(columns or {}) or parser.usual_roles(raw for _, raw in first_rows)
     return UserRows(
-        name, parser.layout, examples, found, answer_type, len(untyped), unmarked, judge, left_out
+        name, parser.layout, examples, found, roles, answer_type, len(untyped), unmarked, judge, left_out
     )
 
 
@@ -237,6 +251,17 @@ class _Parser:
             name: None for name, others in self.beside.items() if name not in row and row.keys() <= others
         }
         return self.layout.parse(blank | row)
+
+    def usual_roles(self, first_rows: Iterable[Any]) -> dict[str, str]:
+        """The columns of question, answer and steps in most of the first rows; {} in layouts that have other parts."""
+        counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+        if self.layout is not None and self.layout.parse is layouts.parse_solution:
+            for raw in first_rows:
+                with contextlib.suppress(ValueError):
+                    cells = layouts.known_names(named_fields(raw)).items()
+                    row = {key: value for key, value in cells if value is not None}
+                    counts[tuple(layouts.solution_columns(row).items())] += 1
+        return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
 def _columns_in_use(rows: Sequence[Any]) -> dict[str, set[str]]:

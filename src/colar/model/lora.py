@@ -115,8 +115,8 @@ def casts_left_to_autocast(layers: Sequence[Any], causal_lm: PreTrainedModel) ->
     adapted linear in an update, for the same numbers. Outside autocast peft's cast is needed. (peft's own
     `disable_input_dtype_casting` searches the whole model twice for each forward.)
     """
-    # Under gradient checkpointing the backward pass, outside of this context, computes the layers again, and its dropout
-    # has to see the same dtype.
+    # Under gradient checkpointing the backward pass, outside of this context, computes the layers again, and its
+    # dropout has to see the same dtype.
     is_used = torch.is_autocast_enabled(causal_lm.device.type) and not causal_lm.is_activation_checkpointing
     switched = layers if is_used else ()
     for layer in switched:
