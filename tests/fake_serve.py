@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             delta = {
                 "reasoning": thought["text"],
                 "reasoning_content": thought["text"],
-                "colar": {"thought": thought},
+                "colar": {"thoughts": [thought]},
             }
             self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
             if "break" in question and sent == 1:

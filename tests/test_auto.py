@@ -378,7 +378,10 @@ def test_results_of_an_evaluation_are_not_replaced(tmp_path: Path) -> None:
         {"question": f"{i} + 1?", "steps": [f"{i} + 1 = {i + 1}"], "answer": f"{i + 1}"} for i in range(40)
     ]
     call = AutoCall("tiny", rows, tmp_path)
-    with pytest.raises(ValueError, match="results is not of a run of auto, and would be replaced"), prepared(call):
+    with (
+        pytest.raises(ValueError, match="results is not of a run of auto, and would be replaced"),
+        prepared(call),
+    ):
         pass
 
 

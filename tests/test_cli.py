@@ -62,6 +62,8 @@ def questions(tmp_path):
 
 SHORT = ["--max_latents", "4", "--max_completion_length", "3"]
 
+HINT = "(put it before options that take several values, or after --)"
+
 MISTAKES = [
     # arguments, exit code, words on stderr
     (["train", "missing.yaml"], 2, "no recipe at missing.yaml"),
@@ -230,6 +232,24 @@ def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
         (["evaluate", "x", "--control", "mixed", "--output", "x"], "colar evaluate: error: "),
         (["export", "a", "b", "--d", "float16"], "unknown --d float16 (options are spelt in full: --dtype)"),
         (["export", "a", "b", "c"], "usage: colar export"),
+        (
+            ["generate", "x", "q", "--batch_size", "0"],
+            "--batch_size: must be a whole number, 1 or more, got 0",
+        ),
+        (
+            ["generate", "x", "q", "--max_latents", "-1"],
+            "--max_latents: must be a whole number, 0 or more, got -1",
+        ),
+        (["serve", "x", "--batch-size", "1.5"], "--batch_size: must be a whole number, 1 or more, got 1.5"),
+        (["serve", "x", "--token_budget", "0"], "--token_budget: must be a whole number, 1 or more, got 0"),
+        (["serve", "x", "--max_latents", "-1"], "--max_latents: must be a whole number, 0 or more, got -1"),
+        (
+            ["evaluate", "x", "--max_completion_length", "0"],
+            "--max_completion_length: must be a whole number, 1 or more",
+        ),
+        (["generate", "x", "--compression_factor", "2", "How many?"], f"'How many?' {HINT}"),
+        (["evaluate", "--output", "x", "--control", "zeroed", "x"], HINT),
+        (["evaluate", "--output", "x", "--data", "a", "x"], HINT),
     ],
 )
 def test_argparse_mistakes_exit_with_2(args, words, capsys):
@@ -237,6 +257,28 @@ def test_argparse_mistakes_exit_with_2(args, words, capsys):
         main(args)
     assert error.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["generate", "x", "q", "--ratio", "two", "1"],
+        ["evaluate", "--output", "x"],
+        ["evaluate", "--output", "x", "--data", "a"],
+    ],
+)
+def test_other_mistakes_have_no_hint(args, capsys):
+    with pytest.raises(SystemExit):
+        main(args)
+    assert HINT not in capsys.readouterr().err
+
+
+def test_words_behind_two_hyphens_are_as_they_stand(monkeypatch):
+    questions = []
+    monkeypatch.setattr("colar.cli.generate.run_generate", lambda args: questions.append(args.question))
+    for words in (["x", "--", "--is-it-so?"], ["x", "--compression-factor", "2", "--", "--is-it-so?"]):
+        assert main(["generate", *words]) == 0
+    assert questions == ["--is-it-so?"] * 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -120,7 +120,7 @@ def test_a_group_with_an_operand_missing_is_a_wrong_plan():
 def test_a_token_that_was_chosen_once_is_said_once():
     """Where the reference has 11, a thought of 12 is wrong: it has one 1."""
     eleven = [Token(5, False), Token(1, True), Token(1, True)]
-    assert thought.covered([5, 1, 1], [5, 1, 2]) == [True, True, False]
+    assert diagnosis.covered([5, 1, 1], [5, 1, 2]) == [True, True, False]
     assert missing(eleven, [5, 1, 2]) == [Token(1, True)]
     assert missing(eleven, [1, 5, 1]) == []
     assert classify([eleven], [[5, 1, 2]]) == "wrong result"

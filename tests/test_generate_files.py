@@ -70,8 +70,8 @@ def test_an_expected_answer_is_written_or_refused_before_any_work(tmp_path):
     )
     found = [row.get("answer") for row in answer_files.read_questions(path)]
     assert found == ["5", "2.5", "", ["a"], None]
-    path.write_text('{"question": "q"}\n{"question": "r", "answer": NaN}\n')
-    with pytest.raises(ValueError, match="q.jsonl:2: answer must be a finite number, is nan"):
+    path.write_text('{"question": "q", "answer": NaN}\n{"question": "r", "answer": Infinity}\n')
+    with pytest.raises(ValueError, match="q.jsonl:2: answer must be a finite number, is inf"):
         answer_files.read_questions(path)
     decimals = [Decimal("2.50"), Decimal("120.00"), Decimal("-0.05")]
     table = pyarrow.table({"question": ["q", "r", "s"], "answer": pyarrow.array(decimals)})

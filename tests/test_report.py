@@ -682,6 +682,16 @@ def test_answers_that_would_pass_for_alike_are_an_error(
     assert settings_of(settings_files(tmp_path, one, others))["models"] == {"x": "1", "z": "3"}
 
 
+def test_systems_of_another_training_seed_are_said_to_have_no_difference() -> None:
+    def noted(seed: int, **options: Any) -> bool:
+        answers = [record("m", method="cot"), record("m", method="colar", train_seed=seed, c=2)]
+        return "another training seed (colar c=2): name the pair" in render(fold(answers, **options))
+
+    assert noted(1)
+    assert not noted(1, pairs=[("colar c=2", "cot")])
+    assert not noted(0)
+
+
 def test_an_evaluation_that_was_killed_is_named() -> None:
     answers = [*system("m", "78", method="cot"), *system("m", "7", method="cot", decoding="sampled", seed=1)]
     for n, told in ((2, False), (3, True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +133,7 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
                 reasoning += getattr(delta, "reasoning", "")
                 assert getattr(delta, "reasoning", "") == getattr(delta, "reasoning_content", "")
                 own = getattr(delta, "colar", {})
-                thoughts += [own["thought"]] if "thought" in own else []
+                thoughts += own.get("thoughts", [])
                 details = own
                 last = choice.finish_reason or last
         message = whole.choices[0].message
@@ -151,6 +152,35 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
         assert details["forward_passes"] == message.colar["forward_passes"]
         assert not hasattr(chunks[-1], "colar")
         assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_accumulated_deltas_are_the_whole_answer(client, model):
+    """By the official client's own accumulation, for each of several samples."""
+    body = {"model": model, "messages": user(), "n": 2, "seed": 3, "temperature": 1.0}
+    more = {"extra_body": {"return_thoughts": True}}
+    with client.chat.completions.stream(**body, **more) as stream:
+        # `get_final_completion` rejects answers that a limit has cut.
+        found = stream.until_done().current_completion_snapshot
+    whole = client.chat.completions.create(**body, **more)
+    assert sum(len(choice.message.colar["thoughts"]) for choice in whole.choices) > 2
+    for one, other in zip(found.choices, whole.choices, strict=True):
+        mine, theirs = one.message, other.message
+        assert (mine.content or "", mine.reasoning) == (theirs.content, theirs.reasoning)
+        same_thoughts(mine.colar["thoughts"], theirs.colar["thoughts"])
+        assert mine.colar.keys() == theirs.colar.keys()
+        assert mine.colar["forward_passes"] == theirs.colar["forward_passes"]
+
+
+def test_each_chunk_has_the_usage_so_far(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = chat(client, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] <= counts[-1] == last.usage.completion_tokens
+    # vLLM's is about the usage that was asked for.
+    options = {"continuous_usage_stats": True}
+    assert all(chunk.usage is None for chunk in chat(client, stream=True, stream_options=options))
 
 
 def same_thoughts(found, expected):
@@ -492,6 +522,10 @@ REFUSED = [
     ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty: this server has no such feature; it takes 0"),
     ({"tools": [{"type": "function"}]}, 400, "tools", "tools: this server has no such feature; it takes []"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", 'it takes {"type": "text"}'),
+    ({"top_k": 5}, 400, "top_k", "top_k: this server has no such feature; it takes -1 or 0"),
+    ({"repetition_penalty": 1.1}, 400, "repetition_penalty", "it takes 1"),
+    ({"ignore_eos": True}, 400, "ignore_eos", "it takes false"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs", "it takes {}"),
 ]  # fmt: skip
 
 
@@ -525,12 +559,37 @@ def test_a_question_beyond_the_context_is_named_as_openai_does(client):
     assert error["message"].startswith("the question has ")
 
 
+def test_a_question_is_tokenised_once(live, client, monkeypatch):
+    template = live.served["colar"].lm.template
+    questions = []
+    right = template.question
+
+    def counted(question, *args, **kwargs):
+        questions.append(question)
+        return right(question, *args, **kwargs)
+
+    monkeypatch.setattr(template, "question", counted)
+    chat(client, n=3)
+    assert questions == [QUESTION]
+
+
+def test_a_question_beyond_the_budget_is_refused_without_its_number():
+    with running(serve_model("cot", cot_model(), token_budget=32)) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.BadRequestError) as raised:
+            chat(client, "cot", "word " * 10)
+    message = raised.value.response.json()["error"]["message"]
+    assert re.fullmatch(r"the request needs \d+ positions; token_budget is 32", message)
+
+
 def test_what_asks_for_nothing_is_accepted(client):
     fields = {
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "store": False, "user": "me", "metadata": {"a": "b"}, "stop": None,
         "seed": None, "top_logprobs": None, "verbosity": "medium", "latent_temperature": None,
         "compression_factor": 1,
+        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True,
+        "add_generation_prompt": True, "chat_template_kwargs": {}, "stream_options": {"continuous_usage_stats": False},
     }  # fmt: skip
     body = {"model": "colar", "messages": user(), **fields}
     got = client.post("/chat/completions", body=body, cast_to=object)
@@ -643,10 +702,11 @@ def test_a_client_that_leaves_cancels_its_request(slow):
     until(lambda: 'colar_requests_total{model="slow",status="499"} 3.0' in fetch(live, "/metrics"))
 
 
-def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside(capsys):
+@pytest.mark.parametrize("error", [KeyError, ValueError])
+def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside(error, capsys):
     class Broken(Slow):
         def think(self, lm, state):
-            raise KeyError("secret")
+            raise error("secret")
 
     with running(serve_model("broken", (tiny_lm("gpt2"), Broken()))) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
@@ -730,6 +790,22 @@ def test_health_and_unknown_paths(live):
     refused = json.loads(fetch(live, "/health", method="DELETE"))["error"]
     assert refused["code"] is None
     assert "Method Not Allowed" in refused["message"]
+
+
+def test_an_engine_that_has_stopped_is_503_without_a_traceback(capsys):
+    served = serve_model("cot", cot_model())
+    with running(served) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        asyncio.run(served.engine.close())
+        for stream in (False, True):
+            with pytest.raises(
+                openai.InternalServerError, match="the engine of model cot has stopped"
+            ) as raised:
+                chat(client, "cot", stream=stream)
+            error = raised.value
+            assert (error.status_code, error.code, error.type) == (503, "engine_stopped", "server_error")
+        assert 'colar_requests_total{model="cot",status="503"} 2.0' in fetch(live, "/metrics")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_health_fails_with_an_engine():

@@ -12,10 +12,11 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from sequential import made
-from serving import QUESTION, colar_model, serve_model
+from serving import DECODING, QUESTION, colar_model, sequential_model, serve_model
 
 from colar.ask import Model
 from colar.engine.completion import AnswerText, Event, TokenText
+from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.look import thought
 from colar.methods import registry
@@ -129,6 +130,23 @@ def test_nearest_tokens_are_those_of_retrieval(dtype):
             assert [n["cosine"] for n in near] == pytest.approx(
                 [n.cosine for n in want[i][: 3 + i]], abs=1e-4
             )
+
+
+@pytest.mark.parametrize("model", [colar_model, sequential_model])
+def test_a_thought_is_made_of_the_info_that_is_copied(model):
+    lm, method = model()
+    request = Request("a", QUESTION, method.Params(), DECODING, keep_latents=True)
+    [done] = Engine(lm, method, 1).generate([request])
+    for token_id, info in zip(done.thought_ids, done.thought_info(), strict=True):
+        shown = thought.shown_info(info)
+        assert shown.keys() < info.keys()
+        whole, part = (
+            thought.ThoughtReader(lm.template, request.params).read(token_id, each, [])
+            for each in (info, shown)
+        )
+        assert part == whole
+    assert done.length
+    assert [each.keys() for each in done.thought_info(thought.SHOWN)] == [shown.keys()] * done.length
 
 
 def test_an_error_reaches_all_who_wait():
@@ -249,6 +267,10 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     assert read_keys(None) == []
     monkeypatch.setenv("COLAR_API_KEYS", "a b")
     assert read_keys(None) == ["a", "b"]
+    for empty in ("", " "):
+        monkeypatch.setenv("COLAR_API_KEYS", empty)
+        with pytest.raises(ValueError, match="COLAR_API_KEYS has no API key"):
+            read_keys(None)
 
 
 def test_times_are_the_engines_not_the_readers():

@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     argv = sys.argv[1:] if argv is None else argv
-    words = [underscored(word) for word in argv]
+    # Words behind "--" are no options: a question may begin with hyphens.
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [*map(underscored, argv[:end]), *argv[end:]]
     # After "--" argparse passes all words to the command, so that --help is lm-eval's.
     if words[:1] == ["lm-eval"]:
         words.insert(1, "--")

@@ -1,8 +1,10 @@
 """Options of several commands, and parsers of their values. Every command imports this module: torch comes later."""
 
 import argparse
-from collections.abc import Iterable
-from typing import Any
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from colar import yaml_settings
 from colar.checks import did_you_mean
@@ -27,12 +29,14 @@ class Parser(argparse.ArgumentParser):
     # An abbreviation would become ambiguous once another option has the same beginning.
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+        self._words: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reject words that no option takes, unless the command `takes_keys` of a recipe.
 
         argparse calls a command's own parser first, so that the error shows the usage of that command.
         """
+        self._words = sys.argv[1:] if args is None else list(args)
         known, rest = super().parse_known_args(args, namespace)
         # argparse of Python 3.11 leaves an optional word out where options stand before it.
         left_out = [
@@ -40,17 +44,58 @@ class Parser(argparse.ArgumentParser):
             for action in self._positionals._group_actions
             if action.nargs == "?" and getattr(known, action.dest, None) is None
         ]
-        if len(left_out) == len(rest) == 1 and not rest[0].startswith("-"):
-            setattr(known, left_out[0], rest.pop())
+        is_behind = rest[:1] == ["--"]
+        words = rest[1:] if is_behind else rest
+        if len(left_out) == len(words) == 1 and (is_behind or not words[0].startswith("-")):
+            setattr(known, left_out[0], words[0])
+            rest = []
         if rest and not getattr(known, "takes_keys", False):
             options = self._option_string_actions
             name = rest[0].partition("=")[0]
-            begun = [option for option in options if name.startswith("--") and option.startswith(name)]
+            begun = [option for option in options if len(name) > 2 and option.startswith(name)]
             hint = (
                 f" (options are spelt in full: {', '.join(begun)})" if begun else did_you_mean(name, options)
             )
             self.error(f"unknown {' '.join(rest)}{hint}")
         return known, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the message, and a hint if an option of several values may have taken a word that is none."""
+        later = self._later_values()
+        is_missing = bool(later) and message.startswith("the following arguments are required")
+        is_wrong = any(
+            message.startswith(f"argument {option}: invalid") and f": {value!r}" in message
+            for option, value in later
+        )
+        if is_missing or is_wrong:
+            message += " (put it before options that take several values, or after --)"
+        super().error(message)
+
+    def _later_values(self) -> list[tuple[str, str]]:
+        """The options of several values that were given, with each of their values but the first."""
+        several = [action.option_strings for action in self._actions if action.nargs in ("*", "+")]
+        options = list(itertools.chain.from_iterable(several))
+        later = []
+        option, n = "", 0
+        for word in self._words:
+            if word.startswith("-"):
+                option, n = word, 0
+                continue
+            n += 1
+            if option in options and n > 1:
+                later.append((option, word))
+        return later
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The parser of a whole number from `least` on."""
+
+    def whole(text: str) -> int:
+        if text.removeprefix("-").isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"must be a whole number, {least} or more, got {text}")
+
+    return whole
 
 
 def checkpoint_options(parser: Parser) -> None:
@@ -127,12 +172,12 @@ def limit_options(parser: Parser) -> None:
     # The defaults in these texts are those of `Decoding`.
     parser.add_argument(
         "--max_latents",
-        type=int,
+        type=at_least(0),
         help="maximum number of thoughts (default: the checkpoint's own, or else 128)",
     )
     parser.add_argument(
         "--max_completion_length",
-        type=int,
+        type=at_least(1),
         help="maximum tokens of an answer (default: the checkpoint's own, or else 64)",
     )
 
@@ -140,7 +185,7 @@ def limit_options(parser: Parser) -> None:
 def batching_options(parser: Parser) -> None:
     parser.add_argument(
         "--batch_size",
-        type=int,
+        type=at_least(1),
         help="requests computed together (default: 256 on a CUDA GPU, 32 on others and with --ray)",
     )
     parser.add_argument(

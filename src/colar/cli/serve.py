@@ -41,7 +41,11 @@ def add_serve(serve: Parser) -> None:
     )
     options.limit_options(serve)
     options.batching_options(serve)
-    serve.add_argument("--token_budget", type=int, help="positions of the cache in all (default: no limit)")
+    serve.add_argument(
+        "--token_budget",
+        type=options.at_least(1),
+        help="positions of the cache in all (default: no limit)",
+    )
     serve.add_argument(
         "--max_waiting", type=int, default=256, help="samples that wait for a slot; more are refused with 429"
     )
@@ -137,4 +141,12 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.max_waiting,
         cuda_graphs=False if args.eager else None,
     )
+    # A question of one token and the separator, with the limits that a request has by default.
+    needed = engine.scheduler.smallest_size(1, 2 + decoding.positions_after_question).positions
+    if args.token_budget is not None and needed > args.token_budget:
+        raise ValueError(
+            f"--token_budget {args.token_budget} is too small for any question: with max_latents "
+            f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length}, model {name} needs "
+            f"{needed} positions or more"
+        )
     return ServedModel(name, engine, decoding)

@@ -35,6 +35,13 @@ Subscriber = asyncio.Queue[Event | Exception]
 """The queue from which a caller receives events, or the error that ends its stream."""
 
 
+class EngineClosed(RuntimeError):
+    """The engine was closed, or its worker has died; it accepts no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is closed")
+
+
 class AsyncEngine:
     """Serves one `Engine`, which nothing else may use until `close`."""
 
@@ -53,11 +60,13 @@ class AsyncEngine:
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Events of one request as they happen.
+    async def stream(
+        self, request: Request, ids: tuple[int, ...] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Events of one request as they happen. `ids` are those of `Engine.check`, if the caller has checked it.
 
         Raises ValueError if the request cannot be run, QueueFull if too many wait, the error of a step of this request,
-        and RuntimeError once the engine is closed.
+        and EngineClosed once the engine is closed.
         """
         # A copy, because requests are cancelled by identity: another caller may have passed the same object.
         request = dataclasses.replace(request)
@@ -71,7 +80,7 @@ class AsyncEngine:
 
         def submit() -> None:
             nonlocal number
-            number = self.engine.submit(request)
+            number = self.engine.submit(request, ids)
             self._subscribers[number] = subscriber
 
         def cancel() -> None:
@@ -94,7 +103,7 @@ class AsyncEngine:
                     return
         finally:
             # Once closed there is nothing to cancel.
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(EngineClosed):
                 self._order(cancel)
 
     async def generate(self, request: Request) -> Completion:
@@ -104,7 +113,7 @@ class AsyncEngine:
         return dataclasses.replace(completion, request=request)
 
     async def close(self) -> None:
-        """Stop after the current step; streams that are still open end with RuntimeError."""
+        """Stop after the current step; streams that are still open end with EngineClosed."""
         with self._lock:
             self.closed = True
             self._orders.put(None)
@@ -126,10 +135,10 @@ class AsyncEngine:
         return await asyncio.wrap_future(done)
 
     def _order(self, order: Callable[[], None]) -> None:
-        """Have the worker carry out an order. RuntimeError once closed."""
+        """Have the worker carry out an order. EngineClosed once closed."""
         with self._lock:
             if self.closed:
-                raise RuntimeError("the engine is closed")
+                raise EngineClosed
             self._orders.put(order)
 
     # The worker's side
@@ -150,7 +159,7 @@ class AsyncEngine:
             while not self._orders.empty():
                 if (order := self._orders.get()) is not None:
                     order()
-            self._fail(RuntimeError("the engine is closed"))
+            self._fail(EngineClosed())
 
     def _obey(self) -> bool:
         """Carry out all pending orders, after waiting for one if the engine is idle. False if one is to stop."""

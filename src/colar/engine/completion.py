@@ -1,7 +1,7 @@
 """Events of an engine, the completions made of them (`completions_of`), and the text of an answer (`AnswerText`)."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -81,11 +81,12 @@ class Completion:
         """#L: the number of embeddings emitted between the two separators."""
         return len(self.thought_ids)
 
-    def thought_info(self) -> list[Mapping[str, Tensor]]:
-        """`info` thought by thought, on the CPU; [] if latents were not kept."""
+    def thought_info(self, names: Collection[str] | None = None) -> list[Mapping[str, Tensor]]:
+        """`info` thought by thought, on the CPU, or its columns of these names; [] if latents were not kept."""
         n = 0 if self.latents is None else len(self.latents)
         # One copy for each name: readers look at single values.
-        info = {name: column.cpu() for name, column in self.info.items()}
+        wanted = self.info.keys() if names is None else self.info.keys() & names
+        info = {name: self.info[name].cpu() for name in wanted}
         return [{name: column[k] for name, column in info.items()} for k in range(n)]
 
     def require_answer(self, where: str = "") -> None:

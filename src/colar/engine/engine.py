@@ -86,21 +86,26 @@ class Engine:
         """True while a request waits, is in prefill or runs."""
         return bool(self.scheduler.waiting or self.scheduler.batches or self.running.entries)
 
-    def submit(self, request: Request) -> int:
+    def check(self, request: Request) -> tuple[int, ...]:
+        """The token ids of a request's prompt. ValueError if the request cannot be run."""
+        check_runnable(self.method, request)
+        ids = prompt_ids(self.lm, self.method, request)
+        self.scheduler.check(request, len(ids))
+        return tuple(ids)
+
+    def submit(self, request: Request, ids: tuple[int, ...] | None = None) -> int:
         """Put a request into the queue. Returns its number, which is also that of its events.
 
-        ValueError if the request cannot be run, QueueFull if `max_waiting` others wait for a slot.
+        `ids` are those of `check`; without them the request is checked here. ValueError if the request cannot be run,
+        QueueFull if `max_waiting` others wait for a slot.
         """
-        entry = self._enter(request)
+        entry = self._enter(request, ids)
         self.scheduler.add(entry, self.running.entries)
         return entry.number
 
-    def _enter(self, request: Request) -> Entry:
-        """Check, tokenise and number a request."""
-        check_runnable(self.method, request)
-        ids = prompt_ids(self.lm, self.method, request)
-        entry = Entry(self._n_requests, request, tuple(ids))
-        self.scheduler.check(entry)
+    def _enter(self, request: Request, ids: tuple[int, ...] | None = None) -> Entry:
+        """Number a request, which is checked and tokenised unless its `ids` are given."""
+        entry = Entry(self._n_requests, request, self.check(request) if ids is None else ids)
         self._n_requests += 1
         return entry
 

@@ -169,12 +169,13 @@ class Scheduler:
 
     # The queue
 
-    def check(self, entry: Entry) -> None:
-        """ValueError for a request that could never run."""
-        needed = self.smallest_size(1, entry.most_positions).positions
+    def check(self, request: Request, n_tokens: int) -> None:
+        """ValueError for a request that could never run; its question has N tokens."""
+        widest = n_tokens + request.decoding.positions_after_question
+        needed = self.smallest_size(1, widest).positions
         if self.token_budget is not None and needed > self.token_budget:
             raise ValueError(
-                f"request {entry.request.id} needs {needed} positions; token_budget is {self.token_budget}"
+                f"request {request.id} needs {needed} positions; token_budget is {self.token_budget}"
             )
 
     def add(self, entry: Entry, running: Sequence[Entry]) -> None:

@@ -264,6 +264,15 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
         if len(sizes) > 1:
             text = f"The systems answered different numbers of questions of {dataset}: {_listed(sizes)}."
             notes.append(text)
+    seeds = {row.system.train_seed for row in cells if row.system.method == BASELINE}
+    others = dict.fromkeys(row.system for row in cells if seeds and row.system.train_seed not in seeds)
+    names = [system_name(system, systems) for system in others]
+    asked = {name for row in report.pairs for name in row.pair or ()}
+    if apart := [name for name in names if name not in asked]:
+        notes.append(
+            f"No difference to {BASELINE} is shown for systems of another training seed ({', '.join(apart)}): name the "
+            "pair, --pair SYSTEM BASELINE."
+        )
     if any(row.n < FEW for row in cells):
         notes.append(
             f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%."

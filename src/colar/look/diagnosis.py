@@ -27,7 +27,8 @@ Shape suffixes: R examples, Q question positions, K thoughts, T = Q + K position
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -43,17 +44,7 @@ from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import ThoughtTable, given_thoughts
 from colar.evaluation.evaluate import answer_all, seed_of
-from colar.look.thought import (
-    DecodedIds,
-    EmbeddingIndex,
-    chosen_ids,
-    covered,
-    decoded_ids,
-    group_size,
-    nearest_ids,
-    read_thoughts,
-    vocabulary_of,
-)
+from colar.look.thought import EmbeddingIndex, chosen_ids, group_size, read_thoughts, vocabulary_of
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -224,6 +215,36 @@ def reference_passes(
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
         yield ReferencePass(example, groups, embeds_1KD[0], thought)
+
+
+# Thoughts as token ids, to compare with a group of the chain
+
+DecodedIds = set[int] | list[int]
+"""The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
+
+
+def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[DecodedIds]:
+    """The tokens that each embedding can be read as: its c nearest."""
+    return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
+
+
+def decoded_ids(thought: Mapping[str, Any]) -> DecodedIds:
+    """The tokens that a THOUGHT is read as."""
+    ids = [token["id"] for token in thought["tokens"]]
+    return ids if thought["ordered"] else set(ids)
+
+
+def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:
+    """True for each token of a group that a thought says. A thought chosen as 1 and 2 does not cover 1 and 1."""
+    if isinstance(decoded_as, set):
+        # The sum of two equal embeddings is near a single token, which covers both.
+        return [token_id in decoded_as for token_id in token_ids]
+    left = Counter(decoded_as)
+    said = []
+    for token_id in token_ids:
+        said.append(left[token_id] > 0)
+        left[token_id] -= 1
+    return said
 
 
 # Answers of the model

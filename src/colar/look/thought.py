@@ -17,7 +17,6 @@ Shape suffixes: K latents, V vocabulary, D width.
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +31,8 @@ NEIGHBOURS = 10
 """Nearest tokens that a THOUGHT has."""
 MOST_TOKENS = 32
 """Most nearest tokens that stand for a latent in a THOUGHT."""
+SHOWN = ("logp", "group_ids", "group_logps", "group_low_confidence", "sigma", "stop_probability")
+"""The info that a THOUGHT is made of; what else methods report is for reinforcement."""
 
 
 class Neighbour(NamedTuple):
@@ -104,7 +105,8 @@ def read_thoughts(
     if completion.latents is None:
         return []
     reader = ThoughtReader(lm.template, completion.request.params, neighbours)
-    steps = zip(completion.thought_ids, completion.latents, completion.thought_info(), strict=True)
+    infos = completion.thought_info(SHOWN)
+    steps = zip(completion.thought_ids, completion.latents, infos, strict=True)
     thoughts = read_together([(reader, *step) for step in steps], vocabulary or vocabulary_of(lm))
     if rest := reader.end():
         thoughts[-1]["text"] += rest
@@ -124,6 +126,11 @@ def read_together(
         near = vocabulary.nearest(torch.stack([embed_D for _, _, embed_D, _ in thoughts]), max(wanted))
     rows = zip(thoughts, near, wanted, strict=True)
     return [reader.read(token_id, info, found[:n]) for (reader, token_id, _, info), found, n in rows]
+
+
+def shown_info(info: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a thought's info that `ThoughtReader` reads, so that only this is copied from a GPU."""
+    return {name: info[name] for name in SHOWN if name in info}
 
 
 def infos_on_cpu(infos: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -213,6 +220,13 @@ def chosen_tokens(
     return [token_id for token_id, _ in own], [logprob for _, logprob in own]
 
 
+def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
+    """The tokens that one thought was chosen as, in order, the separator included; None for a latent of a head."""
+    if "group_ids" not in info:
+        return None
+    return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
+
+
 def _token(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
     return {"id": token_id, "text": template.token(token_id), "cosine": _rounded(cosine)}
 
@@ -224,41 +238,3 @@ def _rounded(value: float | None) -> float | None:
 
 def _mean(column: Tensor | None) -> float | None:
     return None if column is None else _rounded(column.float().mean().item())
-
-
-# Thoughts as token ids, to compare with a reference chain
-
-DecodedIds = set[int] | list[int]
-"""The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
-
-
-def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
-    """The tokens that one thought was chosen as, in order, the separator included; None for a latent of a head."""
-    if "group_ids" not in info:
-        return None
-    return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
-
-
-def nearest_ids(embeds_KD: Tensor, c: int, vocabulary: EmbeddingIndex) -> list[DecodedIds]:
-    """The tokens that each embedding can be read as: its c nearest."""
-    return [{near.token_id for near in nearest} for nearest in vocabulary.nearest(embeds_KD, c)]
-
-
-def decoded_ids(thought: Mapping[str, Any]) -> DecodedIds:
-    """The tokens that a THOUGHT is read as."""
-    ids = [token["id"] for token in thought["tokens"]]
-    return ids if thought["ordered"] else set(ids)
-
-
-def covered(token_ids: Sequence[int], decoded_as: DecodedIds) -> list[bool]:
-    """True for each token of a group that a thought says. A thought chosen as 1 and 2 does not cover 1
-    and 1."""
-    if isinstance(decoded_as, set):
-        # The sum of two equal embeddings is near a single token, which covers both.
-        return [token_id in decoded_as for token_id in token_ids]
-    left = Counter(decoded_as)
-    said = []
-    for token_id in token_ids:
-        said.append(left[token_id] > 0)
-        left[token_id] -= 1
-    return said

@@ -217,18 +217,24 @@ class Metrics:
 
 # Keys
 
+KEYS = "COLAR_API_KEYS"
+"""Environment variable with the keys, separated by white space."""
+
 
 def read_keys(path: str | None) -> list[str]:
     """The keys of a file, one a line (lines that begin with # are left out), else those of the environment.
 
-    ValueError for a file without any key, because everyone could then use the server.
+    ValueError for a file or a variable without any key, because everyone could then use the server.
     """
-    if path is None:
-        return os.environ.get("COLAR_API_KEYS", "").split()
-    lines = [line.strip() for line in files.read_text(path).splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
+    if path is not None:
+        lines = [line.strip() for line in files.read_text(path).splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+    elif KEYS in os.environ:
+        keys = os.environ[KEYS].split()
+    else:
+        return []
     if not keys:
-        raise ValueError(f"{path} has no API key")
+        raise ValueError(f"{path or f'the environment variable {KEYS}'} has no API key")
     return keys
 
 

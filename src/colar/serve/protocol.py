@@ -35,8 +35,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
 }
-"""OpenAI's fields for features that this server does not have, with the neutral values that are accepted."""
+"""Fields of OpenAI and vLLM for features that this server does not have, with the neutral values that are accepted."""
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 ANSWER_FIELDS = ("reasoning", "reasoning_content", "colar", "annotations")
 """Ignored fields of an answer that a client sends back: thoughts of earlier turns are not shown to a model."""
@@ -125,6 +132,8 @@ class Message(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, each chunk has the usage so far."""
     include_obfuscation: bool | None = None
 
 
@@ -228,6 +237,8 @@ class Sample:
 
     request: Request
     """The engine's request. Its `sample` is the index of the choice."""
+    prompt_ids: tuple[int, ...]
+    """The token ids of its prompt."""
     begun: bool = False
     """True once a stream has sent an event of this sample."""
     text: str = ""
@@ -302,7 +313,8 @@ class ChatResponse:
         if piece.reasoning and self.body.include_reasoning:
             delta |= _reasoning(piece.reasoning)
         if piece.thought is not None:
-            delta["colar"] = {"thought": piece.thought}
+            # A list, because clients that accumulate deltas append an entry with a new "index".
+            delta["colar"] = {"thoughts": [piece.thought]}
         if piece.text:
             delta["content"] = piece.text
         if piece.last and self.body.return_thoughts:
@@ -310,8 +322,10 @@ class ChatResponse:
         if not delta and not piece.last:
             return []
         choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
+        options = self.body.stream_options
         # Where the usage is requested, chunks without it have the key too.
-        return [self._chunk([choice], {"usage": None} if self.body.stream_options.include_usage else {})]
+        usage = {"usage": self._usage() if options.continuous_usage_stats else None}
+        return [self._chunk([choice], usage if options.include_usage else {})]
 
     def end(self) -> list[bytes]:
         """The last events of a stream."""

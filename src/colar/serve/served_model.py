@@ -19,11 +19,18 @@ from functools import partial
 from typing import Any
 
 from colar import yaml_settings
-from colar.engine.async_engine import AsyncEngine
+from colar.engine.async_engine import AsyncEngine, EngineClosed
 from colar.engine.completion import AnswerText, Event, not_finite
 from colar.engine.engine import Engine, QueueFull
-from colar.engine.request import Decoding, Request, TooLong, check_context, check_runnable, prompt_ids
-from colar.look.thought import NEIGHBOURS, ThoughtReader, infos_on_cpu, read_together, vocabulary_of
+from colar.engine.request import Decoding, Request, TooLong, check_context
+from colar.look.thought import (
+    NEIGHBOURS,
+    ThoughtReader,
+    infos_on_cpu,
+    read_together,
+    shown_info,
+    vocabulary_of,
+)
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -122,23 +129,23 @@ def begin(served: ServedModel, body: ChatRequest) -> ChatResponse:
         keep_latents=body.return_thoughts or latent,
         context=body.context,
     )
-    prompt_tokens = len(_prompt_ids(served, request))
+    ids = _prompt_ids(served, request)
     # The samples share the seed; `sample` makes their draws differ.
-    samples = [Sample(dataclasses.replace(request, sample=index)) for index in range(body.n)]
-    return ChatResponse(request.id, served.name, body, samples, prompt_tokens, warning)
+    samples = [Sample(dataclasses.replace(request, sample=index), ids) for index in range(body.n)]
+    return ChatResponse(request.id, served.name, body, samples, len(ids), warning)
 
 
-def _prompt_ids(served: ServedModel, request: Request) -> list[int]:
+def _prompt_ids(served: ServedModel, request: Request) -> tuple[int, ...]:
     """The token ids of the question's prompt. ApiError 400 where the model could not answer it."""
     if not request.question.strip():
         raise ApiError(400, "the question is empty", "messages")
     try:
         check_context(request.context, served.lm.template.chat is not None)
-        check_runnable(served.method, request)
-        return prompt_ids(served.lm, served.method, request)
+        return served.engine.engine.check(request)
     except ValueError as error:
         # Without the id of the request, which the client did not give.
-        words = str(error).removeprefix(f"request {request.id}: ")
+        named = f"request {request.id}"
+        words = str(error).removeprefix(f"{named}: ").replace(named, "the request")
         code = "context_length_exceeded" if isinstance(error, TooLong) else None
         raise ApiError(400, words, "messages", code) from error
 
@@ -202,11 +209,11 @@ async def _run(
     except QueueFull as error:
         words = f"the queue is full: {error}; try again later"
         put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
-    except Exception as error:
-        # A ValueError before the first event: the engine rejects a request that exceeds its budget of positions.
-        if isinstance(error, ValueError) and not sample.last_event:
-            put(ApiError(400, str(error)))
-            return
+    except EngineClosed:
+        # The engine's own error was printed when it stopped.
+        words = f"the engine of model {served.name} has stopped"
+        put(ApiError(503, words, code="engine_stopped", type="server_error"))
+    except Exception:
         log.exception("request %s failed", sample.request.id)
         words = "the model failed to answer this request"
         put(ApiError(500, words, code="engine_error", type="server_error"))
@@ -218,8 +225,8 @@ async def _answer(
     template = served.lm.template
     reader = ThoughtReader(template, sample.request.params, NEIGHBOURS * body.return_thoughts)
     answer = AnswerText(template, body.stop)
-    stopped = False
-    async with contextlib.aclosing(served.engine.stream(sample.request)) as events:
+    thinks, stopped = True, False
+    async with contextlib.aclosing(served.engine.stream(sample.request, sample.prompt_ids)) as events:
         async for event in events:
             sample.last_event = event.at
             if event.kind == "thought":
@@ -227,8 +234,9 @@ async def _answer(
                 continue
             stopped = stopped or event.kind == "stop"
             # The thinking is over: bytes that are no character yet will not become one.
-            if incomplete := reader.end():
+            if thinks and (incomplete := reader.end()):
                 put(sample.add(reasoning=incomplete))
+            thinks = False
             if event.kind == "token":
                 put(_token(sample, answer, event, template.eos_id))
                 # Leaving this loop cancels the engine's request, so there is no "finished" event.
@@ -301,7 +309,7 @@ class StepReader:
         return thoughts
 
     def _read(self, step: Sequence[tuple[ThoughtReader, Event]]) -> list[dict[str, Any]]:
-        infos = infos_on_cpu([event.info for _, event in step])
+        infos = infos_on_cpu([shown_info(event.info) for _, event in step])
         thoughts = []
         for (reader, event), info in zip(step, infos, strict=True):
             assert event.embed is not None, "latents that are read are kept"

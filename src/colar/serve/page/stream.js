@@ -68,7 +68,7 @@ export async function ask(body, key, signal, heard) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error, response.status);
     const [{ delta, finish_reason: finish }] = chunk.choices;
-    if (delta.colar?.thought) heard({ thought: delta.colar.thought });
+    for (const thought of delta.colar?.thoughts ?? []) heard({ thought });
     if (delta.content) heard({ text: delta.content });
     if (finish) heard({ finish, summary: delta.colar });
   }
