@@ -31,14 +31,14 @@ COMMANDS = {
     "generate": ("generate", "answer a question, or a file of questions"),
     "serve": ("serve", "serve checkpoints behind the OpenAI API"),
     "inspect": (
-        "evaluate",
+        "inspect",
         "a page that shows what checkpoints think and where they fail, and the numbers behind it",
     ),
     "report": ("report", "aggregate the records of one or more evaluations into a report"),
     "export": ("export", "copy a checkpoint in half precision or with its adapter merged"),
     "data": ("data", "list, show or prepare data sources"),
     "recipes": ("train", "list or copy the recipes that ship with colar"),
-    "lm-eval": ("evaluate", "lm-evaluation-harness's own command line, with the model colar and our tasks"),
+    "lm-eval": ("lm_eval", "lm-evaluation-harness's own command line, with the model colar and our tasks"),
 }
 """Command -> the module of this package whose `add_COMMAND` adds its options, and its help."""
 HARMLESS = (
