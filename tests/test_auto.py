@@ -335,6 +335,20 @@ def test_of_many_rows_some_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.rows, found.chain, len(set(read))) == (400, 7, 100)
 
 
+def test_the_measured_rows_are_counted_by_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Example(str(i), "1 + 1?", ("<<1+1=2>>",), "2") for i in range(30)]
+    tracked: list[tuple[str, int]] = []
+
+    def track(items: list[Example], description: str) -> list[Example]:
+        tracked.append((description, len(items)))
+        return items
+
+    monkeypatch.setattr(facts, "MEASURED", 20)
+    monkeypatch.setattr(facts.progress, "track", track)
+    facts_of(RowReader.of("tiny"), rows, device="cpu")
+    assert tracked == [("measure rows", 20)]
+
+
 def test_limits_stay_within_the_context() -> None:
     tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
@@ -368,8 +382,9 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
 def test_long_chains_are_counted_in_digits() -> None:
     rows = [_row("cot", "", 0.8, 140.4), _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)]
     made = Report({}, [*rows, _row("sequential", "", 0.8, 72.3, compression_factor=2)], [])
+    made.rows.append(_row("sequential", "", 0.8, 99.6, compression_factor=3))
     table = auto_speeds.speeds_table(made, {}, {})
-    assert [row[3] for row in table.rows] == ["140", "0", "72"]
+    assert [row[3] for row in table.rows] == ["140", "0", "72", "100"]
 
 
 def test_results_of_an_evaluation_are_not_replaced(tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ def test_argparse_mistakes_exit_with_2(args, words, capsys):
         ["generate", "x", "q", "--ratio", "two", "1"],
         ["evaluate", "--output", "x"],
         ["evaluate", "--output", "x", "--data", "a"],
+        ["evaluate", "x", "--data", "a", "b"],
     ],
 )
 def test_other_mistakes_have_no_hint(args, capsys):

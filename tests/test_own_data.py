@@ -435,8 +435,8 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
     # Every row of a training question is learnt, and of the others the first is asked.
     assert split.train == [row for row in rows if row.question in sides[0]]
     for part, side in ((split.validation, sides[1]), (split.test, sides[2])):
-        firsts = {row.question: row for row in reversed(rows) if row.question in side}
-        assert part == list(reversed(firsts.values()))
+        questions = [row.question for row in rows]
+        assert part == [rows[i] for i in sorted(map(questions.index, side))]
     assert split.also_held_out == len(rows) - sum(map(len, (split.train, split.validation, split.test)))
     shuffled = list(rows)
     order.shuffle(shuffled)
@@ -861,6 +861,10 @@ READ_AS = {
         {"question": "q", "answer": "Add.\n#### A", "A": "4", "B": "5"},
         "question from question, steps and answer from answer; not read: A, B",
     ),
+    "a subject's id": (
+        {"question": "q", "answer": "4", "Id": 7},
+        "question from question, answer from answer; not read: Id",
+    ),
     "a chat": (
         {"messages": [*CHAT, {"role": "assistant", "content": "4"}], "level": 1},
         "messages, conversations, or",
@@ -876,9 +880,17 @@ def test_the_columns_that_were_read_are_named(case: str) -> None:
 
 
 def test_named_columns_are_named_and_the_others_too() -> None:
-    row = {"problem": "q", "answer": "4", "question": "7", "note": "x"}
+    row = {"problem": "q", "answer": "4", "question": "7", "Context": "x", "id": 1}
     read = user_rows.read([row] * 3, {"question": "problem", "answer": "answer"})
-    assert "(question from problem, answer from answer; not read: question, note)" in read.summary()[0]
+    assert "(question from problem, answer from answer; not read: question, Context)" in read.summary()[0]
+
+
+def test_a_column_that_few_rows_have_is_named_too() -> None:
+    rows = [
+        {"question": "q", "answer": "4", **({"steps": ["2+2=4"]} if i % 3 == 0 else {})} for i in range(30)
+    ]
+    told = "(question from question, steps from steps, answer from answer)"
+    assert told in user_rows.read(rows).summary()[0]
 
 
 UNMARKED = {

@@ -234,7 +234,7 @@ def test_a_budget_for_no_question_is_refused_at_the_start(checkpoint, capsys, mo
     monkeypatch.delenv("COLAR_API_KEYS", raising=False)
     words = ["--port", "0", "--max_latents", "20", "--max_completion_length", "10", "--device", "cpu"]
     assert main(["serve", str(checkpoint), *words, "--token_budget", "40"]) == 2
-    said = "--token_budget 40 is too small for any question: with max_latents 20 and max_completion_length 10"
+    said = "--token_budget 40 is too small for the default limits (max_latents 20, max_completion_length 10)"
     assert said in capsys.readouterr().err
 
 

@@ -138,7 +138,7 @@ def test_a_thought_is_made_of_the_info_that_is_copied(model):
     request = Request("a", QUESTION, method.Params(), DECODING, keep_latents=True)
     [done] = Engine(lm, method, 1).generate([request])
     for token_id, info in zip(done.thought_ids, done.thought_info(), strict=True):
-        shown = thought.shown_info(info)
+        [shown] = thought.infos_on_cpu([info])
         assert shown.keys() < info.keys()
         whole, part = (
             thought.ThoughtReader(lm.template, request.params).read(token_id, each, [])

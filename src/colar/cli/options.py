@@ -62,7 +62,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with the message, and a hint if an option of several values may have taken a word that is none."""
         later = self._later_values()
-        is_missing = bool(later) and message.startswith("the following arguments are required")
+        _, found, missing = message.partition("arguments are required: ")
+        is_missing = bool(later and found) and any(not name.startswith("--") for name in missing.split(", "))
         is_wrong = any(
             message.startswith(f"argument {option}: invalid") and f": {value!r}" in message
             for option, value in later

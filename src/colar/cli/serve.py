@@ -145,8 +145,8 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     needed = engine.scheduler.smallest_size(1, 2 + decoding.positions_after_question).positions
     if args.token_budget is not None and needed > args.token_budget:
         raise ValueError(
-            f"--token_budget {args.token_budget} is too small for any question: with max_latents "
-            f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length}, model {name} needs "
-            f"{needed} positions or more"
+            f"--token_budget {args.token_budget} is too small for the default limits (max_latents "
+            f"{decoding.max_latents}, max_completion_length {decoding.max_completion_length}): model {name} needs "
+            f"{needed} or more"
         )
     return ServedModel(name, engine, decoding)

@@ -26,9 +26,9 @@ from colar.data.judge.numbers import folded
 FEWEST = 20
 """Fewest rows that can be divided: of fewer, nothing is left to train on once some are held out."""
 HELD_OUT = 0.05
-"""Share of the rows held out for validation, and again for the test."""
+"""Share of the questions held out for validation, and again for the test."""
 FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 500
-"""Bounds on the number of rows held out for each."""
+"""Bounds on the number of questions held out for each."""
 ENOUGH = 0.95
 """Share of the answers that must be numbers, or letters, for all to be judged as such."""
 TELLING = re.compile(
@@ -98,7 +98,11 @@ class UserRows:
         if not self.roles:
             return self.layout.about
         read = {*self.roles.values(), *layouts.columns_beside(self.roles["question"])}
-        others = [name for name in self.columns if not {name, name.strip().lower()} & read]
+        columns: Mapping[str, str] = dict(zip(self.columns, self.columns, strict=True))
+        # Columns that the user has named are read as they are spelt.
+        if self.layout.name != "columns":
+            columns = layouts.known_names(columns)
+        others = [column for name, column in columns.items() if name not in read]
         parts = [f"{key} from {self.roles[key]}" for key in layouts.KEYS if key in self.roles]
         if "steps" not in self.roles and any(example.steps for example in self.examples):
             parts[-1] = f"steps and {parts[-1]}"
@@ -253,15 +257,16 @@ class _Parser:
         return self.layout.parse(blank | row)
 
     def usual_roles(self, first_rows: Iterable[Any]) -> dict[str, str]:
-        """The columns of question, answer and steps in most of the first rows; {} in layouts that have other parts."""
-        counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+        """The usual columns of question, answer and steps among the first rows; {} in layouts that have other parts."""
+        counts: dict[str, Counter[str]] = {key: Counter() for key in layouts.KEYS}
         if self.layout is not None and self.layout.parse is layouts.parse_solution:
             for raw in first_rows:
                 with contextlib.suppress(ValueError):
                     cells = layouts.known_names(named_fields(raw)).items()
                     row = {key: value for key, value in cells if value is not None}
-                    counts[tuple(layouts.solution_columns(row).items())] += 1
-        return dict(counts.most_common(1)[0][0]) if counts else {}
+                    for key, column in layouts.solution_columns(row).items():
+                        counts[key][column] += 1
+        return {key: count.most_common(1)[0][0] for key, count in counts.items() if count}
 
 
 def _columns_in_use(rows: Sequence[Any]) -> dict[str, set[str]]:
@@ -379,17 +384,17 @@ def divide(
     ]
     own = [row for row, _ in keyed]
     # Of the spellings of one question the hash that comes first, in any order of the rows.
-    first: dict[str, str] = {}
+    hash_of: dict[str, str] = {}
     for row, key in keyed:
         spelt = question_hash(row.conversation)
-        first[key] = min(spelt, first.get(key, spelt))
-    hashes = [first[key] for _, key in keyed]
-    n = len(first)
+        hash_of[key] = min(spelt, hash_of.get(key, spelt))
+    hashes = [hash_of[key] for _, key in keyed]
+    n = len(hash_of)
     n_to_hold = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * n)), n // 4)
     not_given = [name for name, given in (("test", test), ("validation", validation)) if given is None]
     part_of: dict[str, str] = {}
     sizes: Counter[str] = Counter()
-    for key in sorted(set(hashes)):
+    for key in sorted(hash_of.values()):
         part_of[key] = next((name for name in not_given if sizes[name] < n_to_hold), "train")
         sizes[part_of[key]] += 1
     parts = {
@@ -397,10 +402,11 @@ def divide(
         "test": list(test or ()),
     }
     parts["train"] = [row for row, key in zip(own, hashes, strict=True) if part_of[key] == "train"]
-    # Reversed, the first row of a question is the last to be put into the dict.
-    first_rows = dict(zip(reversed(hashes), reversed(own), strict=True))
+    first_rows: dict[str, Example] = {}
+    for row, key in zip(own, hashes, strict=True):
+        first_rows.setdefault(key, row)
     for part in not_given:
-        parts[part] = [row for key, row in reversed(first_rows.items()) if part_of[key] == part]
+        parts[part] = [row for key, row in first_rows.items() if part_of[key] == part]
     also_held_out = len(rows) - sum(len(parts[part]) for part in ("train", *not_given))
     # Half of such rows, and a model answers nearly every question without a thought.
     reasoned = [row for row in parts["train"] if row.steps]

@@ -38,8 +38,8 @@ Subscriber = asyncio.Queue[Event | Exception]
 class EngineClosed(RuntimeError):
     """The engine was closed, or its worker has died; it accepts no more requests."""
 
-    def __init__(self) -> None:
-        super().__init__("the engine is closed")
+    def __init__(self, message: str = "the engine is closed") -> None:
+        super().__init__(message)
 
 
 class AsyncEngine:
@@ -60,10 +60,14 @@ class AsyncEngine:
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
+    def check(self, request: Request) -> tuple[int, ...]:
+        """`Engine.check`. It reads only the tokenizer and fixed limits, so any thread may call it."""
+        return self.engine.check(request)
+
     async def stream(
         self, request: Request, ids: tuple[int, ...] | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Events of one request as they happen. `ids` are those of `Engine.check`, if the caller has checked it.
+        """Events of one request as they happen. `ids` are those of `check`, if the caller has checked it.
 
         Raises ValueError if the request cannot be run, QueueFull if too many wait, the error of a step of this request,
         and EngineClosed once the engine is closed.

@@ -177,10 +177,10 @@ def checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
         for key in ("correct", "truncated"):
             if not isinstance(record[key], bool):
                 raise ValueError(f"{place(number)}: {key} must be true or false, got {record[key]!r}")
-        if not checks.is_int(record["seed"]) or not isinstance(record["params"], Mapping):
-            raise ValueError(
-                f"{place(number)}: seed must be a whole number, and params an object of names and values"
-            )
+        if not checks.is_int(record["seed"]):
+            raise ValueError(f"{place(number)}: seed must be a whole number, got {record['seed']!r}")
+        if not isinstance(record["params"], Mapping):
+            raise ValueError(f"{place(number)}: params must be an object, got {record['params']!r}")
         for key in ("length", "forward_passes", "seconds"):
             if not checks.is_number(record[key]):
                 raise ValueError(f"{place(number)}: {key} must be a number, got {record[key]!r}")
@@ -216,7 +216,7 @@ def _records_in(folder: Path) -> list[Path]:
 # Origin of records: the settings of their evaluation, beside them in its output folder
 
 REMEDY = "give this evaluation its own --output"
-BY_KIND = "by kind"
+BY_KIND = "kind"
 """Name of the judge by answer types, if other records were judged by a function of the user's."""
 
 
@@ -290,7 +290,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     seed. If only the numbers of questions differ, report.md warns.
     """
     models: dict[str, tuple[str, Path]] = {}
-    conditions: dict[str, tuple[Any, Path]] = {}
+    conditions: dict[tuple[str, str], tuple[dict[str, Any], Path]] = {}
     judges: dict[str, tuple[Any, Path]] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
@@ -304,13 +304,19 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
             settings.setdefault("judge", BY_KIND)
         asked_in = {key: settings.get(key) for key in ("limits", "dtype")}
         judge = [settings.get(key) for key in ("judge", "judge_source")]
-        for name, digest in settings.pop("models", {}).items():
-            earlier, where = conditions.setdefault(name, (asked_in, path))
+        for name, data in itertools.product(settings.get("models", ()), settings.get("questions", ())):
+            earlier, where = conditions.setdefault((name, data), (asked_in, path))
             if earlier != asked_in:
+                values = [
+                    f"{key} {earlier[key]} and {value}"
+                    for key, value in asked_in.items()
+                    if earlier[key] != value
+                ]
                 raise ValueError(
-                    f"{where} and {path} asked {name} under other conditions, {earlier} and {asked_in}; rename one: "
-                    "NAME=CHECKPOINT"
+                    f"{where} and {path} asked {name} the questions of {data} under other conditions "
+                    f"({'; '.join(values)}); rename one: NAME=CHECKPOINT"
                 )
+        for name, digest in settings.pop("models", {}).items():
             known, where = models.setdefault(name, (digest, path))
             if known != digest:
                 raise ValueError(
@@ -320,9 +326,13 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         for name, (n, digest, first) in settings.pop("questions", {}).items():
             other_judge, where = judges.setdefault(name, (judge, path))
             if other_judge != judge:
+                by = (
+                    f"{other_judge[0]} and {judge[0]}"
+                    if other_judge[0] != judge[0]
+                    else f"versions of {judge[0]}"
+                )
                 raise ValueError(
-                    f"{where} and {path} judged {name} differently, {other_judge[0]} and {judge[0]} (or another "
-                    "version of it): evaluate one of them again"
+                    f"{where} and {path} judged {name} differently, by {by}: evaluate one of them again"
                 )
             # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))

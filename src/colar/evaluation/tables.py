@@ -267,11 +267,12 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     seeds = {row.system.train_seed for row in cells if row.system.method == BASELINE}
     others = dict.fromkeys(row.system for row in cells if seeds and row.system.train_seed not in seeds)
     names = [system_name(system, systems) for system in others]
-    asked = {name for row in report.pairs for name in row.pair or ()}
-    if apart := [name for name in names if name not in asked]:
+    baselines = {system_name(row.system, systems) for row in cells if row.system.method == BASELINE}
+    asked = {row.pair[0] for row in report.pairs if row.pair and row.pair[1] in baselines}
+    if unpaired := [name for name in names if name not in asked]:
         notes.append(
-            f"No difference to {BASELINE} is shown for systems of another training seed ({', '.join(apart)}): name the "
-            "pair, --pair SYSTEM BASELINE."
+            f"No difference to {BASELINE} is shown for systems of another training seed ({', '.join(unpaired)}): "
+            "colar report --pair SYSTEM BASELINE shows one."
         )
     if any(row.n < FEW for row in cells):
         notes.append(

@@ -128,15 +128,11 @@ def read_together(
     return [reader.read(token_id, info, found[:n]) for (reader, token_id, _, info), found, n in rows]
 
 
-def shown_info(info: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a thought's info that `ThoughtReader` reads, so that only this is copied from a GPU."""
-    return {name: info[name] for name in SHOWN if name in info}
-
-
 def infos_on_cpu(infos: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The info of several thoughts of one method, copied to the CPU by one synchronisation for each name."""
+    """The info of several thoughts of one method, as far as it is `SHOWN`, copied to the CPU by one synchronisation for
+    each name."""
     on_cpu: list[dict[str, Tensor]] = [{} for _ in infos]
-    for name in infos[0] if infos else ():
+    for name in [name for name in SHOWN if infos and name in infos[0]]:
         columns = [info[name] for info in infos]
         # Flattened, because thoughts of different steps may differ in width.
         flat = torch.cat([column.reshape(-1) for column in columns]).cpu()

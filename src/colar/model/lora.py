@@ -108,17 +108,14 @@ def adapted_layers(lm: nn.Module) -> list[BaseTunerLayer]:
 
 
 @contextlib.contextmanager
-def casts_left_to_autocast(layers: Sequence[Any], causal_lm: PreTrainedModel) -> Iterator[None]:
+def casts_left_to_autocast(layers: Sequence[Any], device: torch.device) -> Iterator[None]:
     """Inside autocast, leave the dtype of the input of these adapted layers to autocast.
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
     adapted linear in an update, for the same numbers. Outside autocast peft's cast is needed. (peft's own
     `disable_input_dtype_casting` searches the whole model twice for each forward.)
     """
-    # Under gradient checkpointing the backward pass, outside of this context, computes the layers again, and its
-    # dropout has to see the same dtype.
-    is_used = torch.is_autocast_enabled(causal_lm.device.type) and not causal_lm.is_activation_checkpointing
-    switched = layers if is_used else ()
+    switched = layers if torch.is_autocast_enabled(device.type) else ()
     for layer in switched:
         layer.cast_input_dtype_enabled = False
     try:

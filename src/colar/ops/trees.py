@@ -67,7 +67,8 @@ class Tree(NamedTuple):
 def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) -> Tree | None:
     """The trees, on the CPU, of rows that begin with `ids_BL` (`id_lengths_B` of them) and have `lengths_B` positions.
 
-    `width` is T, the rows' padded length. None if every row would be a sequence of its own.
+    `width` is T, the rows' padded length. None if every row would be a sequence of its own, or if the trees, padded to
+    the longest, would cost more than the rows.
     """
     # One copy for all columns, because each copy would synchronise with a GPU.
     columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
@@ -79,8 +80,8 @@ def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) ->
 
     S = len(trees)
     longest = max(trunk + sum(lengths[row] - trunk for row in rows) for trunk, rows in trees)
-    # All sequences are padded to the longest tree, which may take more than the others spare.
-    if S * longest > len(starts) * width or S * _cost(longest) > len(starts) * _cost(width):
+    # All sequences are padded to the longest tree, which may cost more than the others spare.
+    if S * _cost(longest) > len(starts) * _cost(width):
         return None
     P = round_up(longest)
     source = torch.zeros(S, P, dtype=torch.int64)

@@ -126,6 +126,7 @@ def measure_and_publish(
             "dtype": dtype,
             "questions": {DATASET: asked_of(examples)},
             "models": models,
+            **judge_settings(examples[0].judge),
         }
         files.write_json(folder.results / "evaluation.json", origin)
         title = f"{folder.path.name}: held-out questions"
@@ -330,7 +331,7 @@ def speeds_table(
                 _name(row) + mark,
                 _points(row.accuracy, row.accuracy_se),
                 points(difference, _decimals(difference.se if difference else None)),
-                f"{row.length:.0f}" if row.length >= 100 else f"{row.length:.2g}",
+                f"{row.length:.0f}" if row.length >= 10 else f"{row.length:.2g}",
                 _milliseconds(seconds.get(system_key(row.system))),
                 _milliseconds(row.seconds_per_question),
             ]

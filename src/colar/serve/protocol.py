@@ -322,10 +322,11 @@ class ChatResponse:
         if not delta and not piece.last:
             return []
         choice = _choice("delta", sample, delta, sample.finish if piece.last else None)
-        options = self.body.stream_options
-        # Where the usage is requested, chunks without it have the key too.
-        usage = {"usage": self._usage() if options.continuous_usage_stats else None}
-        return [self._chunk([choice], usage if options.include_usage else {})]
+        options, more = self.body.stream_options, {}
+        if options.include_usage:
+            # Where the usage is requested, chunks without it have the key too.
+            more = {"usage": self._usage() if options.continuous_usage_stats else None}
+        return [self._chunk([choice], more)]
 
     def end(self) -> list[bytes]:
         """The last events of a stream."""

@@ -23,14 +23,7 @@ from colar.engine.async_engine import AsyncEngine, EngineClosed
 from colar.engine.completion import AnswerText, Event, not_finite
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, TooLong, check_context
-from colar.look.thought import (
-    NEIGHBOURS,
-    ThoughtReader,
-    infos_on_cpu,
-    read_together,
-    shown_info,
-    vocabulary_of,
-)
+from colar.look.thought import NEIGHBOURS, ThoughtReader, infos_on_cpu, read_together, vocabulary_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -141,7 +134,7 @@ def _prompt_ids(served: ServedModel, request: Request) -> tuple[int, ...]:
         raise ApiError(400, "the question is empty", "messages")
     try:
         check_context(request.context, served.lm.template.chat is not None)
-        return served.engine.engine.check(request)
+        return served.engine.check(request)
     except ValueError as error:
         # Without the id of the request, which the client did not give.
         named = f"request {request.id}"
@@ -309,7 +302,7 @@ class StepReader:
         return thoughts
 
     def _read(self, step: Sequence[tuple[ThoughtReader, Event]]) -> list[dict[str, Any]]:
-        infos = infos_on_cpu([shown_info(event.info) for _, event in step])
+        infos = infos_on_cpu([event.info for _, event in step])
         thoughts = []
         for (reader, event), info in zip(step, infos, strict=True):
             assert event.embed is not None, "latents that are read are kept"

@@ -12,6 +12,7 @@ The parts' losses add up to the batch's, so rows, updates and the course of a ru
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ class Objective(nn.Module):
         self.method = method
         self.adapted_layers = lora.adapted_layers(lm)
 
+    def casts_left_to_autocast(self) -> AbstractContextManager[None]:
+        """`lora.casts_left_to_autocast` of this model's layers."""
+        # A backward pass outside of the block may compute layers again, and their dropout has to see the same dtype.
+        # Without an adapter the property is not asked: it searches the whole model.
+        recomputes = bool(self.adapted_layers) and self.lm.causal_lm.is_activation_checkpointing
+        return lora.casts_left_to_autocast([] if recomputes else self.adapted_layers, self.lm.device)
+
     def forward(
         self,
         num_items_in_batch: Tensor | int | None = None,
@@ -60,7 +68,7 @@ class Objective(nn.Module):
         part of the loss.
         """
         tensors = {**(batch or {}), **tensors}
-        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.causal_lm):
+        with self.casts_left_to_autocast():
             terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"

@@ -92,8 +92,9 @@ def tokens_from(
 def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:
     """The state before each real label, (P, D), position by position and place by place; labels are given."""
     decoder = lm.extra["group_decoder"]
-    # A second place even if no row has one: with split weights each process has to have the same gradients.
-    missing = max(0, 2 - ids_MG.shape[1])
+    # In training a second place even if no row has one: gradients of zero, not none, because with split weights each
+    # process has to have the same.
+    missing = max(0, 2 - ids_MG.shape[1]) if torch.is_grad_enabled() else 0
     ids_MG, real_MG = (nn.functional.pad(each, (0, missing)) for each in (ids_MG, real_MG))
     places = [hidden_MD]
     for place in range(1, ids_MG.shape[1]):

@@ -83,8 +83,8 @@ def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.
 
 def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:
     """The latents (..., D) of groups of tokens (..., G), `NOTHING` after them; float32, zero for an empty group."""
-    # In training the maps run even if each group has one token, or there is no chain: with split weights each process
-    # has to have the same gradients.
+    # In training the maps run even if each group has one token, or there is no chain: gradients of zero, not none,
+    # because with split weights each process has to have the same.
     runs_maps = ids.shape[-1] > 1 or torch.is_grad_enabled()
     if not ids.shape[-1]:
         ids = ids.new_full((*ids.shape[:-1], 1), NOTHING)

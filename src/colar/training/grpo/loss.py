@@ -29,7 +29,6 @@ from torch import Tensor
 
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, Scores, require_scorable
-from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.grpo.config import GenerationPlan, GrpoConfig, LossType
@@ -132,7 +131,7 @@ class GrpoObjective(Objective):
 
     def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions under the current weights."""
-        with lora.casts_left_to_autocast(self.adapted_layers, self.lm.causal_lm):
+        with self.casts_left_to_autocast():
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors))
 
     def forward(
