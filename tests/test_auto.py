@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -49,6 +50,9 @@ FACTS = Facts(
     prompt_format="plain",
     device="cuda",
     bfloat16=True,
+    longest=400,
+    activations=0.8e6,
+    memory=80e9,
 )
 
 
@@ -349,6 +353,33 @@ def test_the_measured_rows_are_counted_by_a_bar(monkeypatch: pytest.MonkeyPatch)
     assert tracked == [("measure rows", 20)]
 
 
+def test_long_chains_are_validated_less_and_drawn_less(tmp_path: Path) -> None:
+    """Validating 500 questions of 6,000 thoughts eight times takes as long as training, and four draws of a long row
+    are four rows."""
+    cot, own = _stages(replace(FACTS, row=6000.0, chain=15_000, context=32_768), tmp_path)
+    assert (cot.recipe.data.validation_size, cot.recipe.training.eval_steps) == (100, 0.5)
+    assert own.recipe.training.draws_per_example == 2
+    assert own.recipe.training.per_device_train_batch_size == 32
+    cot, own = _stages(FACTS, tmp_path)
+    assert (cot.recipe.data.validation_size, cot.recipe.training.eval_steps) == (None, 0.2)
+    assert own.recipe.training.draws_per_example == 4
+    assert own.recipe.training.per_device_train_batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("parameters", "bytes_of_position", "checkpoints"), [(1.5e9, 2.06e6, False), (7.6e9, 4.45e6, True)]
+)
+def test_layers_are_computed_again_where_the_longest_row_would_not_fit(
+    parameters: float, bytes_of_position: float, checkpoints: bool, tmp_path: Path
+) -> None:
+    """Rows of 16,384 tokens on a GPU of 80 GB: 34 GB with 1.5 B weights, 88 GB with 7.6 B."""
+    found = replace(FACTS, parameters=int(parameters), activations=bytes_of_position, longest=16_384)
+    for stage in _stages(found, tmp_path):
+        assert stage.recipe.training.gradient_checkpointing == checkpoints
+    # On other devices the memory is not known.
+    assert not replace(found, memory=math.inf).crowded
+
+
 def test_limits_stay_within_the_context() -> None:
     tree, _ = auto_recipe.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
@@ -532,11 +563,15 @@ def test_no_more_questions_are_timed_than_a_minute_holds(
     settings = evaluate.AnswerSettings(max_latents=2, max_completion_length=2)
     timed: list[float] = []
     monkeypatch.setattr(auto_speeds.statistics, "median", lambda seconds: timed.append(len(seconds)))
-    for limit in (60.0, 1e-9):
+    speeds = [method.Params(c) for c in (1, 2)]
+    for limit, n in ((60.0, 3), (1e-9, 1)):
         monkeypatch.setattr(auto_speeds, "MOST_SECONDS_SINGLY", limit)
         files.write_json(tmp_path / "records.json", {})
-        auto_speeds._time_singly(model, [method.Params()], rows, settings, tmp_path / "records.jsonl")
-    assert timed == [3, 1]
+        for _ in range(2):
+            timed_so_far = auto_speeds._time_singly(model, speeds, rows, settings, tmp_path / "records.jsonl")
+            assert timed_so_far[1] == n
+    # Every speed has the questions of the first.
+    assert timed == [3, 3, 1, 1]
 
 
 @pytest.mark.parametrize("changed", ["max_latents", "max_completion_length"])

@@ -231,6 +231,61 @@ def sizes_of(lm, example):
     return len(lm.template.question(example.question)), sum(map(len, lm.template.steps(example.steps)))
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("cot", {}),
+        ("colar", {"compression_factor": 2}),
+        ("sequential", {"compression_factor": 1.5, "confidence_threshold": 0.5}),
+    ],
+)
+def test_parts_of_two_positions_give_the_same_as_one_piece(name, values, monkeypatch):
+    lm, method = build(name)
+    params = registry.make_params(method, values)
+    think, cosines = method.think, thought.EmbeddingIndex.cosines
+    rows = []
+    marks = torch.tensor([[1.0, 2.0]])
+
+    def watched_think(lm, state):
+        rows.append(len(state.hidden))
+        # The method's own columns have a row for each position of the part.
+        assert torch.equal(state.begun["marks"], marks.expand(len(state.hidden), -1))
+        return think(lm, state)
+
+    def watched_cosines(index, latents_KD):
+        rows.append(len(latents_KD))
+        return cosines(index, latents_KD)
+
+    monkeypatch.setattr(method, "begin", lambda lm, requests: {"marks": marks})
+    monkeypatch.setattr(method, "think", watched_think)
+    monkeypatch.setattr(thought.EmbeddingIndex, "cosines", watched_cosines)
+
+    def measured():
+        [found] = reference_passes(lm, method, [CHAIN], params)
+        near = thought.vocabulary_of(lm).nearest(found.thought.embeds, 5)
+        written = diagnosis.groups_written(found, params, thought.vocabulary_of(lm))
+        return found.thought, near, written
+
+    whole, near, written = measured()
+    assert max(rows) == len(whole.done) > 4
+    rows.clear()
+    for module in (thought, diagnosis):
+        monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 2)
+    in_parts, near_in_parts, written_in_parts = measured()
+    assert max(rows) == 2
+    assert written_in_parts == written
+    # Products of other shapes round differently.
+    torch.testing.assert_close(vars(in_parts), vars(whole))
+    for each, other in zip(near_in_parts, near, strict=True):
+        assert [token_id for token_id, _ in each] == [token_id for token_id, _ in other]
+        assert [cosine for _, cosine in each] == pytest.approx([cosine for _, cosine in other], abs=1e-5)
+
+
+def test_no_latents_have_no_nearest_tokens():
+    lm, _ = build("cot")
+    assert thought.vocabulary_of(lm).nearest(torch.zeros(0, lm.width), 5) == []
+
+
 def test_numbers_that_are_not_finite_are_no_diagnosis():
     lm, method = build("colar")
     with torch.no_grad():

@@ -20,7 +20,7 @@ from colar import processes
 from colar.engine.cache import round_columns
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look.thought import ThoughtReader, infos_on_cpu, read_together, vocabulary_of
+from colar.look.thought import SHOWN, ThoughtReader, infos_on_cpu, read_together, vocabulary_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.sequential import Sequential
@@ -193,7 +193,7 @@ def test_thoughts_of_a_step_are_read_by_a_few_looks(name: str) -> None:
         rows = zip(readers, events, infos, strict=True)
         thoughts = [(reader, event.token_id, event.embed, info) for reader, event, info in rows]
         together = read_together(thoughts, vocabulary)
-    assert len(looks) == len(events[0].info) + 3, looks
+    assert len(looks) == len(events[0].info.keys() & SHOWN) + 3, looks
     # As each by itself.
     for event, found in zip(events, together, strict=True):
         reader = ThoughtReader(lm.template, event.request.params, 3)

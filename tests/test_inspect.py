@@ -7,6 +7,9 @@ from inspect_data import data_of
 
 from colar.cli import main
 from colar.data import sources
+from colar.engine.request import Decoding
+from colar.evaluation.evaluate import answer_all
+from colar.look import inspect
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -42,6 +45,26 @@ def test_every_system_is_there(inspected):
     assert "torch" in json.dumps(inspected["provenance"])
     for system in inspected["systems"]:
         assert system["n"] == 22
+
+
+@pytest.mark.parametrize(("limits", "warm"), [((30, 12), (8, 8)), ((6, 3), (6, 3))])
+def test_the_warm_up_thinks_little(limits, warm, monkeypatch):
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    method = registry.build("cot")
+    pretrained.attach(lm, method, 0)
+    examples = sources.load_examples("arithmetic", "test", limit=2)
+    answered = []
+
+    def answer(lm, method, requests, **options):
+        answered.append(
+            [(each.decoding.max_latents, each.decoding.max_completion_length) for each in requests]
+        )
+        return answer_all(lm, method, requests, **options)
+
+    monkeypatch.setattr(inspect, "answer_all", answer)
+    decoding = Decoding(max_latents=limits[0], max_completion_length=limits[1])
+    inspect.inspect_system("m", lm, method, examples, method.Params(), decoding, controls=False)
+    assert answered == [[warm], [limits] * 2]
 
 
 def test_a_page_that_fails_leaves_the_numbers(inspected, tmp_path, capsys):

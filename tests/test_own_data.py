@@ -840,6 +840,35 @@ def test_how_a_source_is_judged_is_said_where_it_was_guessed(
     assert capsys.readouterr().err == ""
 
 
+CUT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "with a box": (
+        {"question": "q", "answer": "<think>\nSo \\boxed{7}? Wait, that is wrong"},
+        {"question": "q", "answer": "<think>Two.</think>4"},
+    ),
+    "without": (
+        {"question": "q", "answer": "<|begin_of_thought|>So it"},
+        {"question": "q", "answer": "<|begin_of_thought|>Two.<|end_of_thought|>4"},
+    ),
+    "in a column of its own": (
+        {"question": "q", "reasoning": "<think>So it", "answer": "4"},
+        {"question": "q", "reasoning": "<think>Two.</think>", "answer": "4"},
+    ),
+    "in a chat": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "<think>So it"}]},
+        {"messages": [*CHAT, {"role": "assistant", "content": "<think>Two.</think>4"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_reasoning_that_was_cut_is_left_out(case: str) -> None:
+    """Its last box is no answer, and without a box the whole thought would be one."""
+    cut, whole = CUT[case]
+    read = user_rows.read([whole, cut, whole])
+    assert [(row.steps, row.answer) for row in read.examples] == [(("Two.",), "4")] * 2
+    assert "left out 1: the reasoning is cut: its <think> is not closed (row 2)" in read.summary()
+
+
 READ_AS = {
     "a number of steps": (
         {"question": "q", "solution": "Add.\n#### 4", "answer": "4", "steps": "3"},

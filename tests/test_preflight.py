@@ -27,6 +27,7 @@ from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.progress import duration
+from colar.recipe import measure as measuring
 from colar.recipe.measure import UPDATES, WARMUP, Updates, measure, peak_memory
 from colar.training import preflight
 from colar.training.config import TrainingConfig
@@ -313,6 +314,17 @@ def test_a_check_measures_and_writes_nothing(
     assert re.fullmatch(the_run, notes["the run"])
     assert notes["a validation"] == "8 questions; timed on 8"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_check_does_not_wait_for_long_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of twelve updates thinks up to the limit."""
+    monkeypatch.setattr(measuring, "THOUGHTS", 3)
+    table = measure(recipe.load("tiny/cot", [*SMALL, "--output", str(tmp_path / "run")]))
+    notes = dict(zip(table.columns[0].cells, table.columns[2].cells, strict=True))
+    assert re.fullmatch(
+        r"8 questions; timed on 8 with 3 thoughts, reckoned for chains of \d+ tokens",
+        str(notes["a validation"]),
+    )
 
 
 def test_seconds_of_an_update_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ MALFORMED_OWN = [
     ),
     ('{"question": ["q"], "answer": "1"}', "question must be text, is a list"),
     ('{"question": "q", "answer": {}}', "answer must be text, is a dict"),
-    ('{"question": "q", "answer": NaN}', "answer must be a finite number, is nan"),
+    ('{"question": "q", "answer": Infinity}', "answer must be a finite number, is inf"),
     ('{"question": "q", "answer": "1", "steps": [1]}', "steps must be text or a list of texts"),
     ('{"question": "q", "answer": "1", "steps": [null]}', "steps must be text or a list of texts"),
     ('{"question": "q", "answer": "1", "answer_type": "float"}', "answer_type must be one of number, latex"),

@@ -68,6 +68,8 @@ THINK = re.compile(
     re.DOTALL,
 )
 """Thoughts, words before an answer in tags, and the text behind them, in the tags of R1 or OpenThoughts."""
+OPEN = re.compile(r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)")
+"""The beginning of thoughts; where `THINK` finds no end, the text was cut."""
 FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
 """The mark of the answer, which MetaMathQA repeats on the next line. Before other lines it is a Markdown heading."""
 EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
@@ -307,7 +309,7 @@ def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
         text, chain = chain, _listed(chain)
         if chain is None:
             # The text may repeat the answer at its end.
-            thought = THINK.match(text)
+            thought = _thought(text)
             return thought[1] if thought else FINAL.split(text.strip())[0]
     if chain is None:
         return ()
@@ -342,7 +344,7 @@ def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, .
 
 def _parted(text: str) -> tuple[str, str]:
     """Split a text into its reasoning ("" if there is none) and the answer behind it or in its last box."""
-    thought = THINK.match(text)
+    thought = _thought(text)
     if thought:
         chain, answer = _parted(thought[3])
         # Qwen3 writes empty tags where it was told not to think.
@@ -356,6 +358,14 @@ def _parted(text: str) -> tuple[str, str]:
     # The answer alone, in its box, is no reasoning.
     before, _, after = text.rpartition(boxed)
     return "" if EMPTY_BOX.fullmatch(before + after) else text, boxed
+
+
+def _thought(text: str) -> re.Match[str] | None:
+    """The match of `THINK`. ValueError for thoughts that do not end: the answer in them is not the row's."""
+    thought = THINK.match(text)
+    if thought is None and OPEN.match(text):
+        raise ValueError("the reasoning is cut: its <think> is not closed")
+    return thought
 
 
 def _key(row: Row) -> str | None:

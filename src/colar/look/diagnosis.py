@@ -22,7 +22,7 @@ problem in another way than the reference counts as a wrong plan.
     read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
     write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
 
-Shape suffixes: R examples, Q question positions, K thoughts, T = Q + K positions, D width.
+Shape suffixes: R examples, Q question positions, K thoughts, X of these in one part, T = Q + K positions, D width.
 """
 
 import itertools
@@ -44,7 +44,14 @@ from colar.engine.completion import Completion
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import ThoughtTable, given_thoughts
 from colar.evaluation.evaluate import answer_all, seed_of
-from colar.look.thought import EmbeddingIndex, chosen_ids, group_size, read_thoughts, vocabulary_of
+from colar.look.thought import (
+    POSITIONS_AT_ONCE,
+    EmbeddingIndex,
+    chosen_ids,
+    group_size,
+    read_thoughts,
+    vocabulary_of,
+)
 from colar.methods.base import Batch, Method, Row
 from colar.methods.thinking import ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -203,18 +210,31 @@ def reference_passes(
         hidden_TD = lm.hidden(fed_1TD)[0]
         request = Request.of(example, params, seed=row.seed)
         # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.
-        hidden_KD = hidden_TD[len(row.question) - 1 :]
-        n = len(hidden_KD)
-        step_K = torch.arange(n, device=hidden_KD.device)
-        # All positions belong to one request, so its columns are repeated.
-        begun = {
-            name: column.expand(n, *column.shape[1:]) for name, column in method.begin(lm, [request]).items()
-        }
-        thought = method.think(lm, ThinkState.of([request] * n, hidden_KD, step_K, lm.logits, begun))
+        thought = _thought_at(lm, method, request, hidden_TD[len(row.question) - 1 :])
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
         yield ReferencePass(example, groups, embeds_1KD[0], thought)
+
+
+def _thought_at(lm: LatentLM, method: Method, request: Request, hidden_KD: Tensor) -> Thought:
+    """The method's thought at each step of a request, from the hidden states of all steps."""
+    begun = method.begin(lm, [request])
+    step_K = torch.arange(len(hidden_KD), device=hidden_KD.device)
+    # In parts, because each position has logits of the whole vocabulary.
+    hidden_parts, step_parts = (torch.split(each, POSITIONS_AT_ONCE) for each in (hidden_KD, step_K))
+    parts = []
+    for hidden_XD, step_X in zip(hidden_parts, step_parts, strict=True):
+        n = len(step_X)
+        # All positions belong to one request, so its columns are repeated.
+        columns = {name: column.expand(n, *column.shape[1:]) for name, column in begun.items()}
+        parts.append(method.think(lm, ThinkState.of([request] * n, hidden_XD, step_X, lm.logits, columns)))
+    return Thought(
+        torch.cat([part.embeds for part in parts]),
+        torch.cat([part.done for part in parts]),
+        torch.cat([part.token_ids for part in parts]),
+        {name: torch.cat([part.info[name] for part in parts]) for name in parts[0].info},
+    )
 
 
 # Thoughts as token ids, to compare with a group of the chain

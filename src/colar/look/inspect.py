@@ -33,6 +33,9 @@ from colar.look.diagnosis import can_be_compared, decoded_answers, diagnose, ref
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
+WARM_UP = 8
+"""Most thoughts of the warm-up, and most tokens of its answer: a whole chain, by itself, may take minutes."""
+
 
 def inspect_system(
     name: str,
@@ -48,9 +51,9 @@ def inspect_system(
 
     The model thinks once for all measurements but the controls. Without `controls`, only its own cost is measured.
     """
-    # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, decoding)
-    answer_all(lm, method, requests[:1], note="warm up")
+    # The first batch of a process is slow, and no question should pay for it.
+    answer_all(lm, method, requests_of(examples[:1], params, _shortened(decoding)), note="warm up")
     completions = answer_all(lm, method, requests)
     compared = can_be_compared(lm, method, examples, params)
     answers = decoded_answers(lm, method, examples, params, completions, compared)
@@ -62,6 +65,15 @@ def inspect_system(
     cost = measured_cost(lm, method, examples, requests, completions, controls)
     key = {"model": name, "params": dict(param_values(params))}
     return {**key, **measured, "cost": cost, "answers": answers}
+
+
+def _shortened(decoding: Decoding) -> Decoding:
+    """The decoding of the warm-up: at most `WARM_UP` thoughts and tokens of the answer."""
+    return replace(
+        decoding,
+        max_latents=min(decoding.max_latents, WARM_UP),
+        max_completion_length=min(decoding.max_completion_length, WARM_UP),
+    )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ NEIGHBOURS = 10
 """Nearest tokens that a THOUGHT has."""
 MOST_TOKENS = 32
 """Most nearest tokens that stand for a latent in a THOUGHT."""
+POSITIONS_AT_ONCE = 1024
+"""Most positions whose logits, or cosines, with all tokens are computed at once: 0.6 GB for 152,000 tokens."""
 SHOWN = ("logp", "group_ids", "group_logps", "group_low_confidence", "sigma", "stop_probability")
 """The info that a THOUGHT is made of; what else methods report is for reinforcement."""
 
@@ -73,10 +75,14 @@ class EmbeddingIndex:
 
     def nearest(self, latents_KD: Tensor, k: int) -> list[list[Neighbour]]:
         """The `k` nearest tokens of each latent by cosine similarity, best first."""
-        cosine_KV = self.cosines(latents_KD)
-        best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
+        nearest: list[list[Neighbour]] = []
+        # In parts, because the cosines of 16,000 latents with 152,000 tokens would take 9.7 GB.
+        for part_KD in torch.split(latents_KD, POSITIONS_AT_ONCE):
+            cosine_KV = self.cosines(part_KD)
+            best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            nearest += [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
+        return nearest
 
 
 def vocabulary_of(lm: LatentLM) -> EmbeddingIndex:

@@ -137,6 +137,11 @@ def room(device: torch.device) -> float:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def memory(device: torch.device) -> float:
+    """Bytes of a GPU's memory in all; infinity elsewhere."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else math.inf
+
+
 def empty_cache(device: torch.device) -> None:
     """Release the memory that torch caches on the device, if it caches any."""
     module = torch.get_device_module(device)

@@ -23,6 +23,10 @@ COMPILED = 50e6
 """Parameters from which compiling the layers on a CPU pays off: it takes half a minute."""
 DRAWS = 4
 """Draws of speeds per example with an adapter."""
+LONG_DRAWS = 2
+"""The same of long rows, which share too little with each other to be computed together."""
+VALIDATED_LONG = 100
+"""Validation questions with long chains: answering them all would take as long as training."""
 VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 
@@ -61,7 +65,7 @@ def make_recipe(
     tree: dict[str, Any] = {
         "output": output,
         "model": model,
-        "data": {"source": f"{output}/data", "validation_size": None},
+        "data": {"source": f"{output}/data", "validation_size": VALIDATED_LONG if facts.long else None},
         "training": _training(facts),
         "validation": {"limits": limits},
         "template": {"format": facts.prompt_format},
@@ -69,6 +73,14 @@ def make_recipe(
     if judge is not None:
         tree["data"]["judge"] = judge
     why.append(f"template: {facts.prompt_format}")
+    if facts.long:
+        why.append(
+            f"long chains: {VALIDATED_LONG} questions are validated, twice in a stage; {LONG_DRAWS} draws"
+        )
+    if facts.crowded:
+        why.append(
+            f"gradient_checkpointing: rows have up to {facts.longest:,} tokens, which would not fit otherwise"
+        )
     own, note = _method_stage(facts, method, tree["training"]["num_train_epochs"])
     why.append(note)
     tree["stages"] = {"cot": {"method": {"name": "cot"}}, method: own}
@@ -94,9 +106,11 @@ def _training(facts: Facts) -> dict[str, Any]:
         "warmup_steps": 0.05,
         "weight_decay": 0.01,
         "bf16": facts.bfloat16 and (facts.lora or not on_cpu),
-        "eval_steps": 0.2,
+        "eval_steps": 0.5 if facts.long else 0.2,
         "save_steps": 0.05,
     }
+    if facts.crowded:
+        training["gradient_checkpointing"] = True
     if scratch:
         training["adam_beta2"] = 0.99
     if not on_cpu:
@@ -142,10 +156,11 @@ def _method_stage(facts: Facts, method: str, epochs: int) -> tuple[dict[str, Any
         "shortlist": facts.equations and not facts.scratch,
     }
     if facts.lora:
-        training["draws_per_example"] = DRAWS
-        training["per_device_train_batch_size"] = facts.share(
-            32 if facts.on_cpu else 2 * facts.update_rows(epochs), DRAWS
-        )
+        draws = LONG_DRAWS if facts.long else DRAWS
+        # Half of the examples of CoT's update, each several times.
+        examples = 8 if facts.on_cpu else facts.update_rows(epochs) // 2
+        training["draws_per_example"] = draws
+        training["per_device_train_batch_size"] = facts.share(draws * examples, draws)
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"

@@ -49,7 +49,7 @@ TOO_WIDE = 0.05
 TIMED_SINGLY = 16
 """Most questions that are timed one at a time."""
 MOST_SECONDS_SINGLY = 60.0
-"""Seconds of such questions after which no other one is timed."""
+"""Seconds of such questions of CoT after which no other one is timed, of it or of any speed."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def measure_and_publish(
     records: list[Path] = []
     seconds: dict[str, float] = {}
     models: dict[str, str] = {}
+    n_timed = TIMED_SINGLY
     limits = {"max_latents": settings.max_latents, "max_completion_length": settings.max_completion_length}
     for name, trained in (("cot", cot), ("latents", last)):
         lm, method = pretrained.load_for_inference(trained, dtype)
@@ -110,8 +111,9 @@ def measure_and_publish(
         asked = {"weights": weights, "questions": files.digest(map(repr, examples)), "dtype": dtype}
         asked |= judge_settings(examples[0].judge)
         _answer(records[-1], asked, model, params, examples, settings)
-        timed = partial(_time_singly, model, params, examples[:TIMED_SINGLY], settings, records[-1])
-        seconds |= processes.from_main(timed)
+        timed = partial(_time_singly, model, params, examples[:n_timed], settings, records[-1])
+        alone, n_timed = processes.from_main(timed)
+        seconds |= alone
         if name == "cot":
             records.append(folder.results / "records-no-chain.jsonl")
             at_once = replace(settings, max_latents=0)
@@ -171,7 +173,8 @@ def _drop_stale_records(records: Path, asked: dict[str, Any]) -> None:
     path = records.with_suffix(".json")
     before = files.read_json(path) if path.exists() else {}
     # The times of single questions, on which no answer depends.
-    before.pop("alone", None)
+    for name in ("alone", "timed"):
+        before.pop(name, None)
     if before != asked:
         records.unlink(missing_ok=True)
         files.write_json(path, asked)
@@ -183,29 +186,33 @@ def _time_singly(
     examples: Sequence[Example],
     settings: evaluate.AnswerSettings,
     records: Path,
-) -> dict[str, float]:
-    """Median seconds of a question in isolation, by `system_key`. Measured once, and stored with the records.
+) -> tuple[dict[str, float], int]:
+    """Median seconds of a question in isolation, by `system_key`, and the number of questions that were timed, the same
+    for all. Measured once, and stored with the records.
 
     By the main process alone: others that answered meanwhile would take its cores.
     """
     path = records.with_suffix(".json")
     stored: dict[str, Any] = files.read_json(path)
     if "alone" in stored:
-        return dict(stored["alone"])
+        return dict(stored["alone"]), stored.get("timed", len(examples))
     engine = Engine(model.lm, model.method, 1, cuda_graphs=False if settings.eager else None)
-    medians = {}
+    medians: dict[str, float] = {}
     with progress.bar("timing, one question at a time", len(params) * len(examples)) as bar:
         for point in evaluate.make_grid(model, [DATASET], params, ["greedy"], [0]):
             seconds: list[float] = []
             for example in examples:
-                # Long chains take minutes each, for which other processes would not wait.
-                if sum(seconds) < MOST_SECONDS_SINGLY:
-                    [completion] = engine.generate([evaluate.make_request(point, example, settings)])
-                    seconds.append(completion.seconds)
+                [completion] = engine.generate([evaluate.make_request(point, example, settings)])
+                seconds.append(completion.seconds)
                 bar.update()
+                # Long chains take minutes each, for which other processes would not wait.
+                if not medians and sum(seconds) >= MOST_SECONDS_SINGLY:
+                    break
+            # Of other questions, with other chains, the seconds would not compare.
+            examples = examples[: len(seconds)]
             medians[system_key(point.cell.system)] = statistics.median(seconds)
-    files.write_json(path, {**stored, "alone": medians})
-    return medians
+    files.write_json(path, {**stored, "alone": medians, "timed": len(examples)})
+    return medians, len(examples)
 
 
 def publish(

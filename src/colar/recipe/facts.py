@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from colar import processes
+from colar import processes, progress
 from colar.checks import check_choice
 from colar.data.example import Example, without_too_long
 from colar.methods.sequential.boundaries import DIGITS, Equations
@@ -25,12 +25,17 @@ TURN = 32
 """More tokens than a chat template writes around a turn."""
 PERCENTILE = 99.5
 """Percentile of the rows' lengths from which the limits of generation follow."""
+LONG = 1000
+"""Mean tokens of a row from which chains count as long."""
 SLOT = 32
 """Positions reserved for the speed in the prompt."""
 LONGER = "choose a --model with a longer context"
 """The remedy for rows that are too long."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 BESIDE_SIGN = re.compile(r"\s*([+*/=<>()-])\s*")
+ACTIVATIONS = 48
+"""Bytes that a position takes until the backward pass for each layer and dimension: 2.06 MB in Qwen2.5-1.5B and 4.45 in
+7B, by an adapter on all linears in bfloat16 (one layer of each, counted on a CPU)."""
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 
@@ -62,6 +67,12 @@ class Facts:
     device: str
     bfloat16: bool
     """True if the device computes faster in bfloat16."""
+    longest: int
+    """Tokens of the longest row that was measured."""
+    activations: float
+    """Bytes that a position of a row takes until the backward pass, about."""
+    memory: float
+    """Bytes of a GPU's memory; infinite on other devices."""
     processes: int = 1
     """Processes that train together."""
 
@@ -78,6 +89,17 @@ class Facts:
     @property
     def on_cpu(self) -> bool:
         return self.device == "cpu"
+
+    @property
+    def long(self) -> bool:
+        """True for chains in sentences of a thousand tokens and more."""
+        return self.row >= LONG
+
+    @property
+    def crowded(self) -> bool:
+        """True if the weights and the longest row would leave less than a fifth of a GPU's memory."""
+        weights = 2 if self.lora else 16
+        return weights * self.parameters + self.activations * self.longest > 0.8 * self.memory
 
     def update_rows(self, epochs: int) -> int:
         """Rows of an update on GPUs: 32, and up to 256 while there are a thousand updates. The learning rate stays: a
@@ -153,13 +175,16 @@ class RowReader:
 def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None = None) -> Facts:
     """The facts about a backbone and the training rows."""
     sample = examples if len(examples) <= MEASURED else Random(0).sample(examples, MEASURED)
-    lengths = np.array([reader.tokens(example) for example in sample])
+    # With a bar, because 120 million tokens take minutes.
+    lengths = np.array([reader.tokens(example) for example in progress.track(sample, "measure rows")])
     question, chain, answer = np.ceil(np.percentile(lengths, PERCENTILE, axis=0)).astype(int).tolist()
     device = device or devices.best()
     fast = devices.computes_bfloat16(torch.device(device))
     # On the meta device a model has shapes but takes no memory.
     with torch.device("meta"):
         parameters = int(AutoModelForCausalLM.from_config(reader.config).num_parameters())
+    text = reader.config.get_text_config()
+    layers, width = text.num_hidden_layers, text.hidden_size
     digits, signs = _single_tokens(reader.template, examples)
     return Facts(
         model=reader.model,
@@ -177,6 +202,9 @@ def facts_of(reader: RowReader, examples: Sequence[Example], device: str | None 
         prompt_format=reader.template.config.format,
         device=device,
         bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
+        longest=int(lengths.sum(1).max()),
+        activations=ACTIVATIONS * layers * width,
+        memory=devices.memory(torch.device(device)),
         processes=processes.launched(),
     )
 

@@ -6,6 +6,7 @@ if other processes run beside this one.
 
 import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 WARMUP, UPDATES = 2, 10
+THOUGHTS = 256
+"""Most thoughts of a validation question that are timed."""
 """Updates of SFT that allocate and compile, and updates that are timed."""
 GIB = 2**30
 
@@ -147,16 +150,22 @@ def _sft_update(table: Table, trainer: LatentTrainer) -> float:
 
 
 def _validation_row(table: Table, trainer: LatentTrainer, validation: Validation) -> None:
-    """Time the first batch of each process of the validation questions, and add a row."""
+    """Time the first thoughts of the first batch of each process of the validation questions, and add a row."""
     batch_size, n = validation.limits.batch_size * trainer.args.world_size, len(validation.examples)
-    first = replace(validation, examples=validation.examples[:batch_size])
+    # After these few updates a model hardly stops: it would think up to the limit.
+    thoughts = min(validation.limits.max_latents, THOUGHTS)
+    limits = replace(validation.limits, max_latents=thoughts)
+    first = replace(validation, examples=validation.examples[:batch_size], limits=limits)
     lm = trainer.objective.lm
+    chain = statistics.fmean(sum(map(len, lm.template.steps(row.steps))) for row in first.examples)
     lm.eval()
     started = time.perf_counter()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), lm.merged():
         first(lm, trainer.objective.method)
-    seconds = (time.perf_counter() - started) * math.ceil(n / batch_size)
+    seconds = (time.perf_counter() - started) * math.ceil(n / batch_size) * max(1.0, chain / thoughts)
     note = f"{n:,} questions; timed on {len(first.examples)}"
+    if chain > thoughts:
+        note += f" with {thoughts} thoughts, reckoned for chains of {chain:,.0f} tokens"
     table.add_row("a validation", duration(seconds), note)
 
 
