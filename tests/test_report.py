@@ -661,11 +661,11 @@ def test_questions_of_another_split_or_seed_are_an_error(
     [
         (
             {"limits": {"max_latents": 1}},
-            r"asked x the questions of d under .* \(limits .* 9\} and .* 1\}\); rename",
+            r"other conditions for x on d \(limits .* 9\}, .* and .* 1\}, .*\); rename",
         ),
-        ({"dtype": "bfloat16"}, r"\(dtype float32 and bfloat16\)"),
-        ({"judge": "my:fn", "judge_source": "1"}, "judged d differently, by kind and my:fn"),
-        ({"models": {"y": "2"}, "judge": "my:fn"}, "judged d differently"),
+        ({"dtype": "bfloat16"}, r"other conditions for x on d \(.* dtype float32 and .* dtype bfloat16\)"),
+        ({"judge": "my:fn", "judge_source": "1"}, r"other judges of d \(kind and my:fn 1\); evaluate one"),
+        ({"models": {"y": "2"}, "judge": "my:fn"}, "have other judges of d"),
     ],
 )
 def test_answers_that_would_pass_for_alike_are_an_error(
@@ -764,7 +764,7 @@ def test_other_checkpoints_under_one_name_are_an_error(tmp_path: Path) -> None:
     assert settings_of(paths[:3]) == {"models": {"m": "1", "n": "2"}}
     for order in (paths, paths[::-1]):
         with pytest.raises(
-            ValueError, match=r"records.jsonl have other .* name, n; rename one: NAME=CHECKPOINT"
+            ValueError, match=r"records.jsonl have other .* name, n \(. and .\); rename one: NAME=CHECKPOINT"
         ):
             settings_of(order)
 

@@ -216,6 +216,7 @@ def _records_in(folder: Path) -> list[Path]:
 # Origin of records: the settings of their evaluation, beside them in its output folder
 
 REMEDY = "give this evaluation its own --output"
+RENAME = "rename one: NAME=CHECKPOINT"
 BY_KIND = "kind"
 """Name of the judge by answer types, if other records were judged by a function of the user's."""
 
@@ -289,9 +290,8 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     different questions of it: equally many that are not the same, or others by their first one, their split or their
     seed. If only the numbers of questions differ, report.md warns.
     """
-    models: dict[str, tuple[str, Path]] = {}
-    conditions: dict[tuple[str, str], tuple[dict[str, Any], Path]] = {}
-    judges: dict[str, tuple[Any, Path]] = {}
+    values: dict[tuple[str, ...], tuple[str, Path]] = {}
+    models: dict[str, str] = {}
     by_key: dict[str, list[Any]] = {}
     asked: dict[tuple[str, int], tuple[str, Path]] = {}
     drawn: dict[str, tuple[int, list[Any], str, Path]] = {}
@@ -302,38 +302,21 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         # An evaluation without a judge of the user's own has no such key.
         if settings:
             settings.setdefault("judge", BY_KIND)
-        asked_in = {key: settings.get(key) for key in ("limits", "dtype")}
-        judge = [settings.get(key) for key in ("judge", "judge_source")]
-        for name, data in itertools.product(settings.get("models", ()), settings.get("questions", ())):
-            earlier, where = conditions.setdefault((name, data), (asked_in, path))
-            if earlier != asked_in:
-                values = [
-                    f"{key} {earlier[key]} and {value}"
-                    for key, value in asked_in.items()
-                    if earlier[key] != value
-                ]
-                raise ValueError(
-                    f"{where} and {path} asked {name} the questions of {data} under other conditions "
-                    f"({'; '.join(values)}); rename one: NAME=CHECKPOINT"
-                )
-        for name, digest in settings.pop("models", {}).items():
-            known, where = models.setdefault(name, (digest, path))
-            if known != digest:
-                raise ValueError(
-                    f"{where} and {path} have other checkpoints under one name, {name}; rename one: NAME=CHECKPOINT"
-                )
+        conditions = f"limits {settings.get('limits')}, dtype {settings.get('dtype')}"
+        judge = f"{settings.get('judge')} {settings.get('judge_source', '')}".strip()
+        of_models, of_questions = settings.pop("models", {}), settings.pop("questions", {})
+        for name, digest in of_models.items():
+            _require_same(
+                values, ("model", name), digest, path, f"checkpoints under one name, {name}", RENAME
+            )
+        for name, data in itertools.product(of_models, of_questions):
+            _require_same(values, (name, data), conditions, path, f"conditions for {name} on {data}", RENAME)
+        models |= of_models
         origin = [settings.get("split"), settings.get("data_seed")]
-        for name, (n, digest, first) in settings.pop("questions", {}).items():
-            other_judge, where = judges.setdefault(name, (judge, path))
-            if other_judge != judge:
-                by = (
-                    f"{other_judge[0]} and {judge[0]}"
-                    if other_judge[0] != judge[0]
-                    else f"versions of {judge[0]}"
-                )
-                raise ValueError(
-                    f"{where} and {path} judged {name} differently, by {by}: evaluate one of them again"
-                )
+        for name, (n, digest, first) in of_questions.items():
+            _require_same(
+                values, ("judge", name), judge, path, f"judges of {name}", "evaluate one of them again"
+            )
             # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
             known, where = asked.setdefault((name, n), (digest, path))
             other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))
@@ -350,9 +333,22 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     if by_key.get("judge") == [BY_KIND]:
         del by_key["judge"]
     shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    digests = {name: digest for name, (digest, _) in models.items()}
-    of_all = {"questions": dict(numbers), "models": digests}
+    of_all = {"questions": dict(numbers), "models": models}
     return shared | {key: value for key, value in of_all.items() if value}
+
+
+def _require_same(
+    values: dict[tuple[str, ...], tuple[str, Path]],
+    key: tuple[str, ...],
+    value: str,
+    path: Path,
+    what: str,
+    remedy: str,
+) -> None:
+    """Store the value of a key, or raise ValueError if an earlier file had another one."""
+    known, where = values.setdefault(key, (value, path))
+    if known != value:
+        raise ValueError(f"{where} and {path} have other {what} ({known} and {value}); {remedy}")
 
 
 def asked_of(examples: Sequence[Example]) -> list[Any]:
