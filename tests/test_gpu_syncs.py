@@ -207,11 +207,14 @@ def test_thoughts_of_a_step_are_read_by_a_few_looks(name: str) -> None:
 
 def test_infos_of_different_widths_are_copied() -> None:
     """Groups of two steps may differ in width."""
-    infos = [{"a": torch.arange(n), "b": torch.tensor(float(n))} for n in (2, 4, 0)]
+    infos = [
+        {"group_ids": torch.arange(n), "logp": torch.tensor(float(n)), "mu": torch.ones(9)} for n in (2, 4, 0)
+    ]
     for given, found in zip(infos, infos_on_cpu(infos), strict=True):
-        assert found["a"].tolist() == given["a"].tolist()
-        assert found["b"].shape == ()
-        assert float(found["b"]) == float(given["b"])
+        assert found.keys() == {"group_ids", "logp"}, "what no thought shows is not copied"
+        assert found["group_ids"].tolist() == given["group_ids"].tolist()
+        assert found["logp"].shape == ()
+        assert float(found["logp"]) == float(given["logp"])
     assert infos_on_cpu([]) == []
     assert infos_on_cpu([{}, {}]) == [{}, {}]
 
