@@ -565,10 +565,11 @@ def test_no_more_questions_are_timed_than_a_minute_holds(
     monkeypatch.setattr(auto_speeds.statistics, "median", lambda seconds: timed.append(len(seconds)))
     speeds = [method.Params(c) for c in (1, 2)]
     for limit, n in ((60.0, 3), (1e-9, 1)):
-        monkeypatch.setattr(auto_speeds, "MOST_SECONDS_SINGLY", limit)
         files.write_json(tmp_path / "records.json", {})
         for _ in range(2):
-            timed_so_far = auto_speeds._time_singly(model, speeds, rows, settings, tmp_path / "records.jsonl")
+            timed_so_far = auto_speeds._time_singly(
+                model, speeds, rows, settings, tmp_path / "records.jsonl", limit
+            )
             assert timed_so_far[1] == n
     # Every speed has the questions of the first.
     assert timed == [3, 3, 1, 1]

@@ -664,7 +664,7 @@ def test_questions_of_another_split_or_seed_are_an_error(
             r"other conditions for x on d \(limits .* 9\}, .* and .* 1\}, .*\); rename",
         ),
         ({"dtype": "bfloat16"}, r"other conditions for x on d \(.* dtype float32 and .* dtype bfloat16\)"),
-        ({"judge": "my:fn", "judge_source": "1"}, r"other judges of d \(kind and my:fn 1\); evaluate one"),
+        ({"judge": "my:fn", "judge_source": "1"}, r"other judges of d \(by kind and my:fn 1\); evaluate one"),
         ({"models": {"y": "2"}, "judge": "my:fn"}, "have other judges of d"),
     ],
 )
@@ -773,8 +773,8 @@ def test_other_checkpoints_under_one_name_are_an_error(tmp_path: Path) -> None:
     ("judges", "told"),
     [
         (("my:fn",), "my:fn"),
-        (("my:fn", ""), ["my:fn", "kind"]),
-        (("", "my:fn", "", "my:gn"), ["kind", "my:fn", "my:gn"]),
+        (("my:fn", ""), ["my:fn", "by kind"]),
+        (("", "my:fn", "", "my:gn"), ["by kind", "my:fn", "my:gn"]),
         (("", ""), None),
         # Of records without settings nobody knows the judge.
         (("my:fn", None), "my:fn"),

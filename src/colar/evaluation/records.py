@@ -217,7 +217,7 @@ def _records_in(folder: Path) -> list[Path]:
 
 REMEDY = "give this evaluation its own --output"
 RENAME = "rename one: NAME=CHECKPOINT"
-BY_KIND = "kind"
+BY_KIND = "by kind"
 """Name of the judge by answer types, if other records were judged by a function of the user's."""
 
 

@@ -6,6 +6,7 @@ report -> the speed with the fewest thoughts that answers as well as CoT        
 
 import base64
 import json
+import math
 import os
 import shutil
 import statistics
@@ -49,7 +50,7 @@ TOO_WIDE = 0.05
 TIMED_SINGLY = 16
 """Most questions that are timed one at a time."""
 MOST_SECONDS_SINGLY = 60.0
-"""Seconds of such questions of CoT after which no other one is timed, of it or of any speed."""
+"""Seconds of such questions of CoT after which no other one is timed; a speed has the same questions."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def measure_and_publish(
         asked = {"weights": weights, "questions": files.digest(map(repr, examples)), "dtype": dtype}
         asked |= judge_settings(examples[0].judge)
         _answer(records[-1], asked, model, params, examples, settings)
-        timed = partial(_time_singly, model, params, examples[:n_timed], settings, records[-1])
+        # Of other questions, with other chains, the seconds of a speed would not compare with CoT's.
+        most_seconds = MOST_SECONDS_SINGLY if name == "cot" else math.inf
+        timed = partial(_time_singly, model, params, examples[:n_timed], settings, records[-1], most_seconds)
         alone, n_timed = processes.from_main(timed)
         seconds |= alone
         if name == "cot":
@@ -186,10 +189,11 @@ def _time_singly(
     examples: Sequence[Example],
     settings: evaluate.AnswerSettings,
     records: Path,
+    most_seconds: float,
 ) -> tuple[dict[str, float], int]:
-    """Median seconds of a question in isolation, by `system_key`, and the number of questions that were timed, the same
-    for all. Measured once, and stored with the records.
+    """Median seconds of a question in isolation, by `system_key`, and the number of questions that were timed.
 
+    Measured once, and stored with the records. After `most_seconds` of the first system no other question is timed.
     By the main process alone: others that answered meanwhile would take its cores.
     """
     path = records.with_suffix(".json")
@@ -206,9 +210,8 @@ def _time_singly(
                 seconds.append(completion.seconds)
                 bar.update()
                 # Long chains take minutes each, for which other processes would not wait.
-                if not medians and sum(seconds) >= MOST_SECONDS_SINGLY:
+                if not medians and sum(seconds) >= most_seconds:
                     break
-            # Of other questions, with other chains, the seconds would not compare.
             examples = examples[: len(seconds)]
             medians[system_key(point.cell.system)] = statistics.median(seconds)
     files.write_json(path, {**stored, "alone": medians, "timed": len(examples)})
