@@ -538,7 +538,7 @@ def test_the_worker_does_other_things_between_steps(colar):
             await engine.run(lambda: None)
         return names
 
-    assert serve(main()) == ["colar-engine"] * 3
+    assert serve(main()) == ["colar-engine_0"] * 3
 
 
 def test_what_is_done_apart_leaves_no_thread_behind():

@@ -6,8 +6,8 @@
     await engine.close()
 
     callers, on the event loop                         worker thread
-    stream  --submit, cancel, close-->  _orders  -->   between two steps: carry out the orders
-            <--events--------- a queue for each  <--   step
+    submit, cancel, run, close   ---its queue--->      order  order  step  order  step ...
+    stream    <---events: a queue for each caller---   each step queues the next one behind the orders
 
 Callers come and go at any time. Closing a stream early, or cancelling its task, cancels its request and no other. Only
 the worker uses the engine and its model; `run` executes other work on the model in the worker.
@@ -20,8 +20,7 @@ own, and if all of these outnumber the cores, they sleep instead of waiting acti
 import asyncio
 import contextlib
 import dataclasses
-import queue
-import threading
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -34,9 +33,11 @@ T = TypeVar("T")
 Subscriber = asyncio.Queue[Event | Exception]
 """The queue from which a caller receives events, or the error that ends its stream."""
 
+log = logging.getLogger(__name__)
+
 
 class EngineClosed(RuntimeError):
-    """The engine was closed, or its worker has died; it accepts no more requests."""
+    """The engine was closed, or has failed for good; it accepts no more requests."""
 
     def __init__(self, message: str = "the engine is closed") -> None:
         super().__init__(message)
@@ -47,18 +48,14 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Calls that the worker executes between two steps, and that raise nothing; None ends the worker."""
+        self.closed = False
+        """True once no more requests are accepted."""
+        self._worker = ThreadPoolExecutor(1, "colar-engine")
+        self._step_is_queued = False
         self._subscribers: dict[int, Subscriber] = {}
         """The queues of unfinished requests, by the engine's number. Only the worker changes this dict."""
         self._loop: asyncio.AbstractEventLoop
         """The event loop of all callers; unset until the first `stream`."""
-        self._lock = threading.Lock()
-        """Held while an order is given, so that none is given to a worker that has ended."""
-        self.closed = False
-        """True once no more requests are accepted."""
-        self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
-        self._worker.start()
 
     def check(self, request: Request) -> tuple[int, ...]:
         """`Engine.check`. It reads only the tokenizer and fixed limits, so any thread may call it."""
@@ -86,13 +83,13 @@ class AsyncEngine:
             nonlocal number
             number = self.engine.submit(request, ids)
             self._subscribers[number] = subscriber
+            self._queue_step()
 
         def cancel() -> None:
-            # A request that was refused or has finished has no subscriber, and nothing to cancel.
+            # A request that was refused or has finished has no subscriber, and nothing to cancel. If cancelling raises,
+            # no caller is left to receive the error: the request runs on and its events are dropped.
             if self._subscribers.pop(number, None) is not None:
-                # No caller is left to receive an error. After one, the request runs on and its events are dropped.
-                with contextlib.suppress(Exception):
-                    self.engine.cancel(request)
+                self.engine.cancel(request)
 
         try:
             await self.run(submit)
@@ -118,87 +115,74 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Stop after the current step; streams that are still open end with EngineClosed."""
-        with self._lock:
-            self.closed = True
-            self._orders.put(None)
-        await asyncio.to_thread(self._worker.join)
+        with contextlib.suppress(EngineClosed):
+            await self.run(self._end)
+        await asyncio.to_thread(self._worker.shutdown)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in the worker between two steps, and return its result. Raises what `work` raises."""
-        done: Future[T] = Future()
-        # The caller may be cancelled while it waits, and a cancelled future would reject the worker's result.
-        done.set_running_or_notify_cancel()
+        return await asyncio.wrap_future(self._order(work))
 
-        def order() -> None:
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
+    def _order(self, work: Callable[[], T]) -> Future[T]:
+        """Have the worker do something. EngineClosed once closed."""
 
-        self._order(order)
-        return await asyncio.wrap_future(done)
-
-    def _order(self, order: Callable[[], None]) -> None:
-        """Have the worker carry out an order. EngineClosed once closed."""
-        with self._lock:
+        def order() -> T:
             if self.closed:
                 raise EngineClosed
-            self._orders.put(order)
+            return work()
+
+        try:
+            return self._worker.submit(order)
+        except RuntimeError as error:
+            raise EngineClosed from error
 
     # The worker's side
 
-    def _work(self) -> None:
-        """Step until the order to stop, or a failure of the worker. Streams still open then end with an error."""
+    def _queue_step(self) -> None:
+        """Have the worker step, after the orders that wait."""
+        if not self._step_is_queued:
+            self._step_is_queued = True
+            self._worker.submit(self._step)
+
+    def _step(self) -> None:
+        self._step_is_queued = False
         try:
-            while self._obey():
-                try:
-                    self._deliver(self.engine.step())
-                except Exception as error:
-                    # The engine itself has failed, not a request. It is cleared, and serves the next requests.
-                    self._fail(error)
-        finally:
-            with self._lock:
-                self.closed = True
-            # Orders to submit succeed, and their streams end with the others.
-            while not self._orders.empty():
-                if (order := self._orders.get()) is not None:
-                    order()
-            self._fail(EngineClosed())
+            self._deliver(self.engine.step())
+        except Exception as error:
+            # The engine itself has failed, not a request. It is cleared, and serves the next requests.
+            self._fail(error)
+        except BaseException:
+            self._end()
+            raise
+        if self.engine.busy and not self.closed:
+            self._queue_step()
 
-    def _obey(self) -> bool:
-        """Carry out all pending orders, after waiting for one if the engine is idle. False if one is to stop."""
-        wait = not self.engine.busy
-        while True:
-            try:
-                order = self._orders.get(block=wait)
-            except queue.Empty:
-                return True
-            if order is None:
-                return False
-            order()
-            # The order may have submitted a request.
-            wait = False
+    def _end(self) -> None:
+        """Accept no more requests, and end all streams."""
+        self.closed = True
+        self._fail(EngineClosed())
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
         """Put events into the queues of their subscribers."""
         items: list[tuple[Subscriber, Event | Exception]] = []
         for event in events:
-            subscriber = self._subscribers.get(event.number)
-            # None: the caller has left, and cancelling its request failed (see `stream`).
-            if subscriber is not None:
-                items.append((subscriber, event))
+            # No subscriber: the caller has left, and cancelling its request failed (see `stream`).
+            if event.number in self._subscribers:
+                items.append((self._subscribers[event.number], event))
             if event.kind == "finished":
                 self._subscribers.pop(event.number, None)
         self._put(items)
 
     def _fail(self, error: Exception) -> None:
-        """Remove all requests and end their streams with this error."""
+        """Remove all requests and end their streams with this error. An engine that cannot be cleared is closed."""
         items = [(subscriber, error) for subscriber in self._subscribers.values()]
         self._subscribers.clear()
         try:
             self.engine.clear()
-        finally:
-            self._put(items)
+        except Exception:
+            self.closed = True
+            log.exception("the engine has stopped")
+        self._put(items)
 
     def _put(self, items: Sequence[tuple[Subscriber, Event | Exception]]) -> None:
         """Put items into their queues in one call, because each call wakes the event loop's thread."""

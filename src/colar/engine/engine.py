@@ -9,7 +9,7 @@ always an embedding, and its keys and values are written to the row's own next c
     row 1      l1   ###  a    EOS                thinks once
     row 2                          l1   l2 ...   waited for a slot
 
-    step = decode the chosen inputs -> schedule -> prefill -> choose the next inputs
+    step = decode the chosen inputs -> schedule -> prefill -> choose the next inputs -> remove rows that end
 
 `step` runs one such step and returns its events; `stream` yields events until no request is left; `generate` collects
 them into completions. `async_engine.py` runs an engine for many callers.
@@ -68,7 +68,6 @@ class Engine:
         self.lm = lm
         self.method = method
         self.running = self._no_rows()
-        self._events: list[Event] = []
         self._n_requests = 0
 
     def _no_rows(self) -> RunningRows:
@@ -177,22 +176,23 @@ class Engine:
         Returns the events. If a part of it raises, all requests that have started finish with the error, and waiting
         requests are next. If memory runs out, started requests return to the queue, and fewer run at a time.
         """
-        self._events = []
+        events: list[Event] = []
         # The cache has the weights' own dtype.
         with self.lm.evaluating(), torch.autocast(self.lm.device.type, enabled=False):
             try:
                 self._decode()
                 if batch := self.scheduler.schedule(self.running.entries):
                     self._prefill(batch)
-                self._choose()
+                events += self._choose()
+                events += self._remove_ended()
             except Exception as error:
-                self._recover(error)
+                events += self._recover(error)
             except BaseException:
                 # An interrupt may have left the rows in an inconsistent state.
                 self._drop_started()
                 raise
         self._release_if_idle()
-        return self._events
+        return events
 
     def _decode(self) -> None:
         """Feed every row the input that the last step chose for it."""
@@ -264,20 +264,25 @@ class Engine:
             )
         return begun
 
-    def _choose(self) -> None:
-        """Choose each row's next input, and remove rows that end."""
+    def _choose(self) -> list[Event]:
+        """Choose each row's next input."""
         rows = self.running
         if not len(rows):
-            return
+            return []
         started = time.perf_counter()
-        self._events += choose_inputs(self.runner, rows)
+        events = choose_inputs(self.runner, rows)
         rows.charge(time.perf_counter() - started)
+        return events
+
+    def _remove_ended(self) -> list[Event]:
+        """Remove the rows that have ended."""
+        rows = self.running
         ended = {i: entry for i, entry in enumerate(rows.entries) if entry.reason}
         # The leftovers of a row in its slot are masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, entry in ended.items() if entry.reason == "error"])
         rows.remove(ended, self.cache)
         # Reported last, when nothing can raise: requests that `_recover` restarts must not have finished.
-        self._events += [entry.finished() for entry in ended.values()]
+        return [entry.finished() for entry in ended.values()]
 
     # A step that raises, because memory has run out or because of a defect
     #
@@ -289,7 +294,7 @@ class Engine:
     # the same except for rounding, and events that were reported before are not reported again. A request that departs
     # from its reported events ends with an error.
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: Exception) -> list[Event]:
         """Restart the started requests, fewer at a time, if memory ran out for several; otherwise end them."""
         no_memory = out_of_memory(error)
         if no_memory:
@@ -302,13 +307,13 @@ class Engine:
         if no_memory and len(started) > 1:
             self.scheduler.rows_that_fit = len(started) // 2
             self.scheduler.put_back(started)
-            return
+            return []
         if no_memory:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.rows_that_fit = self.scheduler.max_batch
         for entry in started:
             entry.reason, entry.error = "error", error
-            self._events.append(entry.finished())
+        return [entry.finished() for entry in started]
 
 
 def out_of_memory(error: BaseException) -> bool:
