@@ -141,8 +141,6 @@ def _with(request: Request, fate: str, rng: Random) -> Plan:
                 {"params": NoParams()},
                 {"params": None},
                 {"params": ColarParams(20_000)},
-                {"question": None},
-                {"decoding": None},
             )
         )
     elif fate == "over a limit":

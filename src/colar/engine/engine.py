@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from colar.engine import graphs
 from colar.engine.cache import SlotCache
@@ -178,7 +177,8 @@ class Engine:
         """
         events: list[Event] = []
         # The cache has the weights' own dtype.
-        with self.lm.evaluating(), torch.autocast(self.lm.device.type, enabled=False):
+        autocast = torch.autocast(self.lm.device.type, enabled=False)
+        with self.lm.evaluating(), self.runner.masked_attention(), autocast:
             try:
                 self._decode()
                 if batch := self.scheduler.schedule(self.running.entries):
@@ -235,7 +235,8 @@ class Engine:
 
         entries = [*questions, *samples]
         slots = devices.numbers([slot_of[entry.ids] for entry in entries], first_ND.device)
-        joining = RunningRows.start(entries, first_ND[slots], self._begin(entries))
+        begun = self.method.begin(self.lm, [entry.request for entry in entries])
+        joining = RunningRows.start(entries, first_ND[slots], begun)
         joining.charge(time.perf_counter() - started)
         rows.append(joining)
         # Popped only now, so that `_recover` still finds these requests if the prefill raises.
@@ -250,19 +251,6 @@ class Engine:
         started = [*rows.entries, *self.scheduler.in_prefill]
         widest = max(entry.most_positions for entry in started)
         self.cache.reserve(self.scheduler.next_size(self.cache.size, len(started), widest), len(rows))
-
-    def _begin(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
-        """The method's own columns of joining requests. ValueError if these cannot share the running rows' batch."""
-        begun = self.method.begin(self.lm, [entry.request for entry in entries])
-        alike = self.running.begun if len(self.running) else begun
-        wanted = {name: ((len(entries), *column.shape[1:]), column.dtype) for name, column in alike.items()}
-        found = {name: (tuple(column.shape), column.dtype) for name, column in begun.items()}
-        if found != wanted:
-            raise ValueError(
-                f"method {self.method.name}: begin must give {len(entries)} requests a row each, like those that "
-                f"run: {wanted}; got {found}"
-            )
-        return begun
 
     def _choose(self) -> list[Event]:
         """Choose each row's next input."""

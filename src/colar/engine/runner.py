@@ -10,6 +10,7 @@
 Shape suffixes: N rows, T positions, C columns, D width.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Runner:
 
     def __init__(self, lm: LatentLM, method: Method, max_batch: int, cuda_graphs: bool) -> None:
         self.lm = lm
-        with masks.attention(lm.config, self._attention()):
+        with self.masked_attention():
             check_attention(lm.causal_lm)
         self.method = method
         self.cache = SlotCache(lm.causal_lm)
@@ -81,10 +82,10 @@ class Runner:
             return think(self.lm, state)
         return self.graphs.think(name, think, self.lm, state, self.max_batch)
 
-    def _attention(self) -> str:
-        """The model's attention implementation, or that of its load if the current one takes no additive mask."""
+    def masked_attention(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block, use the attention implementation of the load if the current one takes no additive mask."""
         name: str = self.lm.config._attn_implementation
-        return name if name in masks.MASKED else self.lm.loaded_attention
+        return masks.attention(self.lm.config, name if name in masks.MASKED else self.lm.loaded_attention)
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int) -> Tensor:
         """Feed the questions into slots from `slot` on. Returns the hidden states after their last tokens, (N, D)."""
@@ -102,8 +103,7 @@ class Runner:
         for first in range(0, longest, CHUNK):
             chunk = slice(first, min(first + CHUNK, longest))
             mask = self.cache.at_prefill(slot, position_NT[:, chunk], chunk.stop, embeds_NTD)
-            with masks.attention(self.lm.config, self._attention()):
-                hidden_NTD = self.lm.hidden(embeds_NTD[:, chunk], mask, position_NT[:, chunk], self.cache)
+            hidden_NTD = self.lm.hidden(embeds_NTD[:, chunk], mask, position_NT[:, chunk], self.cache)
 
         last_N = devices.send(lengths_N - 1 - first, device)
         hidden_ND: Tensor = hidden_NTD[torch.arange(n, device=device), last_N]
@@ -121,11 +121,10 @@ class Runner:
             position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         fed = (embeds_ND[:, None], mask, position_N[:, None])
-        with masks.attention(self.lm.config, self._attention()):
-            if self.graphs is None:
-                hidden_N1D = self.lm.hidden(*fed, self.cache)
-            else:
-                hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
+        if self.graphs is None:
+            hidden_N1D = self.lm.hidden(*fed, self.cache)
+        else:
+            hidden_N1D = self.graphs.hidden(self.lm.hidden, *fed)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
 

@@ -66,6 +66,10 @@ class RunningRows:
     def start(cls, entries: Sequence[Entry], hidden_ND: Tensor, begun: dict[str, Tensor]) -> "RunningRows":
         """Rows whose questions are in the cache, with the hidden states after them."""
         device = hidden_ND.device
+        # Otherwise requests would get each other's.
+        assert all(len(column) == len(entries) for column in begun.values()), (
+            "`begin` gives each request a row"
+        )
         requests = [entry.request for entry in entries]
         limits = [request.decoding.max_latents for request in requests]
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,20 +35,15 @@ class LoraSettings:
 
     def check_same(self, peft_lm: PeftModel, where: object) -> None:
         """ValueError for a model whose adapter was made with other settings than these."""
-        trained: Any = peft_lm.peft_config["default"]
-        names = ("r", "lora_alpha", "lora_dropout")
-        mine = {name: getattr(self, name) for name in names}
-        theirs = {name: getattr(trained, name) for name in names}
+        mine = dataclasses.asdict(self)
+        theirs = {name: getattr(peft_lm.peft_config["default"], name) for name in mine}
+        same = all(mine[name] == theirs[name] for name in ("r", "lora_alpha", "lora_dropout"))
         # peft stores the targets as it resolved them: names, patterns and "all-linear" may mean the same, and those of
         # stacked experts become parameters. So adapters are compared, on a meta model, which takes no memory.
         base = peft_lm.get_base_model()
         with torch.device("meta"):
             twin = type(base)(copy.deepcopy(base.config))
-        if mine != theirs or _lora_weights(with_adapter(twin, self)) != _lora_weights(peft_lm):
-            mine["target_modules"], theirs["target_modules"] = (
-                targets if isinstance(targets, str) else set(targets)
-                for targets in (self.target_modules, trained.target_modules)
-            )
+        if not same or _lora_weights(with_adapter(twin, self)) != _lora_weights(peft_lm):
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
 
 
