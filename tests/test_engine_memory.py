@@ -316,15 +316,6 @@ def test_one_wide_request_does_not_make_all_slots_wide_for_ever(colar):
     assert engine.cache.positions == 0
 
 
-def test_a_request_wider_than_the_budget_is_refused(colar):
-    engine = Engine(colar.lm, colar.method, 4, token_budget=60)
-    with pytest.raises(ValueError, match=r"request wide needs 80 positions; token_budget is 60"):
-        engine.submit(
-            Request("wide", "x?", ColarParams(2), Decoding(max_latents=30, max_completion_length=30))
-        )
-    assert not engine.busy
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_cache_sizes(data):

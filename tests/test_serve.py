@@ -494,17 +494,13 @@ REFUSED = [
     ({"messages": [*user("1 + 1?"), {"role": "assistant", "content": "2"}, *user()]}, 400, "messages", "the model has no place for turns before the question (template.format: plain)"),
     ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "messages", "the last message must be of role user"),
     ({"messages": user("  ")}, 400, "messages", "the question is empty"),
-    ({"messages": user("word " * 100)}, 400, "messages", "the model's context is 128"),
     ({"messages": user("x" * 40000)}, 400, "messages", "the model's context is 128"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, "messages.0.content", "only text parts are supported"),
     ({"temperature": -1}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got -1"),
     ({"temperature": True}, 400, "temperature", "temperature"),
     ({"temperature": 1e300}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e+300"),
     ({"temperature": 1e-45, "latent_temperature": 1}, 400, "temperature", "from 1e-06 to 100, got 1e-45"),
-    ({"latent_temperature": 1e300}, 400, "latent_temperature", "from 1e-06 to 100, got 1e+300"),
     ({"temperature": 10**400}, 400, "temperature", "temperature"),
     ({"compression_factor": 10**400}, 400, "compression_factor", "compression_factor must be a number, got 1000"),
-    ({"compression_factor": 1e9}, 400, "compression_factor", "compression_factor must be 32 or less"),
     ({"compression_factor": 33}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
     ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),
     ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0, or from 1e-06 to 100"),
@@ -805,12 +801,5 @@ def test_an_engine_that_has_stopped_is_503_without_a_traceback(capsys):
             error = raised.value
             assert (error.status_code, error.code, error.type) == (503, "engine_stopped", "server_error")
         assert 'colar_requests_total{model="cot",status="503"} 2.0' in fetch(live, "/metrics")
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_health_fails_with_an_engine():
-    served = serve_model("cot", cot_model())
-    with running(served) as live:
-        served.engine.closed = True
         assert json.loads(fetch(live, "/health")) == {"status": "failed", "models": ["cot"]}
-        served.engine.closed = False
+    assert "Traceback" not in capsys.readouterr().err

@@ -202,6 +202,7 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> list[Event]:
     # The values of each row that Python branches on: is it finite, is it done, which token.
     readback_3N = torch.zeros(3, len(rows), dtype=torch.int64, device=device)
     readback_3N[0] = finite_N
+    chosen: list[tuple[list[int], Thought]] = []
     if thinking:
         rows_B = devices.numbers(thinking, device)
         thoughts = runner.think(state_of(rows_B))
@@ -209,30 +210,28 @@ def choose_inputs(runner: Runner, rows: RunningRows) -> list[Event]:
         # shows if they stop or are cut. Rows that answer next feed the separator, filled in on the device: no copy.
         ends_B = thoughts.done | (rows.step_N[rows_B] >= rows.max_latents_N[rows_B])
         separator_1D = lm.embed(rows_B.new_full((1,), lm.template.separator_id)).to(hidden_ND.dtype)
-        fed_BD = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
-        next_ND[rows_B] = fed_BD
+        next_ND[rows_B] = torch.where(ends_B[:, None], separator_1D, thoughts.embeds.to(hidden_ND.dtype))
         readback_3N[1:, rows_B] = torch.stack([thoughts.done.long(), thoughts.token_ids])
+        chosen.append((thinking, thoughts))
     if answering:
         rows_B = devices.numbers(answering, device)
         tokens = runner.answer(state_of(rows_B))
         next_ND[rows_B] = tokens.embeds.to(hidden_ND.dtype)
         readback_3N[1:, rows_B] = torch.stack([tokens.done.long(), tokens.token_ids])
+        chosen.append((answering, tokens))
 
     # The one synchronisation.
     finite, done, token_ids = readback_3N.tolist()
     rows.next_ND = next_ND
     events: list[Event] = []
-    for j, i in enumerate(thinking):
-        entry = rows.entries[i]
-        if finite[i]:
-            events += entry.take_thought(bool(done[i]), token_ids[i], _details(entry, thoughts, j))
-    for j, i in enumerate(answering):
-        entry = rows.entries[i]
-        if finite[i]:
-            events += entry.take_token(bool(done[i]), token_ids[i], _details(entry, tokens, j))
-    for entry, is_finite in zip(rows.entries, finite, strict=True):
-        if not is_finite:
-            entry.reason = "error"
+    for own, thoughts in chosen:
+        for j, i in enumerate(own):
+            entry = rows.entries[i]
+            if not finite[i]:
+                entry.reason = "error"
+                continue
+            take = entry.take_thought if entry.thinks else entry.take_token
+            events += take(bool(done[i]), token_ids[i], _details(entry, thoughts, j))
     return events
 
 

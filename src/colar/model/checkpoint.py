@@ -153,10 +153,8 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 def check_folder(folder: str | Path) -> Path:
     """The path of a folder that holds colar.json; ValueError names what is there instead."""
     folder = Path(folder)
-    if not folder.exists():
+    if not folder.is_dir():
         raise ValueError(f"no checkpoint at {folder}: there is no such folder")
-    if folder.is_file():
-        raise ValueError(f"no checkpoint at {folder}: it is a file")
     if (folder / "colar.json").exists():
         return folder
 
