@@ -436,20 +436,29 @@ def test_the_model_is_left_in_the_mode_it_was_in(cases):
         case.lm.eval()
 
 
-def test_nothing_to_do_and_bad_limits(colar):
+def test_nothing_to_do(colar):
     assert Engine(colar.lm, colar.method).generate([]) == []
-    with pytest.raises(ValueError, match="max_batch must be 1 or more, got 0"):
-        Engine(colar.lm, colar.method, 0)
-    for bad, message in (
-        ({"temperature": -1}, "temperature must be 0, or from 1e-06 to 100, got -1"),
-        ({"temperature": math.nan}, "temperature must be 0, or from 1e-06 to 100, got nan"),
-        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
-        ({"latent_temperature": -0.5}, "latent_temperature must be 0, or from 1e-06 to 100, got -0.5"),
-        ({"max_latents": -1}, "max_latents must be 0 or more, got -1"),
-        ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Decoding(**bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("temperature", -1, "0, or from 1e-06 to 100, got -1"),
+        ("temperature", math.nan, "0, or from 1e-06 to 100, got nan"),
+        ("temperature", "1", "0, or from 1e-06 to 100, got '1'"),
+        ("top_p", 0, r"in \(0, 1\], got 0"),
+        ("top_p", None, r"in \(0, 1\], got None"),
+        ("latent_temperature", -0.5, "0, or from 1e-06 to 100, got -0.5"),
+        ("max_latents", -1, "0 or more, got -1"),
+        ("max_latents", 1.5, "a whole number, got 1.5"),
+        ("max_latents", True, "a whole number, got True"),
+        ("max_completion_length", 0, "1 or more, got 0"),
+        ("max_completion_length", 2.0, "a whole number, got 2.0"),
+    ],
+)
+def test_wrong_settings_of_decoding(name, value, message):
+    with pytest.raises(ValueError, match=f"{name} must be {message}"):
+        Decoding(**{name: value})
 
 
 def test_autocast_around_the_engine_changes_nothing():

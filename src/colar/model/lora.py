@@ -128,8 +128,7 @@ def adapted_weights(peft_lm: PeftModel) -> list[nn.Parameter]:
     layer has an adapter for each, one around the other.
     """
     weights: dict[int, nn.Parameter] = {}
-    for module in peft_lm.modules():
-        if isinstance(module, BaseTunerLayer):
-            for weight in module.get_base_layer().parameters(recurse=False):
-                weights[id(weight)] = weight
+    for layer in adapted_layers(peft_lm):
+        for weight in layer.get_base_layer().parameters(recurse=False):
+            weights[id(weight)] = weight
     return list(weights.values())
