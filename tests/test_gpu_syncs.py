@@ -237,6 +237,7 @@ def test_a_run_looks_at_a_log_alone(tmp_path: Path) -> None:
         "/training/callbacks.py",
         "/training/rows.py",
         "/training/objective.py",
+        "/training/terms.py",
     )
     own = [line for line in looks if any(place in line for place in places)]
     # A data loader's seed, on the CPU: for the lengths of the rows, and at the beginning of an epoch.

@@ -86,29 +86,6 @@ class Objective(nn.Module):
         return outputs
 
 
-class LossTermSums:
-    """Sums of the loss's terms since the last log, on the device: no synchronisation at a step."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.rows = 0
-
-    def add(self, means: dict[str, Tensor], rows: int) -> None:
-        """Add the means of each term over the rows of a batch."""
-        self.rows += rows
-        for name, mean in means.items():
-            if name != "loss":
-                self.sums[name] = self.sums.get(name, 0) + mean * rows
-
-    def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
-        """Mean of each term over the summed rows of all processes."""
-        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather: every gather waits for all processes.
-        parts = [devices.to_widest(value).reshape(()) for value in self.sums.values()]
-        parts.append(devices.send(torch.tensor(float(self.rows), dtype=torch.float64), device))
-        *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
-        return {name: total / max(rows, 1) for name, total in zip(self.sums, totals, strict=True)}
-
-
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
     """Rows as the flat dict of tensors that `Objective.forward` takes."""
     return Batch.collate(rows).tensors()

@@ -34,7 +34,6 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
-from colar.checks import NonFiniteError
 from colar.engine import graphs
 from colar.methods.base import Batch, Method
 from colar.model import weights
@@ -43,7 +42,6 @@ from colar.ops import devices
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import (
-    LossTermSums,
     Objective,
     collate,
     count_rows,
@@ -53,6 +51,7 @@ from colar.training.objective import (
     take,
 )
 from colar.training.rows import RowSchedule, Schedule, TrainingRows
+from colar.training.terms import LossTerms
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
@@ -90,11 +89,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.tokens_per_batch = config.tokens_per_batch
         """The configured limit, or a lower one that the device's memory needs (`preflight.halve`)."""
         self.fsdp = config.fsdp
-        self.term_sums = LossTermSums()
-        self.last_terms: dict[str, Tensor] = {}
-        self.last_update: Tensor | None = None
-        """Step, gradient norm and terms of the last update, or of the first in which one is not finite: a row for each
-        process."""
+        self.terms = LossTerms(self.accelerator.gather)
 
     # Data
 
@@ -127,7 +122,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """The batches of one update, and the number of rows that all processes hold for it."""
-        self.last_terms = {}
+        self.terms.of_update = {}
         # Trainer would count labels here, which would give longer rows more weight.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1:
@@ -197,12 +192,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                     loss, outputs = self.compute_loss(model, batch, True, num_items_in_batch)
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
-            # Means weighted by rows: the last batch of an epoch may be shorter.
-            self.term_sums.add(outputs, count_rows(part))
-            for name, term in outputs.items():
-                now, before = term.detach(), self.last_terms.get(name)
-                # Over the update's batches and their parts, the first value that is not finite is kept.
-                self.last_terms[name] = now if before is None else torch.where(before.isfinite(), now, before)
+            self.terms.add(outputs, count_rows(part))
         return reduce(torch.add, losses)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -214,42 +204,21 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         norm = super()._get_grad_norm(model, grad_norm)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        # The norm alone is not enough: a term may be infinite where its gradient is 0.
-        terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
-        norm_too = torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device)
-        step = torch.full_like(norm_too, self.state.global_step + 1)
-        # A term may be infinite in one process alone, but all must skip the update and end with the same error.
-        update = self.accelerator.gather(torch.stack([step, norm_too, *terms])[None])
-        before = self.last_update
-        # The first update that is not finite is kept.
-        self.last_update = update if before is None else torch.where(before.isfinite().all(), update, before)
-        skips = self.args.optim == "adamw_torch_fused" and norm_too.device.type in ("cpu", "cuda")
+        finite = self.terms.end_update(self.state.global_step + 1, norm)
+        skips = self.args.optim == "adamw_torch_fused" and finite.device.type in ("cpu", "cuda")
         if skips and not self.fsdp:
             # The attribute by which torch's gradient scaler makes an optimiser skip an update.
             fused: Any = self.optimizer.optimizer  # type: ignore[attr-defined]
-            fused.found_inf = 1 - self.last_update.isfinite().all().float()
+            fused.found_inf = 1 - finite.float()
         else:
-            self._require_finite()
+            self.terms.require_finite()
         return norm
-
-    def _require_finite(self) -> None:
-        """Raise NonFiniteError if an update since the last log had a loss or a gradient that is not finite."""
-        if self.last_update is None:
-            return
-        for step, norm, *terms in self.last_update.tolist():
-            found = dict(zip(self.last_terms, terms, strict=True)) | {"gradient norm": norm}
-            if not all(map(math.isfinite, found.values())):
-                values = ", ".join(f"{name} {value:g}" for name, value in found.items())
-                raise NonFiniteError(
-                    f"step {step:.0f}: {values}; training stops before it reaches the weights"
-                )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the terms' means and the modules' learning rate to a training row; other rows are unchanged."""
-        self._require_finite()
+        self.terms.require_finite()
         if "loss" in logs:
-            logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
-            self.term_sums = LossTermSums()
+            logs |= self.terms.means(self.args.device)
             if self.config.modules_learning_rate is not None:
                 # Both rates follow one schedule, so their ratio stays.
                 ratio = self.config.modules_learning_rate / self.args.learning_rate
@@ -292,7 +261,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Validate by generation, and log it; all processes call it together and get the same numbers."""
         if self.validate is None:
             return {}
-        self._require_finite()
+        self.terms.require_finite()
         lm = self.objective.lm
         # Training continues with the random numbers that it would have had without an evaluation.
         # Compiled layers would recompile for every shape of a decode step.
