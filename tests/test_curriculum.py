@@ -9,7 +9,7 @@ from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig
 from colar.training.callbacks import Epochs
 from colar.training.curriculum import Curriculum, UnfinishedCurriculumError
-from colar.training.grpo.train import GrpoTrainer
+from colar.training.grpo.trainer import GrpoTrainer
 from colar.training.trainer import LatentTrainer
 
 COCONUT = Coconut(CoconutConfig(epochs_per_stage=1, n_stages=2))

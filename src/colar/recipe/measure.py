@@ -24,7 +24,7 @@ from colar.recipe.run import Validation, load_method, load_model_and_rows
 from colar.recipe.schema import Recipe, Stage
 from colar.training import preflight, sft
 from colar.training.grpo import train as grpo_train
-from colar.training.grpo.train import GrpoTrainer
+from colar.training.grpo.trainer import GrpoTrainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 

@@ -62,7 +62,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     `validate` is called at each evaluation by all processes together, which may divide the work; the metrics of the
     main process count. The loss on the rows `held_out` is logged beside them. `args` are those of `config`
-    (`resumable_run.arguments`).
+    (`resumable_run.arguments`). `rows[key]` is a row of the loss for each key that `schedule` yields.
     """
 
     samples: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         objective: Objective,
         args: TrainingArguments,
         config: TrainingConfig,
-        rows: Dataset[Any],
+        rows: Dataset[Any] | range,
         schedule: Schedule,
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,

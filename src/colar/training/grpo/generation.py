@@ -2,7 +2,7 @@
 
     epoch         every question once, shuffled
                   |-- generation 0 --|-- generation 1 --| ... | rest (left out) |
-    generation    q1: o1 .. oG | q2: o1 .. oG | q3: o1 .. oG | q4: o1 .. oG        the slots of its outputs, 0, 1, 2 ...
+    generation    q1: o1 .. oG | q2: o1 .. oG | q3: o1 .. oG | q4: o1 .. oG        numbered on from one to the next
     updates       '-------- update 1 --------'-------- update 2 --------'          then once more for each iteration
     batches       '-- batch --'-- batch --'   '-- batch --'-- batch --'
 
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from colar import processes
 from colar.data.example import Example
@@ -40,12 +39,9 @@ from colar.training.rows import Schedule, epoch_order
 LOGGED = 2
 """Outputs of each generation that are written to completions.jsonl."""
 
-SlotKey = tuple[int, int]
-"""(number of the generation, slot of the output in it)."""
-
 
 class QuestionSchedule(Schedule):
-    """One epoch's keys: each question once, in generations of `plan.questions`; a remainder is left out.
+    """The outputs of an epoch by number: each question once, in generations of `plan.questions`; a rest is left out.
 
     Questions are shuffled without regard to length, unlike the rows of SFT. Questions of similar length have
     similar difficulty, and a generation of only easy or only hard ones teaches nothing.
@@ -64,12 +60,12 @@ class QuestionSchedule(Schedule):
     def __len__(self) -> int:
         return self.generations_per_epoch * self.plan.outputs * self.plan.iterations
 
-    def __iter__(self) -> Iterator[SlotKey]:
+    def __iter__(self) -> Iterator[int]:
         first = self.epoch * self.generations_per_epoch
-        for number in range(first, first + self.generations_per_epoch):
+        for generation in range(first, first + self.generations_per_epoch):
+            start = generation * self.plan.outputs
             for _ in range(self.plan.iterations):
-                for slot in range(self.plan.outputs):
-                    yield number, slot
+                yield from range(start, start + self.plan.outputs)
 
     def questions(self, number: int) -> list[int]:
         """Indices of the questions of a generation."""
@@ -81,23 +77,9 @@ class QuestionSchedule(Schedule):
         return self._order[start : start + self.plan.questions]
 
 
-class Slots(Dataset[SlotKey]):
-    """The keys themselves: an output is sampled only when its turn comes, by the weights at that time."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, key: SlotKey) -> SlotKey:
-        return key
-
-
-def collate_slots(keys: Sequence[SlotKey]) -> dict[str, Tensor]:
-    """The keys of a batch as two columns, (B,) int64 each."""
-    generations, slots = torch.tensor(keys, dtype=torch.int64).T
-    return {"generations": generations, "slots": slots}
+def collate_outputs(numbers: Sequence[int]) -> dict[str, Tensor]:
+    """The numbers of a batch's outputs as a column, (B,) int64."""
+    return {"outputs": torch.tensor(numbers)}
 
 
 @dataclass(frozen=True)
