@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import pretrained, registry
 from colar.model import backbones, checkpoint
 from colar.ops import devices
-from colar.recipe import auto_recipe, auto_run, auto_speeds, facts, parsing
+from colar.recipe import auto_recipe, auto_run, auto_speeds, facts, parsing, speed_report
 from colar.recipe.auto_run import AutoCall, finish, prepare_run, prepared
 from colar.recipe.facts import SLOT, Facts, RowReader, facts_of
 from colar.training.run_folder import AutoFolder
@@ -405,16 +406,16 @@ def test_facts_are_counted(tmp_path: Path) -> None:
 
 def _row(method: str, label: str, accuracy: float, length: float, **params: float) -> ReportRow:
     return ReportRow(
-        System("m", method, label, tuple(sorted(params.items())), "greedy", None), auto_speeds.DATASET, [0], 100,
+        System("m", method, label, tuple(sorted(params.items())), "greedy", None), speed_report.DATASET, [0], 100,
         accuracy, 0.03, 0.0, length, length + 2, length / 100, None, None, None, 0.0, 100, None, None, None,
     )  # fmt: skip
 
 
 def test_long_chains_are_counted_in_digits() -> None:
-    rows = [_row("cot", "", 0.8, 140.4), _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)]
+    rows = [_row("cot", "", 0.8, 140.4), _row("cot", speed_report.NO_CHAIN, 0.1, 0.0)]
     made = Report({}, [*rows, _row("sequential", "", 0.8, 72.3, compression_factor=2)], [])
     made.rows.append(_row("sequential", "", 0.8, 99.6, compression_factor=3))
-    table = auto_speeds.speeds_table(made, {}, {})
+    table = speed_report.speeds_table(made, {}, {})
     assert [row[3] for row in table.rows] == ["140", "0", "72", "100"]
 
 
@@ -488,13 +489,13 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
         _row("sequential", "", accuracy, 20 / c, compression_factor=c)
         for c, accuracy in zip((1, 2, 5), accuracies, strict=True)
     ]
-    bare = _row("cot", auto_speeds.NO_CHAIN, 0.1, 0.0)
+    bare = _row("cot", speed_report.NO_CHAIN, 0.1, 0.0)
     differences = [
-        Difference(row.system, auto_speeds.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
+        Difference(row.system, speed_report.DATASET, cot.system, 100, row.accuracy - 0.80, se, None)
         for row in own
     ]
     made = Report({}, [cot, bare, *own], differences)
-    default, sentence = auto_speeds.choose(made)
+    default, sentence = speed_report.choose(made)
     assert default == {"compression_factor": chosen}
     assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
@@ -520,13 +521,23 @@ def test_what_was_answered_otherwise_is_asked_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(evaluate, "evaluate", lambda *given: asked.append(whole(*given)))
     monkeypatch.setattr(auto_speeds, "TIMED_SINGLY", 1)
     monkeypatch.setattr(report, "write", lambda *given, **named: None)
-    monkeypatch.setattr(auto_speeds, "choose", lambda measured: ({}, ""))
-    monkeypatch.setattr(auto_speeds, "speeds_table", lambda *given: None)
+    monkeypatch.setattr(speed_report, "choose", lambda measured: ({}, ""))
+    monkeypatch.setattr(speed_report, "speeds_table", lambda *given: None)
     monkeypatch.setattr(evaluate, "verdict", lambda text, example: Verdict(False, text))
     start = save_untrained(tmp_path / "start")
     lm, method = pretrained.load(start)
     lm.causal_lm.get_input_embeddings().weight.data.mul_(1.5)
     other = pretrained.save(lm, method, tmp_path / "other", {}, "")
+    load, loaded = pretrained.load_for_inference, weakref.WeakSet()
+
+    def load_one(*given: Any) -> Any:
+        # A GPU may have room for one model only.
+        assert not loaded
+        lm, method = load(*given)
+        loaded.add(lm)
+        return lm, method
+
+    monkeypatch.setattr(pretrained, "load_for_inference", load_one)
     rows = [Example("1", "1 + 1?", (), "2"), Example("2", "1 + 2?", (), "3")]
     values: dict[str, Any] = {
         "cot": start, "last": start, "examples": rows, "dtype": "float32",
@@ -563,14 +574,11 @@ def test_no_more_questions_are_timed_than_a_minute_holds(
     settings = evaluate.AnswerSettings(max_latents=2, max_completion_length=2)
     timed: list[float] = []
     monkeypatch.setattr(auto_speeds.statistics, "median", lambda seconds: timed.append(len(seconds)))
-    speeds = [method.Params(c) for c in (1, 2)]
+    grid = evaluate.make_grid(model, ["held out"], [method.Params(c) for c in (1, 2)], ["greedy"], [0])
     for limit, n in ((60.0, 3), (1e-9, 1)):
         files.write_json(tmp_path / "records.json", {})
         for _ in range(2):
-            timed_so_far = auto_speeds._time_singly(
-                model, speeds, rows, settings, tmp_path / "records.jsonl", limit
-            )
-            assert timed_so_far[1] == n
+            assert auto_speeds._time_singly(grid, rows, settings, tmp_path / "records.jsonl", limit)[1] == n
     # Every speed has the questions of the first.
     assert timed == [3, 3, 1, 1]
 
@@ -600,9 +608,9 @@ def test_limits_of_a_later_stage_that_no_speed_has_are_said(
 
 
 def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
-    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", speed_report.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
-    default, sentence = auto_speeds.choose(Report({}, [cot, bare, *own], []))
+    default, sentence = speed_report.choose(Report({}, [cot, bare, *own], []))
     assert default == {"compression_factor": 1}
     assert (
         sentence
@@ -613,22 +621,22 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
 @pytest.mark.parametrize(("n", "chosen"), [(5, 1), (59, 1), (60, 5)])
 def test_equal_verdicts_of_few_questions_choose_no_speed(n: int, chosen: int) -> None:
     """Their spread is 0, and yet 3 / n of all questions may differ."""
-    cot, bare = _row("cot", "", 1.0, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 1.0, 20.0), _row("cot", speed_report.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 1.0, 20 / c, compression_factor=c) for c in (5, 1)]
     rows = [replace(row, n=n) for row in (cot, bare, *own)]
-    differences = [Difference(row.system, auto_speeds.DATASET, cot.system, n, 0.0, 0.0, None) for row in own]
-    default, sentence = auto_speeds.choose(Report({}, rows, differences))
+    differences = [Difference(row.system, speed_report.DATASET, cot.system, n, 0.0, 0.0, None) for row in own]
+    default, sentence = speed_report.choose(Report({}, rows, differences))
     assert default == {"compression_factor": chosen}
     assert ("too few" in sentence) == (chosen == 1)
 
 
 def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
-    cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", auto_speeds.NO_CHAIN, 0.0, 0.0)
+    cot, bare = _row("cot", "", 0.8, 20.0), _row("cot", speed_report.NO_CHAIN, 0.0, 0.0)
     own = [_row("sequential", "", 0.79, 20 / c, compression_factor=c) for c in (3, 2)]
     differences = [
-        Difference(row.system, auto_speeds.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
+        Difference(row.system, speed_report.DATASET, cot.system, 100, -0.01, 0.04, None) for row in own
     ]
-    default, sentence = auto_speeds.choose(Report({}, [cot, bare, *own], differences))
+    default, sentence = speed_report.choose(Report({}, [cot, bare, *own], differences))
     assert default == {"compression_factor": 2}
     assert "so c = 2 is the default" in sentence
 

@@ -8,7 +8,7 @@ An unknown key is an error that names the nearest right one; all that needs neit
     run            stages, one after another, each in a folder of its own; the rows to train on, and to validate with
     measure        `colar train --check`: the time and memory that a recipe requires on this machine
     auto_run       `colar.train`: makes a recipe for a backbone and rows (facts, auto_recipe), runs it, and
-                   measures every speed (auto_speeds)
+                   measures every speed (auto_speeds, speed_report)
 """
 
 from colar.recipe.parsing import load, load_stages
