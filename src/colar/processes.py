@@ -95,11 +95,9 @@ def split_and_gather(items: Sequence[T], work: Callable[[Sequence[T]], Iterable[
     results: list[R] = []
     error: Exception | None = None
     state = PartialState()
-    # Not by `split_between_processes`: accelerate 1.10 to 1.12 give the last item to every surplus process, too.
-    size, extra = divmod(len(items), state.num_processes)
-    start = state.process_index * size + min(state.process_index, extra)
     try:
-        results.extend(work(items[start : start + size + (state.process_index < extra)]))
+        with state.split_between_processes(list(items)) as share:
+            results.extend(work(share))
     except Exception as raised:
         error = raised
     errors: list[str | None] = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
