@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar import files, processes, progress, yaml_settings
+from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
 from colar.data.judge import Judge, judge_name
@@ -120,9 +120,8 @@ def prepared(
     """
     # Before rows are read, so that a misspelt key is reported within a second.
     keys = parsing.keys_of_overrides(overrides).get("training", {})
-    timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
     # Processes join before there is a recipe, so their timeout is read from the overrides.
-    processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
+    processes.join(keys.get("ddp_timeout", TrainingConfig.ddp_timeout))
     # Before the lock, which marks the folder as one of colar's.
     processes.from_main(lambda: _check_replaceable(call, AutoFolder(call.output)))
     with processes.locked(call.output):
@@ -166,9 +165,8 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
         given_now = dict(parsing.parse_overrides(overrides))
-        kept = [
-            f"--{key} {text}" for key, text in parsing.parse_overrides(overridden) if key not in given_now
-        ]
+        earlier = parsing.parse_overrides(overridden)
+        kept = [f"--{key} {text}" for key, text in earlier if key not in given_now]
         if kept:
             progress.say(f"{folder.recipe} keeps {' '.join(kept)}, as an earlier command had it")
         if made_for != machine:
@@ -179,14 +177,13 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
             progress.say(f"warning: {text}: its batch sizes, dtype and attention may not fit")
         return
     # Files of an earlier call that trained nothing are made anew, because that call may have been a mistake.
-    separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
-    reader = RowReader.of(call.model, call.template, separator)
+    given = parsing.keys_of_overrides(overrides)
+    reader = RowReader.of(call.model, call.template, given.get("template", {}).get("separator"))
     split = _split(call)
     split = replace(split, train=reader.fitting(split.train, "training rows"))
     facts = facts_of(reader, split.train)
     if call.method == "sequential" and facts.equations and facts.digits and not facts.signs:
         facts, split = _without_spaces(reader, facts, split)
-    given = parsing.keys_of_overrides(overrides)
     trains_all = given.get("model", {}).get("lora", {}) is None
     if facts.lora and trains_all and "learning_rate" not in given.get("training", {}):
         raise ValueError(

@@ -29,9 +29,9 @@ from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
 WARMUP, UPDATES = 2, 10
+"""Updates of SFT that allocate and compile, and updates that are timed."""
 THOUGHTS = 256
 """Most thoughts of a validation question that are timed."""
-"""Updates of SFT that allocate and compile, and updates that are timed."""
 GIB = 2**30
 
 

@@ -276,8 +276,6 @@ def best_evaluation(state: TrainerState, curriculum: Curriculum) -> dict[str, An
 
 def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the current step, without the prefix `eval_`; empty if there was none."""
-    metrics = {}
-    for row in state.log_history:
-        if "eval_accuracy" in row and row["step"] == state.global_step:
-            metrics = {key.removeprefix("eval_"): row[key] for key in row if key.startswith("eval_")}
-    return metrics
+    rows = [row for row in state.log_history if "eval_accuracy" in row and row["step"] == state.global_step]
+    logged = rows[-1] if rows else {}
+    return {key.removeprefix("eval_"): value for key, value in logged.items() if key.startswith("eval_")}

@@ -31,6 +31,11 @@ from colar.ops import devices
 from colar.training.objective import count_rows
 from colar.training.trainer import LatentTrainer
 
+ADVICE = (
+    "set training.gradient_checkpointing true, model.lora (an adapter) and model.dtype bfloat16 as far as they are not "
+    "set yet, or leave out the longest rows"
+)
+
 
 @contextlib.contextmanager
 def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
@@ -128,7 +133,7 @@ def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
     device = trainer.objective.lm.device
     if at_once <= longest:
         raise ValueError(
-            f"the longest row ({longest} positions) does not fit into the memory of {device}: {advice(trainer)}"
+            f"the longest row ({longest} positions) does not fit into the memory of {device}: {ADVICE}"
         )
     # Not below the longest row, a part by itself: a part of several shorter rows may be the one that does not fit.
     trainer.tokens_per_batch = max(at_once // 2, longest)
@@ -179,16 +184,3 @@ def moments(trainer: LatentTrainer) -> list[Tensor]:
     return [
         torch.empty_like(weight, dtype=torch.uint8 if in_8_bits else weight.dtype) for weight in trained * 2
     ]
-
-
-def advice(trainer: LatentTrainer) -> str:
-    """Advice on memory: the settings that need less of it, as far as the run does not use them yet."""
-    lm = trainer.objective.lm
-    helps = []
-    if not lm.causal_lm.is_activation_checkpointing:
-        helps.append("set training.gradient_checkpointing true")
-    if not lm.has_adapter:
-        helps.append("train an adapter (model.lora)")
-    if lm.causal_lm.get_input_embeddings().weight.dtype == torch.float32:
-        helps.append("load the backbone in bfloat16 (model.dtype)")
-    return ", or ".join([*helps, "leave out the longest rows"])

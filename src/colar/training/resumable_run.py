@@ -221,12 +221,8 @@ def _add_callbacks(
 
 def _still_good(folder: RunFolder) -> str:
     """A sentence that names the checkpoints on disk."""
-    good = []
-    last_whole = folder.last_resume_state()
-    if last_whole is not None:
-        good.append(f"{last_whole} (to resume from)")
-    if folder.best.exists():
-        good.append(f"{folder.best} (the best so far)")
+    uses = {folder.last_resume_state(): "to resume from", folder.best: "the best so far"}
+    good = [f"{path} ({use})" for path, use in uses.items() if path is not None and path.exists()]
     return (
         f"Still good: {', '.join(good) or 'nothing was saved yet'}. "
         "A lower learning_rate or max_grad_norm, or more warmup_steps, may help"
