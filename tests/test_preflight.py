@@ -77,24 +77,6 @@ def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     assert mine == 4 * max(widths)
 
 
-def test_the_longest_row_fills_a_batch_from_an_epochs_remainder(tmp_path: Path) -> None:
-    """In the next epoch it is in a full one."""
-    n_seen = 0
-    for batch_size in (5, 7):
-        trainer = trainer_of(tmp_path / f"{batch_size}", per_device_train_batch_size=batch_size)
-        order = trainer.schedule.permutation(0)
-        assert len(order) % batch_size
-        longest = order[-1]
-        trainer.schedule.lengths[longest] = 10_000
-        # The order depends on the lengths: that row is still in the remainder.
-        n_seen += trainer.schedule.permutation(0).index(longest) >= len(order) - len(order) % batch_size
-        batch = trainer.longest_batch()
-        assert len(batch["seeds"]) == batch_size
-        ids = trainer.train_dataset[0.0, longest, 0].question
-        assert any(question[: len(ids)].tolist() == ids for question in batch["question_ids"])
-    assert n_seen
-
-
 def test_any_stage_may_be_the_longest(tmp_path: Path) -> None:
     """Coconut with 30 latents a step, which is longer than a step: rows grow until no step is left."""
     trainer = trainer_of(

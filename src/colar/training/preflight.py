@@ -9,8 +9,8 @@ they were. If it does not fit into the device's memory, this is found now, not a
 smaller parts (`training.tokens_per_batch`) until they fit. Under GRPO it is the longest batch of generation 0, which is
 sampled now, and not again.
 
-A curriculum's rows change from stage to stage: the batch that is longest in the first is measured in the stage where it
-has the most positions. A later epoch's may be longer: TokenSkip may draw more of a chain, and iCoT a few more tokens.
+A curriculum's rows change from stage to stage: the rows that are longest in the first are measured in the stage where
+they have the most positions. A later epoch's may be longer: TokenSkip may draw more of a chain, and iCoT more tokens.
 """
 
 import contextlib

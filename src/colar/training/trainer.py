@@ -144,22 +144,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return self.objective.method.positions(Batch.from_tensors(inputs))
 
     def longest_batch(self) -> dict[str, Tensor]:
-        """The full batch with the longest row, in the curriculum's stage that makes it longest.
-
-        Where the first epoch has that row in its short last batch, rows before it fill the batch up, because another
-        epoch has it in a full one.
-        """
+        """A batch of the longest rows, in the curriculum's stage that makes it longest: no epoch has a larger one."""
         rows, schedule = self.train_dataset, self.schedule
         assert isinstance(rows, TrainingRows), "a run that samples has no rows"
         assert isinstance(schedule, RowSchedule), "rows have a schedule"
-        order = schedule.permutation(0)
         n_examples = self.args.train_batch_size // schedule.n_draws
-        place = max(range(len(order)), key=lambda place: schedule.lengths[order[place]])
-        start = max(0, min(place - place % n_examples, len(order) - n_examples))
-        widest = order[start : start + n_examples]
+        longest = sorted(range(len(rows)), key=lambda index: schedule.lengths[index])[-n_examples:]
         in_stages = []
         for epoch in self.curriculum.stage_epochs():
-            in_stages.append(collate([rows[epoch, i, draw] for i in widest for draw in range(rows.n_draws)]))
+            in_stages.append(collate([rows[epoch, i, draw] for i in longest for draw in range(rows.n_draws)]))
         return max(in_stages, key=lambda batch: int(self.positions(batch).max()))
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
