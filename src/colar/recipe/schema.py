@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar import yaml_settings
-from colar.checks import check_choice, check_holds, check_number
+from colar.checks import check_choice, check_number
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import AnswerSettings
 from colar.methods import registry
@@ -17,13 +17,7 @@ from colar.template.template import TemplateConfig
 from colar.training.config import TrainingConfig
 from colar.training.grpo.config import GrpoConfig
 
-ATTENTION = {
-    "eager": None,
-    "sdpa": None,
-    "flash_attention_2": "flash_attn",
-    "flash_attention_3": "flash_attn_interface",
-}
-"""Values of model.attn_implementation, and the package that each needs."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 
 
 @dataclass(frozen=True)
@@ -63,16 +57,7 @@ class ModelConfig:
                 "model.load_in_4bit needs bitsandbytes: pip install bitsandbytes, or set it false"
             )
         if self.attn_implementation is not None:
-            known = self.attn_implementation in ATTENTION
-            allowed = f"one of {', '.join(ATTENTION)} or null"
-            check_holds("model.attn_implementation", known, self.attn_implementation, allowed)
-            package = ATTENTION[self.attn_implementation]
-            if package is not None and importlib.util.find_spec(package) is None:
-                others = [other for other, needed in ATTENTION.items() if needed is None]
-                raise ValueError(
-                    f"model.attn_implementation {self.attn_implementation} needs the package {package}, which is not "
-                    f"installed; without it: {', '.join(others)} or null"
-                )
+            check_choice("model.attn_implementation", self.attn_implementation, ATTENTION)
 
 
 @dataclass(frozen=True)
