@@ -34,6 +34,7 @@ from colar.recipe.auto_run import AutoCall, finish, prepare_run, prepared
 from colar.recipe.facts import SLOT, Facts, RowReader, facts_of
 from colar.training.run_folder import AutoFolder
 
+ROWS = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 FACTS = Facts(
     model="someone/model-500m",
@@ -113,8 +114,7 @@ def test_processes_share_the_rows_of_an_update(
 def test_a_call_that_was_killed_while_it_wrote_rows_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    call, write = AutoCall("tiny", rows, tmp_path), files.write_jsonl
+    call, write = AutoCall("tiny", ROWS, tmp_path), files.write_jsonl
     written = []
 
     def killed(path: Path, rows: Any) -> Path:
@@ -133,8 +133,7 @@ def test_a_call_that_was_killed_while_it_wrote_rows_is_made_anew(
 
 
 def test_a_trial_is_named_by_the_run_after_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    call, trial = AutoCall("tiny", rows, tmp_path), ["--training.max_steps", "2"]
+    call, trial = AutoCall("tiny", ROWS, tmp_path), ["--training.max_steps", "2"]
     prepare_run(call, trial)
     prepare_run(call, trial)
     assert "keeps" not in capsys.readouterr().err
@@ -147,37 +146,28 @@ def test_a_trial_is_named_by_the_run_after_it(tmp_path: Path, capsys: pytest.Cap
 def test_all_weights_are_not_trained_at_an_adapters_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
     monkeypatch.setattr(auto_run, "facts_of", lambda *_: FACTS)
     all_weights = ["--model.lora", "null"]
     with pytest.raises(
         ValueError, match="--model.lora null trains all weights, .* give --training.learning_rate"
     ):
-        prepare_run(AutoCall("tiny", rows, tmp_path), all_weights)
+        prepare_run(AutoCall("tiny", ROWS, tmp_path), all_weights)
     prepare_run(
-        AutoCall("tiny", rows, tmp_path),
+        AutoCall("tiny", ROWS, tmp_path),
         [*all_weights, "--training.learning_rate", "1e-5", "--model.dtype", "float32"],
     )
 
 
-def test_a_recipe_of_another_device_is_not_taken_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    call = AutoCall("tiny", rows, tmp_path)
-    prepare_run(call)
-    monkeypatch.setattr(devices, "best", lambda: "cuda")
-    with pytest.raises(ValueError, match=r"on cpu, and here it is 1 process\(es\) on cuda: delete it"):
-        prepare_run(call)
-
-
-def test_a_recipe_of_other_processes_is_not_taken_without_a_word(
+def test_a_recipe_of_another_machine_is_not_taken_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--check` writes the recipe, mostly in one process."""
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    call = AutoCall("tiny", rows, tmp_path)
+    call = AutoCall("tiny", ROWS, tmp_path)
     prepare_run(call)
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "best", lambda: "cuda")
+        with pytest.raises(ValueError, match=r"on cpu, and here it is 1 process\(es\) on cuda: delete it"):
+            prepare_run(call)
     launched = processes.launched
     monkeypatch.setattr(processes, "launched", lambda: 8)
     monkeypatch.setattr(processes, "join", lambda *_: None)
@@ -594,8 +584,7 @@ def test_limits_of_a_later_stage_that_no_speed_has_are_said(
 ) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(auto_speeds, "measure_and_publish", lambda *given: taken.append(given[4]))
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    stages = prepare_run(AutoCall("tiny", rows, tmp_path, grpo=grpo))
+    stages = prepare_run(AutoCall("tiny", ROWS, tmp_path, grpo=grpo))
     finish(tmp_path, stages)
     assert "validation.limits" not in capsys.readouterr().err
     name = stages[-1].name
@@ -643,8 +632,7 @@ def test_without_c_1_the_slowest_speed_is_the_safest() -> None:
 
 @pytest.mark.parametrize("change", ["no cot", "no speed"])
 def test_a_recipe_that_cannot_end_as_auto_does_is_found_before_training(change: str, tmp_path: Path) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    call, path = AutoCall("tiny", rows, tmp_path), tmp_path / "recipe.yaml"
+    call, path = AutoCall("tiny", ROWS, tmp_path), tmp_path / "recipe.yaml"
     prepare_run(call)
     tree = yaml_settings.read_yaml(path, path.read_text())
     if change == "no cot":
@@ -659,22 +647,20 @@ def test_a_recipe_that_cannot_end_as_auto_does_is_found_before_training(change: 
 
 
 def test_a_copied_run_does_not_train_in_the_folder_it_was_copied_from(tmp_path: Path) -> None:
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    prepare_run(AutoCall("tiny", rows, tmp_path / "a"))
+    prepare_run(AutoCall("tiny", ROWS, tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ValueError, match=rf"b/recipe.yaml is of the run in {tmp_path}/a: give --output"):
-        prepare_run(AutoCall("tiny", rows, tmp_path / "b"))
+        prepare_run(AutoCall("tiny", ROWS, tmp_path / "b"))
 
 
 def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
     """The same command without its overrides goes on as the run was begun."""
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
     words = ["--training.num_train_epochs", "2", "--stages.cot.training.learning_rate", "5e-4"]
     words += ["--model.lora", "{r: 3}", "--template.format", "plain", "--label", "1e-3"]
-    made = prepare_run(AutoCall("tiny", rows, tmp_path), words)
+    made = prepare_run(AutoCall("tiny", ROWS, tmp_path), words)
     assert [stage.recipe.training.num_train_epochs for stage in made] == [2, 2]
     assert [stage.recipe.label for stage in made] == ["1e-3", "1e-3"]
-    assert prepare_run(AutoCall("tiny", rows, tmp_path)) == made
+    assert prepare_run(AutoCall("tiny", ROWS, tmp_path)) == made
     assert recipe.load_stages(tmp_path / "recipe.yaml") == made
     head = (tmp_path / "recipe.yaml").read_text().splitlines()[0]
     assert head.startswith("# Made by `colar train auto`, with the keys that its command line set.")
@@ -682,18 +668,17 @@ def test_the_recipe_has_what_the_command_line_set(tmp_path: Path) -> None:
 
 def test_rows_are_known_by_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [row.as_row() for row in sources.load_examples("arithmetic", "train", limit=60)]
-    files.write_jsonl("my.jsonl", rows)
+    files.write_jsonl("my.jsonl", ROWS)
     calls = [
         AutoCall("tiny", data, tmp_path).to_json()
         for data in ("my.jsonl", "./my.jsonl", tmp_path / "my.jsonl")
     ]
     assert calls[0] == calls[1] == calls[2]
-    files.write_jsonl("other.jsonl", rows[1:])
+    files.write_jsonl("other.jsonl", ROWS[1:])
     assert AutoCall("tiny", "other.jsonl", tmp_path).to_json() != calls[0]
     # An iterator is read once: the digest leaves its rows to be trained on.
     with pytest.raises(ValueError, match="19 rows are too few to train on"):
-        colar.train("tiny", iter(rows[:19]), tmp_path / "run")
+        colar.train("tiny", iter(ROWS[:19]), tmp_path / "run")
 
 
 def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -> None:

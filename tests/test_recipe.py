@@ -212,18 +212,6 @@ def test_overrides_touch_exactly_the_named_key(tiny):
     assert recipe.load(tiny, ["--model.lora", "{}"]).model.lora.r == 128
 
 
-def test_what_is_done_to_a_recipe_stays_out_of_the_next(tiny):
-    """One parser reads them all: neither its defaults nor its values are in a recipe that was read."""
-    first = recipe.load(tiny)
-    before = dataclasses.asdict(first)
-    first.method["name"] = "another"
-    first.data.options["steps"] = [1, 1]
-    with pytest.raises(ValueError, match=r"training\.max_steps"):
-        recipe.load(tiny, ["--training.max_steps", "many"])
-    recipe.load(tiny, ["--training.max_steps", "7", "--validation.params", "[{}]"])
-    assert dataclasses.asdict(recipe.load(tiny)) == before
-
-
 def test_a_recipe_says_what_differs_from_its_base(tiny):
     one, two = tiny.parent / "one.yaml", tiny.parent / "two.yaml"
     one.write_text("base: recipe.yaml\nlabel: MP\nmethod: {merge: mean}\ntraining: {learning_rate: 1e-3}\n")
@@ -560,13 +548,6 @@ def test_a_wrong_key_in_the_file_is_named(tiny):
     tiny.write_text(tiny.read_text() + "modle: {backbone: tiny}\n")
     with pytest.raises(ValueError, match="unknown key 'modle', did you mean 'model'"):
         recipe.load(tiny)
-
-
-def test_a_section_without_keys_is_named(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("output: x\ntraining: 3\n")
-    with pytest.raises(ValueError, match="training must be keys and values, got 3"):
-        recipe.load(path)
 
 
 def test_half_precision_is_for_frozen_weights_only(tiny):
@@ -911,14 +892,6 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     assert "validation" not in capsys.readouterr().err
 
 
-def test_generated_rows_of_two_splits_ask_no_question_twice(capsys):
-    """Their splits are disjoint by construction: nothing is said of them, and needs no exception."""
-    data = recipe.DataConfig("arithmetic", train_size=60, validation_size=60, options={"steps": [1, 1]})
-    train_rows, held_out = recipe.load_example_sets(data)
-    assert (len(train_rows), len(held_out)) == (60, 60)
-    assert capsys.readouterr().err == ""
-
-
 def test_rows_that_occur_twice_are_refused(tmp_path):
     """The same file, however it is written, and two files of one name whose rows have no ids."""
     first = write_rows(tmp_path / "a" / "train.jsonl", "one", "two")
@@ -964,8 +937,6 @@ def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
     theirs = trained.causal_lm.state_dict()
     assert all((value == theirs[key]).all() for key, value in lm.causal_lm.state_dict().items())
     assert set(lm.extra) == {"latent_head"}
-    with pytest.raises(ValueError, match="no checkpoint at .*no/such: there is no such folder"):
-        recipe.load_method(recipe.load(tiny, ["--model.init_from", "./no/such"]))
 
 
 def test_a_start_that_is_not_there_is_found_before_the_rows_are_read(tiny, tmp_path, monkeypatch):
@@ -1010,10 +981,6 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     assert {len(example.steps) for example in train_rows[1:]} == {2}
     plain, _ = recipe.load_example_sets(recipe.DataConfig(train_size=50))
     assert max(len(example.steps) for example in plain) > 2
-    with pytest.raises(ValueError, match="some rows occur twice"):
-        recipe.load_example_sets(
-            recipe.DataConfig(train_size=5, mixed_in=(recipe.SourceRows("arithmetic", train_size=5),))
-        )
 
 
 GRPO = ["--grpo.num_generations", "2", "--grpo.max_latents", "4", "--grpo.max_completion_length", "3",

@@ -171,13 +171,6 @@ def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() ->
     assert schedule.permutation(0) != schedule.permutation(1)
 
 
-def test_keys_carry_the_fractional_epoch() -> None:
-    schedule = RowSchedule(EXAMPLES, [1] * 20, 0, 8)
-    schedule.epoch = 3
-    epochs = [epoch for epoch, _, _ in schedule]
-    assert epochs == [3 + i / 20 for i in range(20)]
-
-
 def test_the_rows_of_an_example_come_together() -> None:
     """A batch of 8 has 4 examples, each twice, side by side."""
     lengths = list(range(20))
@@ -227,15 +220,6 @@ def test_a_run_with_two_draws_learns_the_same_in_parts(tmp_path: Path) -> None:
     parts = losses(run(tmp_path / "parts", tokens_per_batch=150, **options)[1])
     for one, other in zip(parts, whole, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-
-
-def test_a_run_with_two_draws_makes_twice_the_rows(tmp_path: Path) -> None:
-    method = registry.build("colar", {"compression_factors": [1, 2]})
-    lm = build(method)
-    _, result = run(
-        tmp_path, method, lm=lm, draws_per_example=2, per_device_train_batch_size=10, num_train_epochs=1
-    )
-    assert result.history[-1]["step"] == 4
 
 
 def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
@@ -1083,13 +1067,9 @@ def test_every_batch_of_an_update_must_have_a_finite_loss(
 ) -> None:
     monkeypatch.setattr(preflight, "before_training", lambda *_: None)
     options = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}
-    with pytest.raises(NonFiniteError, match=r"step 2: ce [\d.]+, latent inf"):
+    message = r"step 2: ce [\d.]+, latent inf.* nothing was saved yet"
+    with pytest.raises(NonFiniteError, match=message):
         run(tmp_path, BreaksOnce(ColarConfig(), math.inf), **options)
-
-
-def test_nothing_saved_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="nothing was saved yet"):
-        run(tmp_path, Breaks(ColarConfig(), math.nan), per_device_train_batch_size=5)
 
 
 def test_rows_are_checked_before_training(tmp_path: Path) -> None:
