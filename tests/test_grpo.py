@@ -1181,6 +1181,13 @@ def test_a_resumed_run_is_told_its_questions_and_saves_anew(tmp_path: Path) -> N
     assert [path.name for path in RunFolder(tmp_path).resume_states()] == ["checkpoint-4", "checkpoint-2"]
 
 
+def test_rates_are_computed_from_the_outputs_of_an_epoch(tmp_path: Path) -> None:
+    """transformers divides the number of examples by the time; the outputs' numbers have no end."""
+    made = trainer(tmp_path, *model(), grpo())
+    generations = len(EXAMPLES) // made.plan.questions
+    assert made.num_examples(made.get_train_dataloader()) == generations * made.plan.outputs
+
+
 def test_a_run_leaves_metrics_and_outputs_to_read(tmp_path: Path) -> None:
     _, result = run(tmp_path, grpo(), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25})
     first = curve(result)[0]

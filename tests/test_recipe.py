@@ -862,6 +862,18 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
         recipe.load_example_sets(mixed)
 
 
+def test_validation_rows_that_are_trained_on_are_refused(tmp_path):
+    """A copy of a file is another file; its rows are the same by id and question."""
+    rows = write_rows(tmp_path / "rows.jsonl", "q", id="a")
+    data = recipe.DataConfig(source=str(rows), validation_source=str(tmp_path / "copy.jsonl"))
+    write_rows(tmp_path / "copy.jsonl", "q", id="a")
+    with pytest.raises(ValueError, match="data.validation_source: 1 of its rows are trained on, 'a' for one"):
+        recipe.load_example_sets(data)
+    # Two files may number their rows alike.
+    write_rows(tmp_path / "copy.jsonl", "another", id="a")
+    assert [example.question for example in recipe.load_example_sets(data)[1]] == ["another"]
+
+
 def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     """Not refused: published sets overlap a little. Rows have the file's name in their ids, so the questions decide."""
     write_rows(tmp_path / "own" / "train.jsonl", "one", "two", "three")

@@ -278,9 +278,16 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"{where}: some rows occur twice, {repeated[0]!r} for one: name a source once, and give rows of files of "
             "one name ids of their own"
         )
+    trained = {(row.id, row.conversation) for row in train_rows}
+    shared = [row.id for row in held_out if (row.id, row.conversation) in trained]
+    if shared:
+        raise ValueError(
+            f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
+            "rows, or set data.validation_size 0"
+        )
+    # The same question under another id: ids name their split or file, so its copies have different ids.
     if not held_out:
         return train_rows, held_out
-    # By the question, because ids name their split or file, so that copies of a row have different ids.
     questions = set(map(user_rows.question_key, train_rows))
     both = [row.id for row in held_out if user_rows.question_key(row) in questions]
     if both:

@@ -23,6 +23,7 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from colar import checks, files
@@ -69,6 +70,10 @@ class GrpoTrainer(LatentTrainer):
         self.unlogged_metrics: list[dict[str, float]] = []
 
     # Outputs
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """The outputs of an epoch, from which transformers computes rates."""
+        return len(self.sampler.schedule)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
