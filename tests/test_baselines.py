@@ -174,7 +174,7 @@ def test_alignment_by_hand():
     assert alignment(student, teacher).item() == pytest.approx((1.5 / std[0] + 0.125 / std[1]) / 2)
 
 
-@pytest.mark.parametrize("name", ["coconut", "distill", "pause"])
+@pytest.mark.parametrize("name", ["coconut", "distill"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_training_fed_is_what_thinking_feeds(family, name):
     """The step-by-step latents of a request are those of the loss's forward, and of one forward over all of them."""
@@ -184,19 +184,14 @@ def test_what_training_fed_is_what_thinking_feeds(family, name):
     batch = Batch.collate(rows)
     if name == "coconut":
         _, latents = method.ce_and_latents(lm, batch)
-    elif name == "distill":
-        _, _, latents = method._unroll(lm, batch)
     else:
-        latents, _ = method.training_thoughts(lm, batch)
+        _, _, latents = method._unroll(lm, batch)
     assert latents.shape[:2] == (len(rows), 6)
     for b, row in enumerate(rows):
         fed = torch.cat([lm.embed(ids(*row.question)), latents[b]])
         hidden = lm.hidden(fed[None])[0, len(row.question) - 1 : -1]
-        if name == "pause":
-            torch.testing.assert_close(latents[b], method.pauses(lm))
-        else:
-            again = hidden if name == "coconut" else method.project(lm, hidden)
-            torch.testing.assert_close(latents[b], again, rtol=1e-5, atol=1e-6)
+        again = hidden if name == "coconut" else method.project(lm, hidden)
+        torch.testing.assert_close(latents[b], again, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen2"])

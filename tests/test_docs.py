@@ -284,8 +284,9 @@ def test_the_worked_example_keeps_the_rules_of_all_methods(echo):
     together = method.loss(lm, Batch.collate(rows))["ce"]
     alone = torch.stack([method.loss(lm, Batch.collate([row]))["ce"][0] for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    fed, counts = method.training_thoughts(lm, Batch.collate(rows))
-    assert counts.tolist() == [3] * len(EXAMPLES)
+    batch = Batch.collate(rows)
+    assert batch.n_latents.tolist() == [3] * len(EXAMPLES)
+    fed = method.echoes(lm, lm.embed(batch.question_ids), batch.question_lengths)
     for i, request in enumerate(ask(method, EXAMPLES)[: len(EXAMPLES)]):
         torch.testing.assert_close(reference.complete(lm, method, request).latents, fed[i].detach())
     with pytest.raises(ValueError, match=r"method\.n_thoughts must be a whole number, 1 or more, got 0"):

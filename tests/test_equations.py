@@ -253,7 +253,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
     )
     rows = encoded(lm, method, times=2)
     batch = Batch.collate(rows)
-    found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
+    found, sizes = method.loss(lm, batch)["ce"], method.training_thoughts(lm, batch)[1]
     grouped = 0
     for i, row in enumerate(rows):
         naive = Naive.of(equations_of(lm, method), row.params.compression_factor)
@@ -269,7 +269,7 @@ def test_groups_end_in_training_as_in_thinking(monkeypatch: pytest.MonkeyPatch) 
     autocast's cache, which up to torch 2.10 would hand weights without gradient to the loss."""
     lm, method = made("gpt2", digits=True, compression_factors=[3], confidence_thresholds=[2e-3], **EQUATIONS)
     batch = Batch.collate(encoded(lm, method, times=2))
-    wanted = method.group_sizes(lm, batch)
+    wanted = method.training_thoughts(lm, batch)[1]
     for module in lm.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.9
@@ -283,7 +283,7 @@ def test_groups_end_in_training_as_in_thinking(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(decoder, "label_logps", watched)
     lm.train()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-        assert method.group_sizes(lm, batch).equal(wanted)
+        assert method.training_thoughts(lm, batch)[1].equal(wanted)
     assert cached == [False]
     assert lm.training
 
@@ -323,7 +323,7 @@ def test_rows_without_reasoning_have_no_groups_to_end() -> None:
     rows = [dataclasses.replace(row, steps=[]) for row in encoded(lm, method)]
     assert not any(row.chain for row in rows)
     batch = Batch.collate(rows)
-    assert method.group_sizes(lm, batch).sum() == 0
+    assert method.training_thoughts(lm, batch)[1].sum() == 0
     assert method.loss(lm, batch)["ce"].isfinite().all()
 
 
@@ -345,10 +345,10 @@ def test_c_1_is_cot_and_from_c_2_on_results_are_units() -> None:
     rows = encoded(lm, method, times=4)
     single = [row for row in rows if row.params.compression_factor == 1]
     batch = Batch.collate(single)
-    assert method.group_sizes(lm, batch).amax() == 1
+    assert method.training_thoughts(lm, batch)[1].amax() == 1
     torch.testing.assert_close(method.loss(lm, batch)["ce"], cot.loss(lm, batch)["ce"])
     double = [row for row in rows if row.params.compression_factor == 2]
-    assert method.group_sizes(lm, Batch.collate(double)).amax() == 3
+    assert method.training_thoughts(lm, Batch.collate(double))[1].amax() == 3
 
 
 # Thinking

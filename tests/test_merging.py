@@ -47,7 +47,7 @@ def test_chains_are_merged_group_by_group() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     chains = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]])
     sizes = torch.tensor([[2, 3], [1, 2]])
-    found = merge_chains(lm, chains, sizes).latents_BKD
+    found = merge_chains(lm, chains, sizes)
     for row, k, ids in ((0, 0, [11, 12]), (0, 1, [13, 14, 15]), (1, 0, [21]), (1, 1, [22, 23])):
         torch.testing.assert_close(found[row, k], latent(lm, ids))
 

@@ -63,8 +63,8 @@ def test_the_rule_by_hand():
     row = method.encode(lm.template, example, Random(0), 0.0)
     texts = [[lm.template.token(token) for token in step] for step in row.steps]
     assert texts == [[*"600*3=18"], [*"2+2"]]
-    prior, counts = method.priors(lm, Batch.collate([row]))
-    assert counts.tolist() == [2]
+    prior, sizes = method.priors(lm, Batch.collate([row]))
+    assert sizes.tolist() == [[8, 3]]
     first = [0.2 / 8] * 6 + [0.2 / 8 + 0.8 / 2] * 2
     assert prior[0].tolist() == [pytest.approx([*first, 0, 0, 0]), pytest.approx([0.0] * 8 + [1 / 3] * 3)]
 
@@ -92,10 +92,10 @@ def test_a_full_stop_is_no_part_of_a_result():
 def test_priors_are_those_of_a_loop_over_texts(family, digits, share):
     lm, method = build(family, digits, result_share=share)
     rows = encode(lm, method)
-    prior, counts = method.priors(lm, Batch.collate(rows))
+    prior, sizes = method.priors(lm, Batch.collate(rows))
     assert any(len(row.steps) > 1 for row in rows)
     for b, row in enumerate(rows):
-        assert counts[b] == len(row.steps)
+        assert [n for n in sizes[b].tolist() if n] == list(map(len, row.steps)), "a step is a group"
         start = 0
         for k, step in enumerate(row.steps):
             texts = [lm.template.token(token) for token in step]
@@ -105,7 +105,7 @@ def test_priors_are_those_of_a_loop_over_texts(family, digits, share):
             start += len(step)
         assert not prior[b, len(row.steps) :].any()
     totals = prior.sum(-1)
-    torch.testing.assert_close(totals[totals > 0], torch.ones(int(counts.sum())))
+    torch.testing.assert_close(totals[totals > 0], torch.ones(int((sizes > 0).sum())))
 
 
 @torch.no_grad()
@@ -179,14 +179,6 @@ def test_alignment_by_hand():
     )
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert divergence(question, thoughts)[0].tolist() == pytest.approx([expected, 0.0], abs=1e-6)
-
-
-def test_a_step_is_a_group():
-    lm, method = build()
-    rows = encode(lm, method)
-    batch = Batch.collate(rows)
-    sizes = method.group_sizes(lm, batch)
-    assert [[n for n in row if n] for row in sizes.tolist()] == [[len(s) for s in row.steps] for row in rows]
 
 
 @settings(deadline=None, max_examples=25)

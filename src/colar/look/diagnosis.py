@@ -96,8 +96,8 @@ def reference_thoughts(
 ) -> ThoughtTable:
     """The thoughts of the reference chains as training feeds them."""
     batch = _batch(lm, reference_rows(lm, method, examples, params))
-    embeds_RKD, counts_R = method.training_thoughts(lm, batch)
-    return ThoughtTable(embeds_RKD, counts_R)
+    embeds_RKD, sizes_RK = method.training_thoughts(lm, batch)
+    return ThoughtTable(embeds_RKD, (sizes_RK > 0).sum(-1))
 
 
 def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
@@ -121,9 +121,10 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
 def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
     """A row's reasoning tokens in the groups that training makes of them, one for each thought."""
     tokens = reference_tokens(lm, row)
+    _, sizes_1K = method.training_thoughts(lm, _batch(lm, [row]))
     groups = []
     start = 0
-    for size in method.group_sizes(lm, _batch(lm, [row]))[0].tolist():
+    for size in sizes_1K[0].tolist():
         # After a row's last group, sizes are 0.
         if size:
             groups.append(tokens[start : start + size])
@@ -138,11 +139,8 @@ def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], p
     if example is None or not method.thinks_whole_chain(params):
         return False
     (row,) = reference_rows(lm, method, [example], params)
-    # These latents are the model's own, and stand for no tokens.
-    if row.n_latents:
-        return False
-    n_groups = len(reference_groups(lm, method, row))
-    return 0 < n_groups == int(reference_thoughts(lm, method, [example], params).counts_R[0])
+    # These `n_latents` are the model's own, and stand for no tokens.
+    return len(row.chain) > 0 and row.n_latents == 0
 
 
 def groups_thought(
@@ -204,9 +202,9 @@ def reference_passes(
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
         # One row at a time, without padding, so that positions are those of its own question and thoughts.
         batch = _batch(lm, [row])
-        embeds_1KD, counts_1 = method.training_thoughts(lm, batch)
+        embeds_1KD, sizes_1K = method.training_thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
-        fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
+        fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, (sizes_1K > 0).sum(-1)))
         hidden_TD = lm.hidden(fed_1TD)[0]
         request = Request.of(example, params, seed=row.seed)
         # K + 1 rows: the question's last position, and that of each thought. Each is a step of the request, greedy.

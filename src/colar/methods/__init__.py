@@ -5,7 +5,6 @@ A thought is the embedding fed at one step between the separators: that of a tok
 A group is the reasoning tokens that one latent stands for.
 
     Row, Batch     an example as token ids with its params; rows padded segment by segment
-    MergedChains   the latents of a batch's chains and their group sizes, as training feeds them
     ThinkState     rows before a step of thinking;  Thought: the step's result, an embedding to feed or the stop
     begun          columns of ThinkState, made once for each request by the method's `begin`
     conditions     facts by which Python branches in a step;  modes: those about draws (greedy, plain, nucleus)

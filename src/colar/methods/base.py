@@ -255,20 +255,14 @@ class Method(ABC):
         return batch.positions()
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The embeddings that training feeds in place of the chain, (B, K, D), and each row's number of them, (B,).
+        """The embeddings that training feeds in place of the chain, (B, K, D), and the number of chain tokens that
+        each of them stands for, (B, K); 0 after a row's last one. By default the chain's tokens, one each.
 
         `colar inspect` compares them with a model's thoughts. Rows with `n_latents` are never compared, because these
         latents stand for no tokens; the default is then meaningless.
         """
-        return lm.embed(batch.chain_ids), batch.chain_lengths
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        """Number of chain tokens that each of the `training_thoughts` stands for, (B, K); 0 after a row's last one.
-
-        One token each by default. If that is wrong, `colar inspect` finds different numbers of thoughts and groups,
-        and compares none.
-        """
-        return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
+        sizes_BT = length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
+        return lm.embed(batch.chain_ids), sizes_BT
 
     def thinks_whole_chain(self, params: Any) -> bool:
         """True if the method learns to think the whole reference chain at these values; only then is it compared."""

@@ -47,7 +47,7 @@ from colar.checks import check_choice, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch, ScaledMethod, check_sigma_e, listed
-from colar.methods.grouping import GroupMethod, MergedChains, parse_factors
+from colar.methods.grouping import GroupMethod, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.thinking import ThinkState, Thought, next_tokens
 from colar.model.latent_lm import LatentLM
@@ -158,20 +158,21 @@ class Colar(GroupMethod, ScaledMethod):
     # Learning
 
     @torch.no_grad()
-    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The chains in groups of c tokens, each merged into a latent."""
         # No phase: for a c that is not whole, sizes follow one pattern, which a head that sees no tokens can learn.
         sizes_BK = grouping.even_sizes(batch.chain_lengths, batch.params["compression_factor"])
         # Targets are float32 also on a half-precision backbone.
         embeds_BTD = lm.embed(batch.chain_ids).float()
-        return MergedChains(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
+        return grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: equation 1. latent: equation 2 or 3, weighted by the config."""
-        merged = self.merge_chains(lm, batch)
-        labels_BNG, weights_BNG = self.labels(batch, merged.sizes_BK)
-        hidden_BND = merged.hidden(lm, batch, n=labels_BNG.shape[1])
+        latents_BKD, sizes_BK = self.training_thoughts(lm, batch)
+        labels_BNG, weights_BNG = self.labels(batch, sizes_BK)
+        hidden_BND = grouping.hidden_around(lm, batch, latents_BKD, sizes_BK, n=labels_BNG.shape[1])
         ce_B = losses.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
-        return {"ce": ce_B, **self._latent_terms(lm, hidden_BND, merged)}
+        return {"ce": ce_B, **self._latent_terms(lm, hidden_BND, latents_BKD, sizes_BK)}
 
     def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Labels of the LM head from the last question position on, (B, N, G), and their weights.
@@ -190,14 +191,15 @@ class Colar(GroupMethod, ScaledMethod):
             weights_BKG = torch.zeros_like(weights_BKG)
         return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.count_groups(sizes_BK), batch)
 
-    def _latent_terms(self, lm: LatentLM, hidden_BND: Tensor, merged: MergedChains) -> dict[str, Tensor]:
+    def _latent_terms(
+        self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, sizes_BK: Tensor
+    ) -> dict[str, Tensor]:
         """The latent head's loss, and two quantities to log: its spread and its squared error."""
         config = self.config
-        K = merged.latents_BKD.shape[1]
-        latent_BK = ragged.length_mask(merged.counts_B, K)
-        hidden_LD = ragged.take_masked(hidden_BND[:, :K], latent_BK)
+        latent_BK = sizes_BK > 0
+        hidden_LD = ragged.take_masked(hidden_BND[:, : latent_BK.shape[1]], latent_BK)
         mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
-        target_LD = ragged.take_masked(merged.latents_BKD, latent_BK).float() / self.sigma_e
+        target_LD = ragged.take_masked(latents_BKD, latent_BK).float() / self.sigma_e
         # A head without a spread has only the squared error.
         kind: Literal["mse", "soft_mse", "nll"] = config.latent_loss
         if config.head == "deterministic":

@@ -20,9 +20,7 @@ N labelled positions of a row, D width.
 """
 
 import itertools
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Literal
 
@@ -144,22 +142,11 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     return latents_BKD.to(embeds_BTD.dtype)
 
 
-@dataclass(frozen=True)
-class MergedChains:
-    """A batch's chains as latents (B, K, D), and the number of tokens of each, (B, K); 0 after a row's last one."""
-
-    latents_BKD: Tensor
-    sizes_BK: Tensor
-
-    @property
-    def counts_B(self) -> Tensor:
-        """The number of latents of each row, (B,)."""
-        return count_groups(self.sizes_BK)
-
-    def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
-        """Hidden states (B, n, D) from the question's last position on, where the first label is predicted."""
-        hidden_BTD = losses.hidden_around(lm, batch, self.latents_BKD, self.counts_B)
-        return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
+def hidden_around(lm: LatentLM, batch: Batch, latents_BKD: Tensor, sizes_BK: Tensor, n: int) -> Tensor:
+    """Hidden states (B, n, D) with these latents between question and answer, from the question's last position on,
+    where the first label is predicted."""
+    hidden_BTD = losses.hidden_around(lm, batch, latents_BKD, count_groups(sizes_BK))
+    return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
 
 
 def followed_by_answer(
@@ -217,10 +204,6 @@ class GroupMethod(base.Method):
     draws: ClassVar[bool] = True
     thinks_in_latents: ClassVar[bool] = True
 
-    @abstractmethod
-    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        """Split the rows' chains into groups of c tokens, and merge each into the latent that training feeds for it."""
-
     def speed_text(self, params: Any) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
 
@@ -251,10 +234,3 @@ class GroupMethod(base.Method):
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
         """The values of `Params` besides the factor, for one row of an example after another."""
         return itertools.repeat({})
-
-    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        merged = self.merge_chains(lm, batch)
-        return merged.latents_BKD, merged.counts_B
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return self.merge_chains(lm, batch).sizes_BK

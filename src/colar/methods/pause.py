@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from colar import checks
@@ -61,16 +60,12 @@ class Pause(base.ScaledMethod):
         """The embeddings that are fed, (K, D)."""
         return self.sigma_e * cast(Tensor, lm.extra["pauses"].weight)
 
-    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        pauses_BKD = self.pauses(lm).expand(len(batch.seeds), -1, -1)
-        return pauses_BKD, torch.full_like(batch.seeds, self.config.n_pauses)
-
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the answer of -log p(next token)."""
-        pauses_BKD, counts_B = self.training_thoughts(lm, batch)
-        hidden_BTD = losses.hidden_around(lm, batch, pauses_BKD, counts_B)
+        pauses_BKD = self.pauses(lm).expand(len(batch.seeds), -1, -1)
+        hidden_BTD = losses.hidden_around(lm, batch, pauses_BKD, batch.n_latents)
         # Only the answer is labelled: predictions at a pause are not trained.
-        separator_B = batch.question_lengths + counts_B
+        separator_B = batch.question_lengths + batch.n_latents
         hidden_BAD = ragged.take_from(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}
 

@@ -93,7 +93,8 @@ class Ruplar(base.Method):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce, kl, align: the three terms."""
-        prior_BKT, counts_B = self.priors(lm, batch)
+        prior_BKT, sizes_BK = self.priors(lm, batch)
+        counts_B = grouping.count_groups(sizes_BK)
         hidden_BTD = losses.hidden_around(lm, batch, self.mix(lm, batch, prior_BKT), counts_B)
         K, A = prior_BKT.shape[1], batch.answer_ids.shape[1]
         # Predictions are made one position ahead: thoughts from the question's last position on, the answer from the
@@ -111,8 +112,8 @@ class Ruplar(base.Method):
         return {"ce": ce_B, "kl": self.config.kl_weight * kl_B, "align": self.config.align_weight * align_B}
 
     def priors(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The weight of each chain token in each step's prior, (B, K, T) float32, and the number of steps, (B,)."""
-        sizes_BK = self.group_sizes(lm, batch)
+        """The weight of each chain token in each step's prior, (B, K, T) float32, and the steps' sizes, (B, K)."""
+        sizes_BK = step_sizes(batch)
         member_BKT = grouping.members(sizes_BK, batch.chain_ids.shape[1])
 
         equals = devices.constant(lm.template.ids_matching(EQUALS), batch.chain_ids.device)
@@ -124,10 +125,8 @@ class Ruplar(base.Method):
         n_result_BK1 = result_BKT.sum(-1, keepdim=True)
         result_share_BK1 = torch.where(n_result_BK1 > 0, self.config.result_share, 0.0)
         shared_BKT = member_BKT / sizes_BK[..., None].clamp(min=1)
-        prior_BKT = (1 - result_share_BK1) * shared_BKT + result_share_BK1 * (
-            result_BKT / n_result_BK1.clamp(min=1)
-        )
-        return prior_BKT, grouping.count_groups(sizes_BK)
+        result_only_BKT = result_BKT / n_result_BK1.clamp(min=1)
+        return (1 - result_share_BK1) * shared_BKT + result_share_BK1 * result_only_BKT, sizes_BK
 
     def mix(self, lm: LatentLM, batch: Batch, prior_BKT: Tensor) -> Tensor:
         """The soft tokens of these priors, (B, K, D)."""
@@ -140,13 +139,8 @@ class Ruplar(base.Method):
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The priors' soft tokens."""
-        prior_BKT, counts_B = self.priors(lm, batch)
-        return self.mix(lm, batch, prior_BKT), counts_B
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        # Values after a row's last step are meaningless.
-        ends_BS = torch.minimum(batch.step_sizes.cumsum(1), batch.chain_lengths[:, None])
-        return ends_BS - pad(ends_BS, (1, 0))[:, :-1]
+        prior_BKT, sizes_BK = self.priors(lm, batch)
+        return self.mix(lm, batch, prior_BKT), sizes_BK
 
     def thinks_whole_chain(self, params: NoParams) -> bool:
         # A soft token stands for all tokens of a step, but is displayed as the single nearest one.
@@ -160,6 +154,13 @@ class Ruplar(base.Method):
             info["stop_probability"] = probability(lm.template.separator_id, logits_BV)
         soft_BD = soft_token(lm, logits_BV, LIKELIEST)
         return Thought(soft_BD, chosen_B == lm.template.separator_id, torch.full_like(chosen_B, -1), info)
+
+
+def step_sizes(batch: Batch) -> Tensor:
+    """The number of tokens of each step, (B, K); 0 after a row's last one."""
+    # The batch's own numbers are meaningless after a row's last step.
+    ends_BK = torch.minimum(batch.step_sizes.cumsum(1), batch.chain_lengths[:, None])
+    return ends_BK - pad(ends_BK, (1, 0))[:, :-1]
 
 
 def soft_token(lm: LatentLM, logits_BV: Tensor, n: int) -> Tensor:

@@ -71,14 +71,12 @@ class PlaceMaps(nn.Module):
         return mapped_ND.view(embeds.shape)
 
 
-def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> grouping.MergedChains:
-    """Chains (B, T) in groups of `sizes_BK`, merged in float32."""
+def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor) -> Tensor:
+    """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, merged in float32."""
     if "digit_maps" in lm.extra or "place_maps" in lm.extra:
         ids_BKG, real_BKG = grouping.tokens_of_groups(chain_ids, sizes_BK)
-        latents_BKD = merge_groups(lm, torch.where(real_BKG, ids_BKG, NOTHING))
-    else:
-        latents_BKD = grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
-    return grouping.MergedChains(latents_BKD, sizes_BK)
+        return merge_groups(lm, torch.where(real_BKG, ids_BKG, NOTHING))
+    return grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
 
 
 def merge_groups(lm: LatentLM, ids: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from colar.checks import check_choice, check_holds, check_number, is_int
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch
-from colar.methods.grouping import GroupMethod, MergedChains, dealt, parse_factors
+from colar.methods.grouping import GroupMethod, dealt, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import boundaries, choice, decoder, merging
 from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
@@ -210,9 +210,10 @@ class Sequential(GroupMethod):
 
     # Learning
 
-    def merge_chains(self, lm: LatentLM, batch: Batch) -> MergedChains:
-        groups = self._groups(lm, batch)
-        return merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
+    def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The chains in groups, each merged into a latent."""
+        sizes_BK = self._groups(lm, batch).sizes_BK
+        return merging.merge_chains(lm, batch.chain_ids, sizes_BK), sizes_BK
 
     def _groups(self, lm: LatentLM, batch: Batch) -> ChainGroups:
         """The groups of the rows' chains."""
@@ -237,8 +238,8 @@ class Sequential(GroupMethod):
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
         groups = self._groups(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, groups)
-        merged = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
-        hidden_BND = merged.hidden(lm, batch, n=ids_BNG.shape[1])
+        latents_BKD = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
+        hidden_BND = grouping.hidden_around(lm, batch, latents_BKD, groups.sizes_BK, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
     def _labels(self, lm: LatentLM, batch: Batch, groups: ChainGroups) -> tuple[Tensor, Tensor]:
