@@ -166,12 +166,8 @@ class Method(ABC):
     Config: ClassVar[type]
     Params: ClassVar[type] = NoParams
     """Per-request values: a frozen dataclass that checks itself."""
-    draws: ClassVar[bool] = False
-    """True if `encode` draws params, so that rows of one example may differ in them."""
     thinks_in_latents: ClassVar[bool] = False
     """True if it thinks in embeddings of its own, not in tokens; controls can replace these."""
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset()
-    """Keys of the config that `prepare` fills in if they are null."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -181,11 +177,12 @@ class Method(ABC):
         """`max_latents` and `max_completion_length` that its training rows need. {}: the defaults of `Decoding`."""
 
     def non_default_config(self) -> dict[str, Any]:
-        """The method's name and the config keys that differ from their defaults, without `filled_by_prepare`."""
+        """The method's name and the config keys that differ from their defaults. Keys that are null by default are left
+        out, because `prepare` fills them in."""
         config = {"name": self.name}
         for key in dataclasses.fields(self.config):
             value = getattr(self.config, key.name)
-            if value != key.default and key.name not in self.filled_by_prepare:
+            if key.default is not None and value != key.default:
                 config[key.name] = value
         return config
 
@@ -289,7 +286,7 @@ class Method(ABC):
     # Serving
 
     def choices(self) -> Mapping[str, Sequence[Any]]:
-        """The trained values of `Params` that a user should be offered, by name.
+        """The trained values of `Params` that a user should be offered, by name; `encode` draws among them.
 
         Reasoning efforts are values of the first name (`efforts_of`), which are ordered from most thinking to least.
         """
@@ -298,8 +295,6 @@ class Method(ABC):
 
 class ScaledMethod(Method):
     """A method with embeddings of its own on the backbone's scale: its config has a `sigma_e`, null until measured."""
-
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         if self.config.sigma_e is None:

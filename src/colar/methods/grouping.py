@@ -56,6 +56,11 @@ def nominal_units(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
+def units_of_groups(K: int, c_B: Tensor, phase_B: Tensor) -> Tensor:
+    """The `nominal_units` of each row's first K groups, (B, K)."""
+    return nominal_units(torch.arange(K, device=c_B.device), c_B[:, None], phase_B[:, None])
+
+
 def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | None = None) -> Tensor:
     """The number of tokens of each group if nothing ends one early, (B, K) int64; 0 after a row's last group.
 
@@ -201,7 +206,6 @@ def parse_factors(value: Sequence[float] | str) -> tuple[float, ...]:
 class GroupMethod(base.Method):
     """A method that thinks in latents of c tokens each: `Params` have a `compression_factor`, the config `factors`."""
 
-    draws: ClassVar[bool] = True
     thinks_in_latents: ClassVar[bool] = True
 
     def speed_text(self, params: Any) -> str:

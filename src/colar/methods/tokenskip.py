@@ -64,8 +64,7 @@ class TokenSkipConfig:
     """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
 
     def __post_init__(self) -> None:
-        is_list = isinstance(self.ratios, list | tuple) and len(self.ratios) > 0
-        checks.check_holds("method.ratios", is_list, self.ratios, "a list of numbers")
+        checks.check_holds("method.ratios", len(self.ratios) > 0, self.ratios, "a list of numbers")
         for ratio in self.ratios:
             checks.check_number("each of method.ratios", ratio, 1e-6, 1)
 
@@ -79,7 +78,6 @@ class ScoredExample(Example):
 
 class TokenSkip(Cot):
     name: ClassVar[str] = "tokenskip"
-    draws: ClassVar[bool] = True
     Config: ClassVar[type] = TokenSkipConfig
     Params: ClassVar[type] = TokenSkipParams
 

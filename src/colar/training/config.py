@@ -152,7 +152,7 @@ class TrainingConfig:
 
     def check_method(self, method: Method) -> None:
         """Raise ValueError for settings that SFT by the method does not support."""
-        if self.draws_per_example > 1 and not method.draws:
+        if self.draws_per_example > 1 and not method.choices():
             raise ValueError(
                 f"training.draws_per_example must be 1 for {method.name}, which draws no per-request values, got "
                 f"{self.draws_per_example}"

@@ -14,8 +14,7 @@ tokens like all others, so that c = 1 is CoT. docs/method.md has the reasons.
 its next token may join it. So the decoder also predicts the token after a number, which shows that the number has
 ended; that token is then chosen again, as the next group's first.
 
-If c alone ends the groups of given chains, `grouping.even_sizes` computes their sizes. Otherwise the rules are run from
-each token of a chain on, because a group's start depends on where the one before it ended:
+In given chains the rules are run from each token on, because a group's start depends on where the one before it ended:
 
     chain       4  8  /  2  =  2  4          grouping: equations
     from 4      1  1  .                      the units of a group up to each token; ".": no group has it
@@ -201,6 +200,7 @@ class Windows:
     """The units of a group that ends with the token; `NEVER` if no group has the token."""
     tested_BTG: Tensor
     """bool: tokens of a group to which a threshold, if there is one, applies."""
+    equations: Equations | None
 
     @classmethod
     def of(
@@ -235,7 +235,7 @@ class Windows:
             open_groups.add(all_N, token_N)
             units.append(torch.where(joins_N, open_groups.used_B, NEVER))
         units_NG, tested_NG = torch.stack(units, dim=-1), torch.stack(tested, dim=-1)
-        return cls(ids_BTG, units_NG.view(ids_BTG.shape), tested_NG.view(ids_BTG.shape))
+        return cls(ids_BTG, units_NG.view(ids_BTG.shape), tested_NG.view(ids_BTG.shape), equations)
 
     def cut_before(self, low_confidence_BTG: Tensor) -> "Windows":
         """The windows of groups that end before these tokens (bool)."""
@@ -243,13 +243,11 @@ class Windows:
         return dataclasses.replace(self, units_BTG=torch.where(is_cut_BTG, NEVER, self.units_BTG))
 
     def sizes(self, lengths_B: Tensor, c_B: Tensor, phase_B: Tensor) -> Tensor:
-        """The number of tokens of each group, (B, K), as `grouping.even_sizes` computes it if c alone ends groups.
+        """The number of tokens of each group, (B, K); 0 after a row's last one.
 
         A group starts where the one before it ended, and c allows it as many units as if none had been cut.
         """
-        K = int(lengths_B.max()) if len(lengths_B) else 0
-        step_K = torch.arange(K, device=lengths_B.device)
-        most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
+        most_units_BK = grouping.units_of_groups(self.ids_BTG.shape[1], c_B, phase_B)
         # Sizes from every token on, in lists: a group's start depends on where the one before it ended, and a step of
         # that in Python costs a hundredth of one in tensors.
         sizes_by_units = {
@@ -263,50 +261,22 @@ class Windows:
             start = 0
             sizes: list[int] = []
             while start < length:
-                size = sizes_by_units[most_units_K[len(sizes)]][b][start]
-                sizes.append(min(size, length - start))
+                sizes.append(sizes_by_units[most_units_K[len(sizes)]][b][start])
                 start += sizes[-1]
             rows.append(sizes)
-        return ragged.pad(rows)[0]
+        return devices.beside(ragged.pad(rows)[0], lengths_B)
 
-    def sizes_at(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
-        """The number of tokens of groups that start at `starts_BK` and have at most `most_units_BK` units, (B, K)."""
-        return (_from(self.units_BTG, starts_BK) <= most_units_BK[..., None]).sum(-1)
-
-    def last(self, values_BTG: Tensor, starts_BK: Tensor, sizes_BK: Tensor) -> Tensor:
-        """The values at the last token of each group, (B, K); meaningless for an empty group."""
+    def label_counts(self, starts_BK: Tensor, most_units_BK: Tensor) -> Tensor:
+        """The number of tokens that the decoder would choose in thinking for groups with these starts and most units,
+        (B, K): a group's own and, if another could still have joined it, the one after it."""
+        row_B1 = torch.arange(len(starts_BK), device=starts_BK.device)[:, None]
+        # After a row's last group the starts are the chain's length; no label is real there.
+        at = (row_B1, starts_BK.clamp(max=self.ids_BTG.shape[1] - 1))
+        units_BKG = self.units_BTG[at]
+        sizes_BK = (units_BKG <= most_units_BK[..., None]).sum(-1)
         last_BK1 = (sizes_BK - 1).clamp(min=0)[..., None]
-        return _from(values_BTG, starts_BK).gather(-1, last_BK1)[..., 0]
-
-
-def _from(values_BTG: Tensor, starts_BK: Tensor) -> Tensor:
-    """The values of the windows from each start on, (B, K, G)."""
-    row_B1 = torch.arange(len(starts_BK), device=starts_BK.device)[:, None]
-    # After a row's last group the starts are the chain's length.
-    return values_BTG[row_B1, starts_BK.clamp(max=values_BTG.shape[1] - 1)]
-
-
-@dataclass(frozen=True)
-class ChainGroups:
-    """The groups of a batch's chains, (B, K)."""
-
-    equations: Equations | None
-    starts_BK: Tensor
-    sizes_BK: Tensor
-    """Their numbers of tokens."""
-    most_units_BK: Tensor
-    """The most units that c allows them."""
-    windows: Windows | None
-    """None if c alone ends groups."""
-
-    def label_counts(self) -> Tensor:
-        """The number of tokens that the decoder would choose at each group's position in thinking, (B, K): the group's
-        own and, if another could still have joined it, the one after it."""
-        if self.windows is None:
-            return torch.minimum(self.most_units_BK, self.sizes_BK + 1)
-        units_BK = self.windows.last(self.windows.units_BTG, self.starts_BK, self.sizes_BK)
-        is_open_BK = units_BK < self.most_units_BK
+        is_open_BK = units_BKG.gather(-1, last_BK1)[..., 0] < most_units_BK
         if self.equations is not None:
-            last_id_BK = self.windows.last(self.windows.ids_BTG, self.starts_BK, self.sizes_BK)
+            last_id_BK = self.ids_BTG[at].gather(-1, last_BK1)[..., 0]
             is_open_BK = is_open_BK & (last_id_BK != self.equations.equals_id)
-        return self.sizes_BK + is_open_BK.long()
+        return sizes_BK + is_open_BK.long()

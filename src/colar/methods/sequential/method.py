@@ -36,14 +36,14 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
-from colar.checks import check_choice, check_holds, check_number, is_int
+from colar.checks import check_choice, check_holds, check_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch
 from colar.methods.grouping import GroupMethod, dealt, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import boundaries, choice, decoder, merging
-from colar.methods.sequential.boundaries import NUMBERS_FROM, ChainGroups, Equations, Windows
+from colar.methods.sequential.boundaries import NUMBERS_FROM, Equations, Windows
 from colar.methods.sequential.choice import Groups, Rules
 from colar.methods.sequential.decoder import GroupDecoder
 from colar.methods.thinking import ThinkState, Thought
@@ -102,20 +102,17 @@ class SequentialConfig:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_number("method.lookahead_weight", self.lookahead_weight, 0)
         parse_factors(self.compression_factors)
-        thresholds = self.confidence_thresholds
-        is_list = isinstance(thresholds, list | tuple) and len(thresholds) > 0
-        check_holds("method.confidence_thresholds", is_list, thresholds, "a list of numbers ([0]: none)")
+        thresholds, ids = self.confidence_thresholds, self.shortlist_ids
+        is_given = len(thresholds) > 0
+        check_holds("method.confidence_thresholds", is_given, thresholds, "a list of numbers ([0]: none)")
         for threshold in thresholds:
             check_number("method.confidence_thresholds", threshold, 0, 1)
-        if self.shortlist_ids is not None:
-            ids = self.shortlist_ids
-            if not self.shortlist:
-                raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
-            are_ids = all(is_int(i) and i >= 0 for i in ids)
-            if not are_ids or list(ids) != sorted(set(ids)) or not ids:
-                raise ValueError(
-                    "method.shortlist_ids must be token ids in ascending order, each once, or null"
-                )
+        if ids is not None and not self.shortlist:
+            raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
+        are_right = ids is None or (len(ids) > 0 and ids[0] >= 0 and list(ids) == sorted(set(ids)))
+        check_holds(
+            "method.shortlist_ids", are_right, ids, "token ids in ascending order, each once, or null"
+        )
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -133,7 +130,6 @@ class Sequential(GroupMethod):
     name: ClassVar[str] = "sequential"
     Config: ClassVar[type] = SequentialConfig
     Params: ClassVar[type] = SequentialParams
-    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"shortlist_ids"})
 
     @property
     def multiple_forwards(self) -> bool:
@@ -212,67 +208,56 @@ class Sequential(GroupMethod):
 
     def training_thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The chains in groups, each merged into a latent."""
-        sizes_BK = self._groups(lm, batch).sizes_BK
+        _, sizes_BK = self._groups(lm, batch)
         return merging.merge_chains(lm, batch.chain_ids, sizes_BK), sizes_BK
 
-    def _groups(self, lm: LatentLM, batch: Batch) -> ChainGroups:
-        """The groups of the rows' chains."""
-        equations = self.equations(lm)
+    def _groups(self, lm: LatentLM, batch: Batch) -> tuple[Windows, Tensor]:
+        """The windows of the rows' chains, and the number of tokens of each group, (B, K)."""
         c_B = batch.params["compression_factor"]
-        phase_B = grouping.draw_phase(batch.seeds)
-        gated = bool((batch.params["confidence_threshold"] > 0).any())
-        windows = None
-        if equations is None and not gated:
-            sizes_BK = grouping.even_sizes(batch.chain_lengths, c_B, phase_B)
-        else:
-            windows = Windows.of(batch.chain, self.config.most_units, equations, c_B >= NUMBERS_FROM)
-            if gated:
-                # A first pass finds the tokens of low confidence; the loss feeds groups that end before them.
-                windows = windows.cut_before(self._low_confidence(lm, batch, windows))
-            sizes_BK = windows.sizes(batch.chain_lengths, c_B, phase_B)
-        step_K = torch.arange(sizes_BK.shape[1], device=c_B.device)
-        most_units_BK = grouping.nominal_units(step_K, c_B[:, None], phase_B[:, None])
-        return ChainGroups(equations, grouping.group_starts(sizes_BK), sizes_BK, most_units_BK, windows)
+        windows = Windows.of(batch.chain, self.config.most_units, self.equations(lm), c_B >= NUMBERS_FROM)
+        if bool((batch.params["confidence_threshold"] > 0).any()):
+            # A first pass finds the tokens of low confidence; the loss feeds groups that end before them.
+            windows = windows.cut_before(self._low_confidence(lm, batch, windows))
+        return windows, windows.sizes(batch.chain_lengths, c_B, grouping.draw_phase(batch.seeds))
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
-        groups = self._groups(lm, batch)
-        ids_BNG, weights_BNG = self._labels(lm, batch, groups)
-        latents_BKD = merging.merge_chains(lm, batch.chain_ids, groups.sizes_BK)
-        hidden_BND = grouping.hidden_around(lm, batch, latents_BKD, groups.sizes_BK, n=ids_BNG.shape[1])
+        windows, sizes_BK = self._groups(lm, batch)
+        ids_BNG, weights_BNG = self._labels(lm, batch, windows, sizes_BK)
+        latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK)
+        hidden_BND = grouping.hidden_around(lm, batch, latents_BKD, sizes_BK, n=ids_BNG.shape[1])
         return {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, self.shortlist_head(lm))}
 
-    def _labels(self, lm: LatentLM, batch: Batch, groups: ChainGroups) -> tuple[Tensor, Tensor]:
+    def _labels(
+        self, lm: LatentLM, batch: Batch, windows: Windows, sizes_BK: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
         A group's labels are its tokens, the one that it was cut before, and after them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
+        starts_BK = grouping.group_starts(sizes_BK)
+        most_units_BK = grouping.units_of_groups(
+            sizes_BK.shape[1], batch.params["compression_factor"], grouping.draw_phase(batch.seeds)
+        )
         # Labels stop at the token before which a group was cut, because inference computes no token after it.
-        own_BK = all_BK = groups.label_counts()
+        own_BK = all_BK = windows.label_counts(starts_BK, most_units_BK)
         ahead = self.config.lookahead_weight
         if ahead:
-            all_BK = torch.maximum(own_BK, self._lookahead_counts(batch, groups))
+            all_BK = torch.maximum(own_BK, self._lookahead_counts(lm, batch, starts_BK))
         ids_BKG, real_BKG = decoder.tokens_from(
-            batch.chain_ids, batch.chain_lengths, groups.starts_BK, all_BK, lm.template.separator_id
+            batch.chain_ids, batch.chain_lengths, starts_BK, all_BK, lm.template.separator_id
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
         weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
-        counts_B = grouping.count_groups(groups.sizes_BK)
-        return grouping.followed_by_answer(ids_BKG, weights_BKG, counts_B, batch)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.count_groups(sizes_BK), batch)
 
-    def _lookahead_counts(self, batch: Batch, groups: ChainGroups) -> Tensor:
-        """The number of labels that each group's position would have at the largest factor, (B, K)."""
-        most_units_BK = torch.full_like(groups.starts_BK, self.config.most_units)
-        if groups.equations is None:
-            return most_units_BK
-        unites_digits_B = torch.full_like(
-            batch.seeds, max(self.config.factors) >= NUMBERS_FROM, dtype=torch.bool
-        )
-        windows = Windows.of(batch.chain, self.config.most_units, groups.equations, unites_digits_B)
-        sizes_BK = windows.sizes_at(groups.starts_BK, most_units_BK)
-        groups = dataclasses.replace(groups, sizes_BK=sizes_BK, most_units_BK=most_units_BK, windows=windows)
-        return groups.label_counts()
+    def _lookahead_counts(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
+        """The number of labels that the groups' positions would have at the largest factor, (B, K)."""
+        most_units, unites_digits = self.config.most_units, max(self.config.factors) >= NUMBERS_FROM
+        unites_digits_B = torch.full_like(batch.seeds, unites_digits, dtype=torch.bool)
+        windows = Windows.of(batch.chain, most_units, self.equations(lm), unites_digits_B)
+        return windows.label_counts(starts_BK, torch.full_like(starts_BK, most_units))
 
     @torch.no_grad()
     def _low_confidence(self, lm: LatentLM, batch: Batch, windows: Windows) -> Tensor:
