@@ -31,6 +31,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **LOOKED,
+    "threshold": (
+        "sequential",
+        {"confidence_thresholds": [0.5]},
+        {"compression_factor": 2, "confidence_threshold": 0.5},
+    ),
     "icot": ("icot", {}, {}),
     "distill": ("distill", {}, {}),
     "sim_cot": ("sim_cot", {}, {}),
@@ -117,7 +122,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(case: str, elsewhere: str) ->
     assert loss(elsewhere) == pytest.approx(wanted, rel=5e-3)
 
 
-@pytest.mark.parametrize("case", ["gaussian", "sequential"])
+@pytest.mark.parametrize("case", ["gaussian", "threshold"])
 def test_the_page_of_inspect_is_that_of_the_cpu(case: str, elsewhere: str, tmp_path: Path) -> None:
     """Every part of it: controls, changed thoughts, causes, the page."""
     lm, method, params = made(case)
