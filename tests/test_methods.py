@@ -255,27 +255,6 @@ def test_the_stop_label_is_never_lost(c):
         assert only[0].sum(-1).nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
 
 
-def test_every_token_of_a_group_gets_its_turn():
-    """The label is drawn uniformly: over seeds, each of three tokens about a third of the time."""
-    method = registry.build("colar", {"chain_label": "sampled"})
-    rows = [dataclasses.replace(colar_row(6, 3), seed=seed) for seed in range(600)]
-    _, weights = method.labels(Batch.collate(rows), torch.tensor([[3, 3]]).repeat(600, 1))
-    assert set(weights[:, :2].unique().tolist()) == {0.0, 1.0}
-    assert (weights[:, :2].sum(-1) == 1).all()
-    assert weights[:, :2].sum(0).min() > 150
-
-
-def test_the_expected_label_is_the_mean_over_draws():
-    """Same loss on average, without its noise: 200 draws of the sampled label against the closed form."""
-    lm = tiny_lm("llama")
-    expected, sampled = build(lm, "colar"), build(lm, "colar", chain_label="sampled")
-    row = dataclasses.replace(colar_row(11, 4), params=ColarParams(4))
-    one = loss_of(expected, lm, [row])["ce"]
-    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(200)])["ce"]
-    assert draws.std() > 0.01
-    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 200**0.5
-
-
 def test_what_is_fed_is_what_is_compressed(monkeypatch):
     """The inputs of the backbone, seen by a hook: question, groups scaled by sqrt of their size, answer."""
     # Each row by itself: these two have one question.
@@ -405,14 +384,6 @@ def test_sigma_settles_at_the_root_of_half_alpha(alpha, error):
     assert log_std.exp().item() == pytest.approx(math.sqrt(alpha / 2), rel=0.01)
 
 
-def test_nll_is_the_gaussians():
-    """With the square that the paper's formula misses; least where sigma is the error."""
-    mean, log_std, target = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    found = latent_loss(mean, log_std, target, "nll")
-    expected = -Normal(mean, log_std.exp()).log_prob(target) - 0.5 * math.log(2 * math.pi)
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_beta_nll_scales_the_gradients_of_the_nll_by_sigma(beta):
     """At 1 the mean has half the squared error's; sigma is least where it is the error, at any beta."""
@@ -453,11 +424,6 @@ def test_full_training_reaches_all_but_the_embeddings(family, tied):
     frozen = names(lm, "wte" if family == "gpt2" else "embed_tokens")
     assert gradients(lm, method).keys() == everything - frozen
     assert ("lm.lm_head.weight" in everything - frozen) == (not tied)
-
-
-def test_cot_trains_everything():
-    lm = tiny_lm("llama")
-    assert gradients(lm, build(lm, "cot")).keys() == {name for name, _ in lm.named_parameters()}
 
 
 def test_a_deterministic_head_has_no_spread_to_train():

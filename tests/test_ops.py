@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from colar.methods import grouping
 from colar.methods.colar import pick_one
-from colar.methods.grouping import compress, merge_divisor, tokens_of_groups
+from colar.methods.grouping import compress, tokens_of_groups
 from colar.methods.sequential.boundaries import Windows
 from colar.ops import devices, noise, ragged
 from colar.ops.sampling import sample_tokens
@@ -46,21 +46,6 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
         assert counts[b] == len(want) == math.ceil(n / c)
         for k in range(latents.shape[1]):
             torch.testing.assert_close(latents[b, k], want[k] if k < len(want) else torch.zeros(3))
-
-
-def test_scale_of_a_sum():
-    sizes = torch.tensor([0, 1, 4])
-    assert merge_divisor(sizes, "sqrt").tolist() == [1, 1, 2]
-    assert merge_divisor(sizes, "mean").tolist() == [1, 1, 4]
-
-
-def test_factor_one_is_the_identity():
-    embeds = torch.randn(2, 6, 4)
-    sizes = grouping.even_sizes(torch.tensor([6, 4]), torch.ones(2))
-    latents = compress(embeds, sizes)
-    torch.testing.assert_close(latents[0], embeds[0], rtol=0, atol=0)
-    torch.testing.assert_close(latents[1, :4], embeds[1, :4], rtol=0, atol=0)
-    assert grouping.count_groups(sizes).tolist() == [6, 4]
 
 
 def test_last_group_is_scaled_by_its_own_size():

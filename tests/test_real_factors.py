@@ -177,19 +177,6 @@ def test_the_loss_with_a_threshold_is_a_naive_loop(family: str) -> None:
     assert kinds == {"none", "some", "all"}
 
 
-def test_rows_with_and_without_a_threshold_share_a_batch() -> None:
-    lm, method = made(compression_factors=REAL, confidence_thresholds=THRESHOLDS)
-    rows = encoded(lm, method, times=2)
-    together = method.loss(lm, Batch.collate(rows))["ce"]
-    embeds, sizes = method.training_thoughts(lm, Batch.collate(rows))
-    for i, row in enumerate(rows):
-        alone = Batch.collate([row])
-        torch.testing.assert_close(method.loss(lm, alone)["ce"], together[i : i + 1], rtol=1e-4, atol=1e-5)
-        fed, own_sizes = method.training_thoughts(lm, alone)
-        assert sizes_of(own_sizes, 0) == sizes_of(sizes, i)
-        torch.testing.assert_close(fed[0], embeds[i, : fed.shape[1]])
-
-
 def test_a_threshold_trains_rows_without_any_reasoning() -> None:
     """A batch may hold nothing but questions that are answered at once."""
     lm, method = made(compression_factors=[3], confidence_thresholds=[0.5])
@@ -250,22 +237,6 @@ def test_the_engine_equals_the_reference(family: str, merge: str) -> None:
             for one, other in zip(mine.thought_info(), theirs.thought_info(), strict=True):
                 assert one["group_ids"].tolist() == other["group_ids"].tolist(), where
                 torch.testing.assert_close(one["logp"], other["logp"], rtol=1e-3, atol=1e-4)
-
-
-def test_what_is_asked_for_by_others_changes_nothing() -> None:
-    """The same requests beside others of other factors, thresholds and decodings."""
-    lm, method = thinker()
-    asked = requests()
-    mine = [asked[i] for i in (2, 9, 14, 26, 40)]
-    alone = Engine(lm, method, 64).generate(mine)
-    mixed = {
-        done.request.id: done for done in Engine(lm, method, 7).generate([*asked[::4], *mine, *asked[1::4]])
-    }
-    for done in alone:
-        other = mixed[done.request.id]
-        assert (done.token_ids, done.length) == (other.token_ids, other.length)
-        kept = [info["group_ids"].tolist() for info in done.thought_info()]
-        assert kept == [info["group_ids"].tolist() for info in other.thought_info()]
 
 
 def ids_of(info: Any) -> list[int]:

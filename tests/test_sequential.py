@@ -25,7 +25,6 @@ from colar.methods import registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import SequentialParams
 from colar.methods.sequential import choice as group_choice
-from colar.methods.sequential.decoder import tokens_from
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo import generation, rollout
@@ -107,24 +106,6 @@ def test_labels_behind_the_group_have_a_weight_of_their_own(c: int) -> None:
     found = method.loss(lm, Batch.collate(rows))["ce"].tolist()
     assert found == pytest.approx([naive(lm, row, c, 5, 0.2).item() for row in rows], rel=1e-4)
     assert found != pytest.approx([naive(lm, row, c).item() for row in rows], rel=1e-4) or c == 5
-
-
-def test_rows_of_different_c_share_a_batch() -> None:
-    lm, method = made(compression_factors=[1, 2, 5])
-    rows = encoded(lm, method)
-    assert len({row.params.compression_factor for row in rows}) == 3
-    together = method.loss(lm, Batch.collate(rows))["ce"]
-    alone = torch.cat([method.loss(lm, Batch.collate([row]))["ce"] for row in rows])
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-
-
-def test_labels_of_a_short_last_group_end_with_the_separator() -> None:
-    """Five tokens at c = 2: (1 2) (3 4) (5 #); at c = 5: (1 2 3 4 5), whose end the next position says."""
-    chain, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]), torch.tensor([5, 5])
-    starts, sizes = torch.tensor([[0, 2, 4], [0, 0, 0]]), torch.tensor([[2, 2, 2], [5, 5, 5]])
-    ids, real = tokens_from(chain, lengths, starts, sizes, separator_id=9)
-    assert [ids[0, k][real[0, k]].tolist() for k in range(3)] == [[1, 2], [3, 4], [5, 9]]
-    assert ids[1, 0][real[1, 0]].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_at_c_1_it_is_cot() -> None:
@@ -305,12 +286,6 @@ def test_each_temperature_draws_its_own() -> None:
     assert len({output.length > 0 for output in cold_stops}) == 1
     # And stopping is as frequent with drawn thoughts as without: of the first decision, the very same draws.
     assert [output.length > 0 for output in warm] == [output.length > 0 for output in cold_thoughts]
-
-
-def test_factors_that_cannot_work_are_refused() -> None:
-    _, method = made(compression_factors=[1, 2, 3])
-    with pytest.raises(ValueError, match="compression_factor 4 is above what was trained"):
-        method.check_params(SequentialParams(4))
 
 
 def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:

@@ -147,16 +147,6 @@ def test_the_decoder_teaches_the_model_through_the_latents():
     assert lm.causal_lm.get_input_embeddings().weight.grad[token].abs().sum() > 0
 
 
-def test_its_first_term_is_coconuts():
-    lm, method = build()
-    coconut = registry.build("coconut", CURRICULUM)
-    for epoch in STAGES:
-        batch = Batch.collate(encode(lm, method, epoch=epoch))
-        cocos = Batch.collate(encode(lm, coconut, epoch=epoch))
-        assert torch.equal(method.loss(lm, batch)["ce"], coconut.loss(lm, cocos)["ce"])
-        assert method.stage(epoch) == coconut.stage(epoch)
-
-
 # Padding, batch mates, order, seeds
 
 
