@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from random import Random
 from typing import Any
 
@@ -13,6 +15,7 @@ from colar.methods.base import Row
 from colar.methods.sequential import Sequential
 from colar.methods.sequential.choice import Groups
 from colar.model.latent_lm import LatentLM
+from colar.training.grpo import rollout
 
 
 def matrices(maps: Any) -> torch.Tensor:
@@ -70,6 +73,51 @@ def units_of(ids: list[int], digits: list[int]) -> list[list[int]]:
         else:
             units.append([token])
     return units
+
+
+def label_logp(
+    lm: LatentLM, state: torch.Tensor, token: int, ids: tuple[int, ...] | None = None, temperature: float = 1
+) -> float:
+    """By the softmax over `ids`; over all where there are none, or the token is not among them."""
+    logits = lm.logits(state) / temperature
+    if ids is None or token not in ids:
+        return logits.log_softmax(-1)[token].item()
+    return logits[list(ids)].log_softmax(-1)[ids.index(token)].item()
+
+
+@torch.no_grad()
+def choice_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...] | None = None) -> list[float]:
+    """Every choice of one output from a forward of its own, by the present weights: the tokens of a group summed up,
+    those behind its first by the softmax over `ids`, if there are any."""
+    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
+    decoding = each.completion.request.decoding
+    temperature, drawn_at = decoding.temperature, decoding.latent_temperature
+    groups = [[i for i in info["group_ids"].tolist() if i >= 0] for info in each.completion.thought_info()]
+    latents = [latent(lm, [i for i in group if i != separator]) for group in groups]
+    answer = [separator, *each.sampled_ids]
+    fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
+    states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
+    found = []
+    for state, group in zip(states, groups, strict=False):
+        # Going on, and the first token given that; with one temperature the two are the token's own log-prob.
+        total = math.log1p(-math.exp(label_logp(lm, state, separator, None, temperature)))
+        if drawn_at > 0:
+            going_on = math.log1p(-math.exp(label_logp(lm, state, separator, None, drawn_at)))
+            total += label_logp(lm, state, group[0], None, drawn_at) - going_on
+        for before, token in itertools.pairwise(group):
+            assert ids is None or token in ids
+            state = decoder(state, lm.embed(torch.tensor(before)))
+            if drawn_at > 0:
+                total += label_logp(lm, state, token, ids, drawn_at)
+            else:
+                listed = list(ids or range(lm.logits(state).shape[-1]))
+                assert token == listed[int(lm.logits(state)[listed].argmax())]
+        found.append(total)
+    spoken = list(zip(states[len(groups) :], answer, strict=False))
+    # A stop that was forced was no choice.
+    for state, token in spoken if each.stop_chosen else spoken[1:]:
+        found.append(label_logp(lm, state, token, None, temperature))
+    return found
 
 
 def check_shares(found: Groups, slack: float = 1e-4) -> list[tuple[torch.Tensor, torch.Tensor]]:

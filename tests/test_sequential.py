@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, publishable
-from sequential import encoded, latent, made
+from sequential import choice_logps, encoded, latent, made
 from torch import Tensor
 
 from colar.engine import reference
@@ -136,40 +134,6 @@ def requests() -> list[Request]:
     return asked
 
 
-@torch.no_grad()
-def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
-    """Every choice of one output from a forward of its own: the tokens of a group summed up, by the present weights."""
-    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
-    decoding = each.completion.request.decoding
-    temperature, drawn_at = decoding.temperature, decoding.latent_temperature
-    groups = [[i for i in info["group_ids"].tolist() if i >= 0] for info in each.completion.thought_info()]
-    latents = [latent(lm, [i for i in ids if i != separator]) for ids in groups]
-    answer = [separator, *each.sampled_ids]
-    fed = [*lm.embed(torch.tensor(each.question_ids)), *latents, *lm.embed(torch.tensor(answer))]
-    states = lm.hidden(torch.stack(fed)[None])[0, len(each.question_ids) - 1 :]
-    found = []
-
-    def logp(state: Tensor, token: int, temperature: float = temperature) -> float:
-        return (lm.logits(state) / temperature).log_softmax(-1)[token].item()
-
-    for state, ids in zip(states, groups, strict=False):
-        # Going on, and the first token given that; with one temperature the two are the token's own log-prob.
-        total = math.log1p(-math.exp(logp(state, separator)))
-        if drawn_at > 0:
-            total += logp(state, ids[0], drawn_at) - math.log1p(-math.exp(logp(state, separator, drawn_at)))
-        for before, token in itertools.pairwise(ids):
-            state = decoder(state, lm.embed(torch.tensor(before)))
-            if drawn_at > 0:
-                total += logp(state, token, drawn_at)
-            else:
-                assert token == lm.logits(state).argmax()
-        found.append(total)
-    spoken = list(zip(states[len(groups) :], answer, strict=False))
-    # A stop that was forced was no choice.
-    found += [logp(state, token) for state, token in (spoken if each.stop_chosen else spoken[1:])]
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "temperature", "drawn_at", "merge"),
     [
@@ -196,7 +160,7 @@ def test_log_probs_of_thoughts_are_exact(
     scores = method.logps(lm, tensors)
     engine = rollout.engine_logps(method, rollouts, tensors)
     for row, each in enumerate(rollouts):
-        mask, wanted = scores.mask[row], naive_logps(lm, each)
+        mask, wanted = scores.mask[row], choice_logps(lm, each)
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
         assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
     scores.logps.sum().backward()
@@ -211,7 +175,7 @@ def test_log_probs_of_thoughts_are_exact(
         return  # another thought is the likeliest now
     for row, each in enumerate(rollouts):
         assert later.logps[row][later.mask[row]].tolist() == pytest.approx(
-            naive_logps(lm, each), rel=2e-4, abs=2e-4
+            choice_logps(lm, each), rel=2e-4, abs=2e-4
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 import sequential
 import torch
 from families import EXAMPLES, FAMILIES, liven, publishable, tiny_lm
-from sequential import encoded, latent
+from sequential import choice_logps, encoded, label_logp
+from test_real_factors import naive_hidden, naive_sizes, naive_windows
 from torch import Tensor
 from transformers import (
     Cohere2Config,
@@ -240,32 +240,18 @@ def test_a_shortlist_that_cannot_be_counted_or_is_not_yet() -> None:
 # Learning
 
 
-def label_logp(
-    lm: LatentLM, state: Tensor, token: int, ids: tuple[int, ...] | None, temperature: float = 1
-) -> float:
-    """By the softmax over `ids`; over all where there are none, or the token is not among them."""
-    logits = lm.logits(state) / temperature
-    if ids is None or token not in ids:
-        return logits.log_softmax(-1)[token].item()
-    return logits[list(ids)].log_softmax(-1)[ids.index(token)].item()
-
-
 @torch.no_grad()
 def naive(lm: LatentLM, row: Row, c: int, ids: tuple[int, ...]) -> tuple[float, int]:
     """One row's loss, and how many of its labels the shortlist lacks, in plain loops."""
-    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
-    embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
-    groups = [row.chain[s : s + c] for s in range(0, len(row.chain), c)]
-    latents = [latent(lm, group) for group in groups]
-    fed = [*embed(row.question), *latents, *embed(row.answer)]
-    hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
-    labels = [group if len(group) == c else [*group, separator] for group in groups]
+    sizes = naive_sizes(len(row.chain), c, 0.0)
+    hidden = naive_hidden(lm, row, sizes)
+    labels = naive_windows(row.chain, sizes, c, 0.0, lm.template.separator_id)
     labels += [[token] for token in row.answer]
     means, lacking = [], 0
-    for k, group in enumerate(labels):
-        state, losses = hidden[k], [-label_logp(lm, hidden[k], group[0], None)]
-        for before, token in itertools.pairwise(group):
-            state = decoder(state, lm.embed(torch.tensor(before)))
+    for k, label in enumerate(labels):
+        state, losses = hidden[k], [-label_logp(lm, hidden[k], label[0])]
+        for before, token in itertools.pairwise(label):
+            state = lm.extra["group_decoder"](state, lm.embed(torch.tensor(before)))
             losses.append(-label_logp(lm, state, token, ids))
             lacking += token not in ids
         means.append(sum(losses) / len(losses))
@@ -440,32 +426,6 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
 # Reinforcement
 
 
-@torch.no_grad()
-def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> list[float]:
-    """Every thought of one output from its own forward: going on, the first token given that, and those behind it."""
-    decoding = each.completion.request.decoding
-    drawn_at = decoding.latent_temperature
-    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
-    fed, found = lm.embed(torch.tensor(each.question_ids)), []
-    for fed_latent, info in zip(
-        each.completion.latents if each.completion.length else [], each.completion.thought_info(), strict=True
-    ):
-        state = lm.hidden(fed[None])[0, -1]
-        tokens = group(info)
-        total = math.log1p(-math.exp(label_logp(lm, state, separator, None, decoding.temperature)))
-        if drawn_at > 0:
-            going_on = math.log1p(-math.exp(label_logp(lm, state, separator, None, drawn_at)))
-            total += label_logp(lm, state, tokens[0], None, drawn_at) - going_on
-        for before, token in itertools.pairwise(tokens):
-            assert token in ids
-            state = decoder(state, lm.embed(torch.tensor(before)))
-            if drawn_at > 0:
-                total += label_logp(lm, state, token, ids, drawn_at)
-        found.append(total)
-        fed = torch.cat([fed, fed_latent[None]])
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "temperature", "drawn_at"),
     [("llama", 1.0, 1.0), ("gemma3", 0.7, 1.2), ("gpt2", 1.0, 0.0)],
@@ -485,10 +445,9 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_
     scores = method.logps(lm, tensors)
     engine = rollout.engine_logps(method, rollouts, tensors)
     for row, each in enumerate(rollouts):
-        wanted = naive_logps(lm, each, method.config.shortlist_ids)
-        n = each.completion.length
-        assert scores.logps[row, :n].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
-        assert engine[row, :n].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        mask, wanted = scores.mask[row], choice_logps(lm, each, method.config.shortlist_ids)
+        assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
     scores.logps.sum().backward()
     if drawn_at > 0:
         assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0

@@ -67,4 +67,4 @@ class NoCot(Cot):
         return dataclasses.replace(row, steps=[])
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return thinking.no_thought(state)
+        return thinking.fixed_thought(state, state.hidden, 0)

@@ -124,11 +124,10 @@ def merge_divisor(size: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Te
 
 
 def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
-    """Merge each row's embeddings in groups of `sizes_BK` tokens, from the first one on.
+    """Merge each row's embeddings, float32, in groups of `sizes_BK` tokens, from the first one on.
 
     Returns the latents (B, K, D), zero where a size is 0. `sqrt` divides a group's sum by the square root of its size
-    (keeps the variance of uncorrelated embeddings), `mean` by its size (the paper's mean-pooling ablation). Sums are
-    taken in float32.
+    (keeps the variance of uncorrelated embeddings), `mean` by its size (the paper's mean-pooling ablation).
     """
     sizes_BK = devices.beside(sizes_BK, embeds_BTD)
     T = embeds_BTD.shape[1]
@@ -143,8 +142,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     clean_BTD = torch.where(real_BT[..., None], embeds_BTD, 0)
     # Under autocast the product would be taken in bfloat16.
     with torch.autocast(embeds_BTD.device.type, enabled=False):
-        latents_BKD = weight_BKT @ clean_BTD.float()
-    return latents_BKD.to(embeds_BTD.dtype)
+        return weight_BKT @ clean_BTD
 
 
 def hidden_around(lm: LatentLM, batch: Batch, latents_BKD: Tensor, sizes_BK: Tensor, n: int) -> Tensor:

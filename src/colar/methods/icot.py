@@ -76,7 +76,7 @@ class Icot(Cot):
         return replace(row, steps=base.keep_tokens(row.steps, range(removed, len(row.chain))))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return thinking.no_thought(state)
+        return thinking.fixed_thought(state, state.hidden, 0)
 
 
 def offset(uniform: float, smoothing_lambda: float | None) -> int:

@@ -182,13 +182,8 @@ def token_thought(lm: LatentLM, state: ThinkState, end_id: int) -> Thought:
     return Thought(lm.embed(ids_B), ids_B == end_id, ids_B, info)
 
 
-def no_thought(state: ThinkState) -> Thought:
-    """No thinking at all: every row is done before a first thought, so that these zeros are not fed."""
-    return fixed_thought(state, torch.zeros_like(state.hidden), 0)
-
-
 def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
-    """Feed `embeds_BD` as latents until every row has had `n` of them."""
+    """Feed `embeds_BD` as latents until every row has had `n` of them; for n = 0 no row thinks, and none is fed."""
     return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
 
 

@@ -275,25 +275,19 @@ class Sequential(GroupMethod):
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
         if len(at_X):
             rows, ids_XTG, tested_XTG = batch.rows(at_X), windows.ids_BTG[at_X], tested_BTG[at_X]
+            # The decoder reaches a place through those before it. The first is left out, because its log-prob would
+            # take the whole vocabulary's softmax.
+            reached_XTG = tested_XTG.flip(-1).long().cumsum(-1).flip(-1) > 0
+            reached_XTG[..., 0] = False
             # As in thinking, without dropout. And without autocast's cache: up to torch 2.10 the loss would reuse the
             # weights that are cast here, which have no gradient.
             with lm.evaluating(), uncached_autocast(lm.device.type):
-                logps_XTG = self._logps_after_single_tokens(lm, rows, ids_XTG, tested_XTG)
+                fed_XTD = losses.hidden_around(lm, rows, lm.embed(rows.chain_ids), rows.chain_lengths)
+                hidden_XTD = ragged.take_from(fed_XTD, rows.question_lengths - 1, ids_XTG.shape[1])
+                logps_XTG = decoder.label_logps(lm, hidden_XTD, ids_XTG, reached_XTG, self.shortlist_head(lm))
             below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
             low_BTG[at_X] = below_XTG & tested_XTG
         return low_BTG
-
-    def _logps_after_single_tokens(
-        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
-    ) -> Tensor:
-        """Log-probs of each window's tokens after single tokens, (B, T, G), where they are tested."""
-        fed_BTD = losses.hidden_around(lm, batch, lm.embed(batch.chain_ids), batch.chain_lengths)
-        hidden_BTD = ragged.take_from(fed_BTD, batch.question_lengths - 1, batch.chain_ids.shape[1])
-        # The decoder reaches a place through those before it. The first is left out, because its log-prob would take
-        # the whole vocabulary's softmax.
-        behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
-        behind_BTG[..., 0] = False
-        return decoder.label_logps(lm, hidden_BTD, ids_BTG, behind_BTG, self.shortlist_head(lm))
 
     # Reinforcement
 
