@@ -13,7 +13,7 @@ from colar.data.example import Example
 from colar.engine import reference
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import AnswerSettings, EvaluatedModel, GridPoint, Question
-from colar.evaluation.records import claim_evaluation
+from colar.evaluation.settings import claim_evaluation
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

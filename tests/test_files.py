@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar import __version__, files, processes, yaml_settings
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},

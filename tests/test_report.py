@@ -20,8 +20,9 @@ from rich.console import Console
 from colar import files
 from colar.data.example import Example
 from colar.evaluation import picture, report, stats, tables
-from colar.evaluation.records import RecordFiles, asked_of, checked, settings_of
+from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import System, system_name
+from colar.evaluation.settings import asked_of, settings_of
 from colar.evaluation.tables import print_tables
 
 DESIGN_KEYS = (

@@ -100,7 +100,7 @@ def test_the_installed_commands_work_in_an_empty_folder(colar):
 def test_an_installed_package_is_of_no_commit(colar):
     """The commit of the repository around its environment is not the commit that made a result."""
     code = (
-        "import json; from colar.evaluation.records import collect_provenance\n"
+        "import json; from colar.evaluation.provenance import collect_provenance\n"
         "print(json.dumps(collect_provenance()))"
     )
     found = json.loads(colar("python", "-c", code))

@@ -37,7 +37,7 @@ import torch
 
 from colar import files, progress
 from colar.cli import main as colar
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 from colar.integrations import ray_answers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -31,7 +31,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from colar import files, progress
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from launch import Group  # the server of processes is the tests'

@@ -23,7 +23,7 @@ import torch
 from rich.table import Table
 
 from colar import files, progress
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 Run = dict[str, Any]
 """The JSON of one system's run: "system" and the numbers that it measured."""

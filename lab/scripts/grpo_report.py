@@ -17,7 +17,8 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture, stats
-from colar.evaluation.records import RecordFiles, checked, cluster_of, collect_provenance
+from colar.evaluation.provenance import collect_provenance
+from colar.evaluation.records import RecordFiles, checked, cluster_of
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 
 METRICS = (
     "latents/sigma",

@@ -27,7 +27,8 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge import verdict_by_type
 from colar.evaluation import report
-from colar.evaluation.records import RecordFiles, checked, collect_provenance
+from colar.evaluation.provenance import collect_provenance
+from colar.evaluation.records import RecordFiles, checked
 from colar.evaluation.report_rows import AVERAGE, ReportRow, System, c_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -32,7 +32,7 @@ from colar.cli.report import write_report
 from colar.data.judge import judge_settings
 from colar.evaluation import controls, evaluate
 from colar.evaluation.controls import evaluate_controls, require_latent
-from colar.evaluation.records import claim_evaluation
+from colar.evaluation.settings import claim_evaluation
 from colar.model import checkpoint
 
 

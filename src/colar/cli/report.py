@@ -9,7 +9,9 @@ from rich.console import Console
 from colar import files, progress
 from colar.cli.options import Parser
 from colar.evaluation import report, tables
-from colar.evaluation.records import RecordFiles, collect_provenance, find_records, settings_of
+from colar.evaluation.provenance import collect_provenance
+from colar.evaluation.records import RecordFiles, find_records
+from colar.evaluation.settings import settings_of
 from colar.evaluation.tables import print_tables
 
 

@@ -2,7 +2,9 @@
 
 evaluate       run the grid of models, data sets, params, decodings and seeds
 controls       the same models with their thoughts replaced
-records        the format of records.jsonl, checks before an output folder is extended, provenance
+records        the format of records.jsonl; reading, checking and grouping
+settings       evaluation.json: checks before an output folder is extended, and of records put together
+provenance     command, commit, versions and machine
 report         records -> report.json;  its rows are in report_rows, means and intervals in stats
 compare        paired differences
 tables         the tables of a report, as Markdown and on a terminal

@@ -1,10 +1,7 @@
-"""Reading, checking and grouping of records, and their provenance: settings, versions, machine.
+"""Reading, checking and grouping of records.
 
-    records.jsonl       one question answered once by one system per line, in the order in which they were answered
-    evaluation.json     settings, and digests of questions and checkpoints
-
-An output folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add
-questions, data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected.
+A line of records.jsonl is one question answered once by one system; lines stand in the order in which they were
+answered.
 
     records.jsonl -> RecordFiles -> by_cell -> Cells: an array for each cell, an entry for each record
 
@@ -15,29 +12,17 @@ questions, data sets and checkpoints; anything else would mix records that canno
  "seconds": 0.021, "gold_length": 18}                            what was answered, and at which cost
 """
 
-import functools
 import itertools
-import json
 import math
-import os
-import platform
-import shlex
-import subprocess
-import sys
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib import metadata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from colar import __version__, checks, files, processes
-from colar.data.example import Example
+from colar import checks, files, processes
 from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
 
 Record = Mapping[str, Any]
@@ -211,222 +196,3 @@ def _records_in(folder: Path) -> list[Path]:
         if found := sorted(folder.glob(pattern)):
             return found
     raise ValueError(f"{folder} holds no records.jsonl")
-
-
-# Origin of records: the settings of their evaluation, beside them in its output folder
-
-REMEDY = "give this evaluation its own --output"
-RENAME = "rename one: NAME=CHECKPOINT"
-BY_KIND = "by kind"
-"""Name of the judge by answer types, if other records were judged by a function of the user's."""
-
-
-def claim_evaluation(
-    output: Path,
-    settings: Mapping[str, Any],
-    datasets: Mapping[str, Sequence[Example]],
-    checkpoints: Mapping[str, Path],
-) -> None:
-    """Write evaluation.json into the output folder, or reject a folder that holds records of another evaluation.
-
-    `settings` are the values that every record depends on: limits, split, options. `checkpoints` maps the names in rows
-    to folders. A folder without records is free, even if an earlier evaluation failed in it. Records without an
-    evaluation.json are rejected, because their settings are unknown.
-    """
-    # Not at the top: it imports transformers and peft, seconds that `colar report` needs none of.
-    from colar.model import checkpoint
-
-    questions = {name: asked_of(examples) for name, examples in datasets.items()}
-    models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
-    # evaluation.json is written before the first record: without records it belongs to a call that failed.
-    path = output / "evaluation.json"
-    records = output / "records.jsonl"
-    if next(output.glob(AUTO_RECORDS), None):
-        raise ValueError(f"{output} holds the speeds of colar train auto; {REMEDY}")
-    if records.exists() and records.stat().st_size > 0:
-        if not path.exists():
-            raise ValueError(
-                f"{output} holds records.jsonl without the evaluation.json that says how they were made; {REMEDY}"
-            )
-        earlier = files.read_json(path)
-        earlier_models = earlier.pop("models")
-        earlier_questions = earlier.pop("questions")
-        # The order of the sources' options does not matter.
-        before, after = ({**each, "options": sorted(each.get("options", []))} for each in (earlier, settings))
-        checks.check_same_run(output, before, after, REMEDY)
-        # A name that only one of the two has is no conflict: checkpoints and questions may be added.
-        both = earlier_models.keys() & models.keys()
-        before = {f"checkpoint {name}": earlier_models[name] for name in both}
-        after = {f"checkpoint {name}": models[name] for name in both}
-        checks.check_same_run(output, before, after, "give this checkpoint another name: NAME=CHECKPOINT")
-        for name, (n, digest, _) in earlier_questions.items():
-            if name not in datasets:
-                continue
-            if len(datasets[name]) < n:
-                raise ValueError(
-                    f"{output} holds {n} questions of {name}, and this command has {len(datasets[name])}: questions "
-                    f"may be added, not left out; raise --limit, or {REMEDY}"
-                )
-            # Questions may be added behind those that have records.
-            if question_digest(datasets[name][:n]) != digest:
-                raise ValueError(
-                    f"{output} holds another run (the first {n} questions of {name} were others); {REMEDY}"
-                )
-        # Earlier records stay in the report, so their origin stays in the file.
-        models = {**earlier_models, **models}
-        questions = earlier_questions | questions
-    files.write_json(path, {**settings, "questions": questions, "models": models})
-
-
-def settings_of(records: Iterable[Path]) -> dict[str, Any]:
-    """Settings of the evaluations that wrote some records files, from the `evaluation.json` beside each that has one.
-
-    They are part of a report's provenance. A key has the value that all evaluations share, or a list of the distinct
-    values; `models` and the numbers of `questions` are merged. The digests of the questions are left out, because only
-    a resumed evaluation needs them.
-
-    Raises ValueError if two evaluations have different checkpoints under one name, or asked one with other limits or in
-    another dtype, because these would pass for one system; if they judged one data set differently; or if they have
-    different questions of it: equally many that are not the same, or others by their first one, their split or their
-    seed. If only the numbers of questions differ, report.md warns.
-    """
-    values: dict[tuple[str, ...], tuple[str, Path]] = {}
-    models: dict[str, str] = {}
-    by_key: dict[str, list[Any]] = {}
-    asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    drawn: dict[str, tuple[int, list[Any], str, Path]] = {}
-    numbers: Counter[str] = Counter()
-    for path in records:
-        beside = path.parent / "evaluation.json"
-        settings = files.read_json(beside) if beside.exists() else {}
-        # An evaluation without a judge of the user's own has no such key.
-        if settings:
-            settings.setdefault("judge", BY_KIND)
-        conditions = f"limits {settings.get('limits')}, dtype {settings.get('dtype')}"
-        judge = f"{settings.get('judge')} {settings.get('judge_source', '')}".strip()
-        of_models, of_questions = settings.pop("models", {}), settings.pop("questions", {})
-        for name, digest in of_models.items():
-            _require_same(
-                values, ("model", name), digest, path, f"checkpoints under one name, {name}", RENAME
-            )
-        for name, data in itertools.product(of_models, of_questions):
-            _require_same(values, (name, data), conditions, path, f"conditions for {name} on {data}", RENAME)
-        models |= of_models
-        origin = [settings.get("split"), settings.get("data_seed")]
-        for name, (n, digest, first) in of_questions.items():
-            _require_same(
-                values, ("judge", name), judge, path, f"judges of {name}", "evaluate one of them again"
-            )
-            # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
-            known, where = asked.setdefault((name, n), (digest, path))
-            other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))
-            if known != digest or (other_n != n and (other_origin, other_first) != (origin, first)):
-                raise ValueError(
-                    f"{other if known == digest else where} and {path} have other questions under one name, {name}: "
-                    "give one of them another, NAME=DATA, or both the same --split, --data_seed and --options"
-                )
-            numbers[name] = max(numbers[name], n)
-        for key, value in settings.items():
-            # Values may be lists or mappings, which a set cannot hold.
-            if value not in by_key.setdefault(key, []):
-                by_key[key].append(value)
-    if by_key.get("judge") == [BY_KIND]:
-        del by_key["judge"]
-    shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    of_all = {"questions": dict(numbers), "models": models}
-    return shared | {key: value for key, value in of_all.items() if value}
-
-
-def _require_same(
-    values: dict[tuple[str, ...], tuple[str, Path]],
-    key: tuple[str, ...],
-    value: str,
-    path: Path,
-    what: str,
-    remedy: str,
-) -> None:
-    """Store the value of a key, or raise ValueError if an earlier file had another one."""
-    known, where = values.setdefault(key, (value, path))
-    if known != value:
-        raise ValueError(f"{where} and {path} have other {what} ({known} and {value}); {remedy}")
-
-
-def asked_of(examples: Sequence[Example]) -> list[Any]:
-    """A data set's entry in evaluation.json: the number of questions, and digests of all of them and of the first."""
-    return [len(examples), question_digest(examples), question_digest(examples[:1])]
-
-
-def question_digest(examples: Sequence[Example]) -> str:
-    """Digest of whole rows, because a verdict depends on the answer's type, and `gold_length` on the steps."""
-    return files.digest(json.dumps(example.as_row()) for example in examples)
-
-
-# Origin of a result: the process that makes it
-
-LIBRARIES = ("torch", "transformers", "peft", "accelerate")
-BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
-"""Instructions for bfloat16, by their names in /proc/cpuinfo: they make a difference of a factor of ten in speed."""
-
-
-def collect_provenance() -> dict[str, Any]:
-    """Provenance of the results of this process, as JSON values; the time is UTC."""
-    versions = {"colar": __version__}
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {
-        "command": _command(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "machine": _machine(),
-    }
-
-
-def _machine() -> dict[str, Any]:
-    # On Linux only this file has the processor's model and instructions; elsewhere `platform` has the model.
-    known: dict[str, str] = {}
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            known.setdefault(key.strip(), value.strip())
-    # "Features" on ARM.
-    flags = f"{known.get('flags', '')} {known.get('Features', '')}".split()
-    return {
-        "system": platform.system(),
-        "processor": known.get("model name") or platform.processor() or platform.machine(),
-        "instructions": [torch.backends.cpu.get_cpu_capability(), *(x for x in BFLOAT16 if x in flags)],
-        "cores": os.cpu_count(),
-        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
-    }
-
-
-def _command() -> str:
-    """The command line of `colar`, or of a script below the working directory.
-
-    For any other program only its name, because its arguments are paths of the machine (a notebook's kernel).
-    """
-    program = Path(sys.argv[0])
-    script = program.resolve()
-    # Under torchrun and `python -m colar.cli`, the program's name is the path of that module.
-    if program.stem == "colar" or script == Path(__file__).parents[1] / "cli" / "__main__.py":
-        return shlex.join(["colar", *sys.argv[1:]])
-    if program.suffix == ".py" and script.is_relative_to(Path.cwd()):
-        return shlex.join(["python", str(script.relative_to(Path.cwd())), *sys.argv[1:]])
-    return program.name
-
-
-@functools.cache  # the running code was imported once: later edits and commits do not count
-def _commit() -> str | None:
-    """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
-    # Installed into an environment inside another repository, the package lies in a checkout that is not its own.
-    tracked = [*git, "ls-files", "--error-unmatch", here.name]
-    describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        subprocess.run(tracked, capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

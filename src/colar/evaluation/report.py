@@ -31,7 +31,8 @@ import numpy.typing as npt
 from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
-from colar.evaluation.records import Cells, Columns, Record, by_cell, collect_provenance
+from colar.evaluation.provenance import collect_provenance
+from colar.evaluation.records import Cells, Columns, Record, by_cell
 from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
 

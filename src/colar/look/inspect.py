@@ -26,7 +26,7 @@ from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation import stats
 from colar.evaluation.controls import KINDS, given_thoughts, thoughts_of
 from colar.evaluation.evaluate import answer_all
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import param_values
 from colar.look import page
 from colar.look.diagnosis import can_be_compared, decoded_answers, diagnose, reference_passes, requests_of

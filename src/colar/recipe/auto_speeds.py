@@ -20,8 +20,9 @@ from colar.data.example import Example
 from colar.data.judge import judge_settings
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report, tables
-from colar.evaluation.records import RecordFiles, asked_of
+from colar.evaluation.records import RecordFiles
 from colar.evaluation.report_rows import Report
+from colar.evaluation.settings import asked_of
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import checkpoint

@@ -30,7 +30,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from colar import processes, progress
-from colar.evaluation.records import collect_provenance
+from colar.evaluation.provenance import collect_provenance
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import checkpoint, weights
