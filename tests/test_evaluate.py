@@ -221,11 +221,6 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     assert {name: n for name, (n, *_) in made["questions"].items()} == {"d": 4, "e": 1}
     assert set(made["models"]) == {"a cot", "b cot"}
 
-    # Options of a source in another order are the same options.
-    for words in (["a=1", "b=2"], ["b=2", "a=1"]):
-        claim_evaluation(tmp_path / "options", {**settings, "options": words}, {"d": EXAMPLES[:2]}, a)
-        (tmp_path / "options" / "records.jsonl").write_text("{}\n")
-
     for change, words in (
         (
             {"split": "train"},

@@ -7,7 +7,7 @@ cannot stand in one report.
 
 import itertools
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from colar.evaluation.records import AUTO_RECORDS
 
 REMEDY = "give this evaluation its own --output"
 RENAME = "rename one: NAME=CHECKPOINT"
+ORIGIN = ("split", "data_seed")
+"""Settings that choose the questions of a source, beside their number."""
 BY_KIND = "by kind"
 """Name of the judge by answer types, if other records were judged by a function of the user's."""
 
@@ -52,9 +54,7 @@ def claim_evaluation(
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
-        # The order of the sources' options does not matter.
-        before, after = ({**each, "options": sorted(each.get("options", []))} for each in (earlier, settings))
-        checks.check_same_run(output, before, after, REMEDY)
+        checks.check_same_run(output, earlier, settings, REMEDY)
         # A name that only one of the two has is no conflict: checkpoints and questions may be added.
         both = earlier_models.keys() & models.keys()
         before = {f"checkpoint {name}": earlier_models[name] for name in both}
@@ -91,65 +91,68 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     different questions of it: equally many that are not the same, or others by their first one, their split or their
     seed. If only the numbers of questions differ, report.md warns.
     """
-    values: dict[tuple[str, ...], tuple[str, Path]] = {}
+    evaluations = [(path, _settings_beside(path)) for path in records]
+    for (path, one), (other_path, other) in itertools.combinations(evaluations, 2):
+        _check_comparable(f"{path} and {other_path}", one, other)
     models: dict[str, str] = {}
-    by_key: dict[str, list[Any]] = {}
-    asked: dict[tuple[str, int], tuple[str, Path]] = {}
-    drawn: dict[str, tuple[int, list[Any], str, Path]] = {}
-    numbers: Counter[str] = Counter()
-    for path in records:
-        beside = path.parent / "evaluation.json"
-        settings = files.read_json(beside) if beside.exists() else {}
-        # An evaluation without a judge of the user's own has no such key.
-        if settings:
-            settings.setdefault("judge", BY_KIND)
-        conditions = f"limits {settings.get('limits')}, dtype {settings.get('dtype')}"
-        judge = f"{settings.get('judge')} {settings.get('judge_source', '')}".strip()
-        of_models, of_questions = settings.pop("models", {}), settings.pop("questions", {})
-        for name, digest in of_models.items():
-            _require_same(
-                values, ("model", name), digest, path, f"checkpoints under one name, {name}", RENAME
-            )
-        for name, data in itertools.product(of_models, of_questions):
-            _require_same(values, (name, data), conditions, path, f"conditions for {name} on {data}", RENAME)
-        models |= of_models
-        origin = [settings.get("split"), settings.get("data_seed")]
-        for name, (n, digest, first) in of_questions.items():
-            _require_same(
-                values, ("judge", name), judge, path, f"judges of {name}", "evaluate one of them again"
-            )
-            # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
-            known, where = asked.setdefault((name, n), (digest, path))
-            other_n, other_origin, other_first, other = drawn.setdefault(name, (n, origin, first, path))
-            if known != digest or (other_n != n and (other_origin, other_first) != (origin, first)):
-                raise ValueError(
-                    f"{other if known == digest else where} and {path} have other questions under one name, {name}: "
-                    "give one of them another, NAME=DATA, or both the same --split, --data_seed and --options"
-                )
-            numbers[name] = max(numbers[name], n)
+    numbers: dict[str, int] = {}
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for _, settings in evaluations:
+        models |= settings.pop("models", {})
+        for data, (n, *_) in settings.pop("questions", {}).items():
+            numbers[data] = max(n, numbers.get(data, 0))
         for key, value in settings.items():
             # Values may be lists or mappings, which a set cannot hold.
-            if value not in by_key.setdefault(key, []):
-                by_key[key].append(value)
-    if by_key.get("judge") == [BY_KIND]:
-        del by_key["judge"]
-    shared = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
-    of_all = {"questions": dict(numbers), "models": models}
+            if value not in values[key]:
+                values[key].append(value)
+    if values["judge"] in ([], [BY_KIND]):
+        del values["judge"]
+    shared = {key: each[0] if len(each) == 1 else each for key, each in values.items()}
+    of_all = {"questions": numbers, "models": models}
     return shared | {key: value for key, value in of_all.items() if value}
 
 
-def _require_same(
-    values: dict[tuple[str, ...], tuple[str, Path]],
-    key: tuple[str, ...],
-    value: str,
-    path: Path,
-    what: str,
-    remedy: str,
-) -> None:
-    """Store the value of a key, or raise ValueError if an earlier file had another one."""
-    known, where = values.setdefault(key, (value, path))
-    if known != value:
-        raise ValueError(f"{where} and {path} have other {what} ({known} and {value}); {remedy}")
+def _settings_beside(records: Path) -> dict[str, Any]:
+    """The settings of the evaluation that wrote a records file, its judge included; {} if they are unknown."""
+    path = records.parent / "evaluation.json"
+    settings: dict[str, Any] = files.read_json(path) if path.exists() else {}
+    # An evaluation without a judge of the user's own has no such key.
+    if settings:
+        settings.setdefault("judge", BY_KIND)
+    return settings
+
+
+def _check_comparable(both: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """ValueError, which names `both` records files, unless one report may hold the records of two evaluations."""
+    facts = _facts(other)
+    for what, (value, remedy) in _facts(one).items():
+        if what in facts and facts[what][0] != value:
+            raise ValueError(f"{both} have other {what} ({value} and {facts[what][0]}); {remedy}")
+    for data, (n, digest, first) in one.get("questions", {}).items():
+        other_n, other_digest, other_first = other.get("questions", {}).get(data, (n, digest, first))
+        # Equally many questions are compared by digest, otherwise by the first one, and by their split and seed.
+        same = digest == other_digest
+        if n != other_n:
+            same = first == other_first and all(one.get(key) == other.get(key) for key in ORIGIN)
+        if not same:
+            raise ValueError(
+                f"{both} have other questions under one name, {data}: give one of them another, NAME=DATA, or both "
+                "the same --split, --data_seed and --options"
+            )
+
+
+def _facts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Facts on which evaluations in one report must agree, if both have them: the value, and the remedy if not."""
+    conditions = f"limits {settings.get('limits')}, dtype {settings.get('dtype')}"
+    judge = f"{settings.get('judge')} {settings.get('judge_source', '')}".strip()
+    facts = {}
+    for name, digest in settings.get("models", {}).items():
+        facts[f"checkpoints under one name, {name}"] = (digest, RENAME)
+        for data in settings.get("questions", {}):
+            facts[f"conditions for {name} on {data}"] = (conditions, RENAME)
+    for data in settings.get("questions", {}):
+        facts[f"judges of {data}"] = (judge, "evaluate one of them again")
+    return facts
 
 
 def asked_of(examples: Sequence[Example]) -> list[Any]:
