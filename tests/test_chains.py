@@ -14,8 +14,8 @@ from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis
 from colar.look import inspect as inspection
-from colar.look.diagnosis import Token, reference_groups, reference_rows
 from colar.look.page import CAUSES
+from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
 from colar.methods import pretrained, registry
 from colar.methods.colar import ColarParams

@@ -23,7 +23,7 @@ from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, check_runna
 from colar.evaluation.answer_files import answer_key
 from colar.evaluation.evaluate import AnswerSettings, make_request
 from colar.look import diagnosis
-from colar.look.diagnosis import reference_rows
+from colar.look.reference_chain import reference_rows
 from colar.methods import registry
 from colar.methods.pretrained import attach, load, save
 from colar.recipe import auto_recipe

@@ -14,20 +14,19 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation.controls import given_thoughts
 from colar.evaluation.evaluate import answer_all
-from colar.look import diagnosis, thought
-from colar.look.diagnosis import (
+from colar.look import diagnosis, reference_chain, thought
+from colar.look.diagnosis import classify, missing
+from colar.look.page import CAUSES
+from colar.look.reference_chain import (
     Token,
     can_be_compared,
-    classify,
     groups_thought,
-    missing,
     reference_groups,
     reference_passes,
     reference_rows,
     reference_thoughts,
     reference_tokens,
 )
-from colar.look.page import CAUSES
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar import ColarParams
@@ -256,7 +255,7 @@ def test_parts_of_two_positions_give_the_same_as_one_piece(name, values, monkeyp
         rows.append(len(latents_KD))
         return cosines(index, latents_KD)
 
-    monkeypatch.setattr(method, "begin", lambda lm, requests: {"marks": marks})
+    monkeypatch.setattr(method, "begin", lambda lm, requests: {"marks": marks.expand(len(requests), -1)})
     monkeypatch.setattr(method, "think", watched_think)
     monkeypatch.setattr(thought.EmbeddingIndex, "cosines", watched_cosines)
 
@@ -269,7 +268,7 @@ def test_parts_of_two_positions_give_the_same_as_one_piece(name, values, monkeyp
     whole, near, written = measured()
     assert max(rows) == len(whole.done) > 4
     rows.clear()
-    for module in (thought, diagnosis):
+    for module in (thought, reference_chain):
         monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 2)
     in_parts, near_in_parts, written_in_parts = measured()
     assert max(rows) == 2

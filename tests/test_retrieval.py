@@ -12,7 +12,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look import thought
-from colar.look.diagnosis import reference_passes
+from colar.look.reference_chain import reference_passes
 from colar.methods import pretrained, registry
 from colar.methods.grouping import compress
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.completion import Completion
-from colar.look.diagnosis import ReferencePass, Token, groups_thought
+from colar.look.reference_chain import ReferencePass, Token, groups_thought
 from colar.look.thought import EmbeddingIndex
 from colar.model.latent_lm import LatentLM
 

@@ -17,7 +17,8 @@ from colar.data import sources
 from colar.engine.request import Decoding
 from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
-from colar.look.diagnosis import reference_passes, requests_of
+from colar.look.diagnosis import requests_of
+from colar.look.reference_chain import reference_passes
 from colar.look.thought import vocabulary_of
 from colar.methods import pretrained, registry
 

@@ -29,7 +29,8 @@ from colar.evaluation.evaluate import answer_all
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.report_rows import param_values
 from colar.look import page
-from colar.look.diagnosis import can_be_compared, decoded_answers, diagnose, reference_passes, requests_of
+from colar.look.diagnosis import decoded_answers, diagnose, requests_of
+from colar.look.reference_chain import can_be_compared, reference_passes
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
