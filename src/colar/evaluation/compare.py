@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
+
 from colar.evaluation import stats
-from colar.evaluation.records import Cells, Columns
+from colar.evaluation.records import Cells
 from colar.evaluation.report_rows import (
     AVERAGE,
     BASELINE,
@@ -85,20 +87,18 @@ def _difference(cells: Cells, cell: Cell, baseline: System) -> Difference | None
     members = cells[cell]
     others = cells[Cell(baseline, cell.dataset)]
     # Systems may have been asked different parts of a dataset.
-    shared = stats.in_both(members["question"], others["question"])
-    if not shared.any():
+    members = members[np.isin(members["question"], others["question"])]
+    others = others[np.isin(others["question"], members["question"])]
+    if not len(members):
         return None
-
-    def side(columns: Columns) -> tuple[stats.Array, stats.Array]:
-        in_both = shared[columns["question"]]
-        return columns["correct"][in_both], columns["cluster"][in_both]
-
-    estimate = stats.paired_difference(*side(members), *side(others))
+    estimate = stats.paired_difference(
+        members["correct"], members["cluster"], others["correct"], others["cluster"]
+    )
     return Difference(
         cell.system,
         cell.dataset,
         baseline=baseline,
-        n=int(shared.sum()),
+        n=len(np.unique(members["question"])),
         difference=estimate.mean,
         se=estimate.se,
         interval=estimate.interval,

@@ -196,8 +196,7 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     """The mean of one system's rows over its datasets. A number that one of them lacks is null."""
     accuracy = stats.average([row.accuracy for row in members], [row.accuracy_se for row in members])
     length = stats.average([row.length for row in members], [row.length_se for row in members])
-    # pass@3 and pass@5 cannot be averaged, so datasets with different numbers of seeds have no average.
-    same_k = len({len(row.seeds) for row in members}) == 1
+    passed, majority = _mean_at_k(members)
     return ReportRow(
         system=system,
         dataset=AVERAGE,
@@ -214,10 +213,10 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
         truncated=fmean(row.truncated for row in members),
         samples=sum(row.samples for row in members),
         seeds_interval=stats.t_interval(mean_by_seed),
-        pass_at_k=_mean_if_all(row.pass_at_k for row in members) if same_k else None,
-        maj_at_k=_mean_if_all(row.maj_at_k for row in members) if same_k else None,
-        pass_at_k_se=stats.average_error([row.pass_at_k_se for row in members]) if same_k else None,
-        maj_at_k_se=stats.average_error([row.maj_at_k_se for row in members]) if same_k else None,
+        pass_at_k=passed,
+        maj_at_k=majority,
+        pass_at_k_se=None if passed is None else stats.average_error([row.pass_at_k_se for row in members]),
+        maj_at_k_se=None if majority is None else stats.average_error([row.maj_at_k_se for row in members]),
         datasets=[row.dataset for row in members],
     )
 
@@ -231,15 +230,21 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
     if len({frozenset(run.datasets or ()) for run in runs}) > 1:
         # Such averages differ by their data sets, not only by their training.
         return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
-    # Runs that were sampled more or less often have no common k, as in `_average`.
-    same_k = len({len(run.seeds) for run in runs}) == 1
+    passed, majority = _mean_at_k(runs)
     return replace(
         row,
         train_seeds=train_seeds,
         runs_interval=stats.t_interval([run.accuracy for run in runs]),
-        pass_at_k=_mean_if_all(run.pass_at_k for run in runs) if same_k else None,
-        maj_at_k=_mean_if_all(run.maj_at_k for run in runs) if same_k else None,
+        pass_at_k=passed,
+        maj_at_k=majority,
     )
+
+
+def _mean_at_k(rows: Sequence[ReportRow]) -> tuple[float | None, float | None]:
+    """The means of pass@k and maj@k; None for rows with different k: pass@3 and pass@5 cannot be averaged."""
+    if len({len(row.seeds) for row in rows}) > 1:
+        return None, None
+    return _mean_if_all(row.pass_at_k for row in rows), _mean_if_all(row.maj_at_k for row in rows)
 
 
 def _reference_length(cell: Cell, members: Columns) -> float | None:

@@ -19,8 +19,7 @@ only sorts and subtracts.
 import itertools
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +56,21 @@ class Estimate:
         return [self.mean - Z95 * self.se, self.mean + Z95 * self.se]
 
 
-def mean(values: Sequence[float] | Array, clusters: Sequence[Hashable] | Array) -> Estimate:
-    """Mean of `values` with the standard error clustered by `clusters`: a label for each value.
+def mean(values: Sequence[float] | Array, clusters: Sequence[Any] | Array) -> Estimate:
+    """Mean of `values` with the standard error clustered by `clusters`: a number or a text for each value.
 
-    Labels are anything hashable, or for speed an array of whole numbers from 0. Every value weighs the same, so a
-    question sampled twice as often weighs twice as much. Raises ValueError if there is no value.
+    Every value weighs the same, so a question sampled twice as often weighs twice as much. Raises ValueError if there
+    is no value.
     """
-    (numbers,) = _numbered(clusters)
-    centre, residuals = _residuals(values, numbers)
+    centre, residuals = _residuals(np.asarray(values), np.asarray(clusters))
     return Estimate(centre, _clustered_se(residuals), len(residuals))
 
 
 def paired_difference(
     a: Sequence[float] | Array,
-    a_clusters: Sequence[Hashable] | Array,
+    a_clusters: Sequence[Any] | Array,
     b: Sequence[float] | Array,
-    b_clusters: Sequence[Hashable] | Array,
+    b_clusters: Sequence[Any] | Array,
 ) -> Estimate:
     """mean(a) - mean(b) over the clusters that both have, its standard error clustered by them.
 
@@ -80,22 +78,15 @@ def paired_difference(
     question that is easy for both systems costs no precision. With one value per question on either side this is the
     paired-difference error sd(ddof=1)(a - b) / sqrt(n). Raises ValueError if no cluster is shared.
     """
-    a_numbers, b_numbers = _numbered(a_clusters, b_clusters)
-    shared = in_both(a_numbers, b_numbers)
-    if not shared.any():
+    a_clusters, b_clusters = np.asarray(a_clusters), np.asarray(b_clusters)
+    a_shared = np.isin(a_clusters, b_clusters)
+    b_shared = np.isin(b_clusters, a_clusters)
+    if not a_shared.any():
         raise ValueError("paired_difference needs at least one question that both systems answered")
-    a_shared = shared[a_numbers]
-    b_shared = shared[b_numbers]
-    a_mean, a_residuals = _residuals(np.asarray(a)[a_shared], a_numbers[a_shared])
-    b_mean, b_residuals = _residuals(np.asarray(b)[b_shared], b_numbers[b_shared])
+    a_mean, a_residuals = _residuals(np.asarray(a)[a_shared], a_clusters[a_shared])
+    b_mean, b_residuals = _residuals(np.asarray(b)[b_shared], b_clusters[b_shared])
     residuals = a_residuals - b_residuals
     return Estimate(a_mean - b_mean, _clustered_se(residuals), len(residuals))
-
-
-def in_both(a: Array, b: Array) -> Array:
-    """Mask over the whole numbers from 0 to the greatest in `a` or `b`: True if both have the number."""
-    size = 1 + max(a.max(initial=-1), b.max(initial=-1))
-    return (np.bincount(a, minlength=size) > 0) & (np.bincount(b, minlength=size) > 0)
 
 
 def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
@@ -152,34 +143,21 @@ def majorities(answers_QK: Array, correct_QK: Array) -> Array:
     return share_Q
 
 
-def _numbered(*sides: Sequence[Hashable] | Array) -> list[Array]:
-    """Labels of each side as whole numbers from 0, equal labels by equal numbers. Arrays are taken as they are."""
-    numbers: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    numbered = []
-    for side in sides:
-        if isinstance(side, np.ndarray):
-            numbered.append(side)
-        else:
-            numbered.append(np.array([numbers[label] for label in side], dtype=np.int64))
-    return numbered
-
-
-def _residuals(values: Sequence[float] | Array, numbers: Array) -> tuple[float, Array]:
+def _residuals(values: Array, clusters: Array) -> tuple[float, Array]:
     """The mean, and each cluster's sum of deviations from it divided by the number of values, in order of cluster."""
     n = len(values)
     if not n:
         raise ValueError("a mean needs at least one value")
-    column = np.asarray(values, dtype=np.float64)
-    centre = math.fsum(column.tolist()) / n
+    centre = math.fsum(values.tolist()) / n
     # Sorted by cluster, each cluster is a slice. A stable sort is fast if the questions are in order already.
-    deviations = column[np.argsort(numbers, kind="stable")] - centre
-    sizes = np.bincount(numbers)
-    edges = [0, *np.cumsum(sizes[sizes > 0]).tolist()]
+    order = np.argsort(clusters, kind="stable")
+    deviations = values[order] - centre
+    _, starts = np.unique(clusters[order], return_index=True)
     # With one value per cluster, as in most reports, no sums are needed.
-    if len(edges) == n + 1:
+    if len(starts) == n:
         return centre, deviations / n
     parts = deviations.tolist()
-    sums = [math.fsum(parts[start:end]) for start, end in itertools.pairwise(edges)]
+    sums = [math.fsum(parts[start:end]) for start, end in itertools.pairwise([*starts.tolist(), n])]
     return centre, np.array(sums) / n
 
 
