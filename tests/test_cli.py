@@ -62,7 +62,7 @@ def questions(tmp_path):
 
 SHORT = ["--max_latents", "4", "--max_completion_length", "3"]
 
-HINT = "(put it before options that take several values, or after --)"
+HINT = "(words behind an option of several values are its values: put others before it, or after --)"
 
 MISTAKES = [
     # arguments, exit code, words on stderr
@@ -230,7 +230,7 @@ def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
         (["recipes", "lits"], "usage: colar recipes"),
         (["report", "x", "--output", "x", "--titel", "x"], "did you mean '--title'?"),
         (["evaluate", "x", "--control", "mixed", "--output", "x"], "colar evaluate: error: "),
-        (["export", "a", "b", "--d", "float16"], "unknown --d float16 (options are spelt in full: --dtype)"),
+        (["export", "a", "b", "--d", "float16"], "unknown --d float16, did you mean '--dtype'?"),
         (["export", "a", "b", "c"], "usage: colar export"),
         (
             ["generate", "x", "q", "--batch_size", "0"],
@@ -259,18 +259,9 @@ def test_argparse_mistakes_exit_with_2(args, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["generate", "x", "q", "--ratio", "two", "1"],
-        ["evaluate", "--output", "x"],
-        ["evaluate", "--output", "x", "--data", "a"],
-        ["evaluate", "x", "--data", "a", "b"],
-    ],
-)
-def test_other_mistakes_have_no_hint(args, capsys):
+def test_without_an_option_of_several_values_there_is_no_hint(capsys):
     with pytest.raises(SystemExit):
-        main(args)
+        main(["evaluate", "--output", "x"])
     assert HINT not in capsys.readouterr().err
 
 

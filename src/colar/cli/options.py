@@ -1,7 +1,6 @@
 """Options of several commands, and parsers of their values. Every command imports this module: torch comes later."""
 
 import argparse
-import itertools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -50,42 +49,16 @@ class Parser(argparse.ArgumentParser):
             setattr(known, left_out[0], words[0])
             rest = []
         if rest and not getattr(known, "takes_keys", False):
-            options = self._option_string_actions
             name = rest[0].partition("=")[0]
-            begun = [option for option in options if len(name) > 2 and option.startswith(name)]
-            hint = (
-                f" (options are spelt in full: {', '.join(begun)})" if begun else did_you_mean(name, options)
-            )
-            self.error(f"unknown {' '.join(rest)}{hint}")
+            self.error(f"unknown {' '.join(rest)}{did_you_mean(name, self._option_string_actions)}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the message, and a hint if an option of several values may have taken a word that is none."""
-        later = self._later_values()
-        _, found, missing = message.partition("arguments are required: ")
-        is_missing = bool(later and found) and any(not name.startswith("--") for name in missing.split(", "))
-        is_wrong = any(
-            message.startswith(f"argument {option}: invalid") and f": {value!r}" in message
-            for option, value in later
-        )
-        if is_missing or is_wrong:
-            message += " (put it before options that take several values, or after --)"
-        super().error(message)
-
-    def _later_values(self) -> list[tuple[str, str]]:
-        """The options of several values that were given, with each of their values but the first."""
+        """Exit with the message, and a hint if a word may be missing because an option of several values took it."""
         several = [action.option_strings for action in self._actions if action.nargs in ("*", "+")]
-        options = list(itertools.chain.from_iterable(several))
-        later = []
-        option, n = "", 0
-        for word in self._words:
-            if word.startswith("-"):
-                option, n = word, 0
-                continue
-            n += 1
-            if option in options and n > 1:
-                later.append((option, word))
-        return later
+        if any(name in self._words for names in several for name in names):
+            message += " (words behind an option of several values are its values: put others before it, or after --)"
+        super().error(message)
 
 
 def at_least(least: int) -> Callable[[str], int]:
