@@ -12,10 +12,7 @@ A model that thinks in latents has no likelihood of a text, so tasks that ask fo
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` replaces it in older ones.
 """
 
-import argparse
-import contextlib
 import dataclasses
-import itertools
 import json
 import sys
 from collections import Counter
@@ -24,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 try:
     import datasets
@@ -208,33 +204,21 @@ def run(words: Sequence[str]) -> None:
 
 
 def with_ours(words: Sequence[str]) -> list[str]:
-    """Add the folder of our tasks and `--batch_size auto` to the arguments, unless they, or their `--config`, set
-    these.
+    """Add the folder of our tasks and, unless a file has the settings (`--config`), `--batch_size auto`.
 
     lm-eval's own default is one row at a time.
     """
     if not words or "-h" in words or "--help" in words:
         return list(words)
     command, others = (words[:1], words[1:]) if words[0] in COMMANDS else ([], words)
+    ours = ["--include_path", str(TASKS)]
+    # An argument would take precedence over the file.
+    from_file = any(word.startswith(("-C", "--config")) for word in others)
+    if list(command) in ([], ["run"]) and not from_file:
+        ours += ["--batch_size", "auto"]
     # If an option is given twice, the last one counts. Ours come first, so that the user's takes precedence in any
-    # spelling (`-b8`, `--batch 8`). Arguments take precedence over a file, so ours are left out for its keys.
-    ours = {"include_path": str(TASKS)}
-    if not command or command[0] == "run":
-        ours["batch_size"] = "auto"
-    configured = _configured(others)
-    mine = [[f"--{name}", value] for name, value in ours.items() if name not in configured]
-    return [*command, *itertools.chain.from_iterable(mine), *others]
-
-
-def _configured(words: Sequence[str]) -> set[str]:
-    """The keys of the file that --config names; none if it is faulty, which lm-eval itself reports."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-C", "--config", type=Path)
-    config = parser.parse_known_args(words)[0].config
-    with contextlib.suppress(OSError, yaml.YAMLError):
-        keys = yaml.safe_load(config.read_bytes()) if config else None
-        return set(keys) if isinstance(keys, dict) else set()
-    return set()
+    # spelling (`-b8`, `--batch 8`).
+    return [*command, *ours, *others]
 
 
 # Called by the task files in `tasks/`: documents from our data loader, and our judge's verdict
