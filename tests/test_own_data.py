@@ -26,8 +26,9 @@ from pyarrow import parquet
 from colar import files
 from colar.cli import main
 from colar.cli.checkpoints import name_sources
-from colar.data import data_files, layouts, sources, steps, user_rows
+from colar.data import data_files, layouts, reasoning, sources, user_rows
 from colar.data.example import Example
+from colar.data.held_out import divide
 from colar.evaluation import answer_files
 from colar.recipe import auto_run
 
@@ -308,12 +309,12 @@ def test_columns_can_be_named() -> None:
     ],
 )
 def test_sentences_end_outside_of_formulas(text: str, found: list[str]) -> None:
-    assert steps.sentences(text) == found
+    assert reasoning.sentences(text) == found
 
 
 @given(st.text(alphabet="aB1.?! $\\()[]\n", max_size=60))
 def test_cutting_loses_no_character(text: str) -> None:
-    assert "".join("".join(steps.cut(text)).split()) == "".join(text.split())
+    assert "".join("".join(reasoning.cut(text)).split()) == "".join(text.split())
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -426,7 +427,7 @@ def _examples(questions: list[str]) -> list[Example]:
 @given(st.lists(st.integers(0, 200), min_size=40, max_size=400), st.randoms())
 def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: random.Random) -> None:
     rows = _examples([f"question {number}" for number in [*numbers, *range(201, 321)]])
-    split = user_rows.divide(rows)
+    split = divide(rows)
     sides = [{row.question for row in part} for part in (split.train, split.validation, split.test)]
     assert all(sides)
     assert not sides[0] & sides[1]
@@ -440,19 +441,19 @@ def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: ran
     assert split.also_held_out == len(rows) - sum(map(len, (split.train, split.validation, split.test)))
     shuffled = list(rows)
     order.shuffle(shuffled)
-    again = user_rows.divide(shuffled)
+    again = divide(shuffled)
     assert [{row.question for row in part} for part in (again.train, again.validation, again.test)] == sides
 
 
 @pytest.mark.parametrize(("n", "held"), [(20, 5), (100, 25), (400, 50), (2000, 100), (30_000, 500)])
 def test_a_twentieth_is_held_out(n: int, held: int) -> None:
-    split = user_rows.divide(_examples([f"q{i}" for i in range(n)]))
+    split = divide(_examples([f"q{i}" for i in range(n)]))
     assert (len(split.train), len(split.validation), len(split.test)) == (n - 2 * held, held, held)
 
 
 def test_questions_are_held_out_not_their_solutions() -> None:
     """With 16 solutions of each question 500 rows would be 32 questions, and a speed chosen by these."""
-    split = user_rows.divide(_examples([f"q{i % 600}" for i in range(9600)]))
+    split = divide(_examples([f"q{i % 600}" for i in range(9600)]))
     assert (len(split.train), len(split.validation), len(split.test)) == (16 * 500, 50, 50)
     assert len({row.question for row in split.test}) == 50
     assert split.also_held_out == 15 * 100
@@ -460,14 +461,14 @@ def test_questions_are_held_out_not_their_solutions() -> None:
 
 def test_rows_that_the_test_asks_are_not_trained_on() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
-    split = user_rows.divide(rows, test=rows[:10])
+    split = divide(rows, test=rows[:10])
     assert (len(split.test), split.also_held_out) == (10, 10)
     tested = {row.question for row in rows[:10]}
     assert not tested & {row.question for row in (*split.train, *split.validation)}
     with pytest.raises(
         ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question that is held out\)"
     ):
-        user_rows.divide(rows, test=rows)
+        divide(rows, test=rows)
 
 
 SPELLINGS = [
@@ -484,7 +485,7 @@ def test_spellings_of_one_question_are_on_one_side(drawn: list[tuple[int, Callab
     asked = [(number, spell(f"Zoë’s café sells {number} more. How many?")) for number, spell in drawn]
     asked += [(number, f"Zoë’s café sells {number} more. How many?") for number in range(81, 121)]
     rows = _examples([question for _, question in asked])
-    split = user_rows.divide(rows)
+    split = divide(rows)
     sides = [{asked[int(row.id)][0] for row in part} for part in (split.train, split.validation, split.test)]
     assert sum(map(len, sides)) == len({number for number, _ in asked})
 
@@ -497,7 +498,7 @@ def test_every_part_has_rows_or_there_is_an_error_before_training(
     given_test = [rows[i] for i in sorted(tested)] if both and tested else None
     own = set(range(n)) - validated - (tested if given_test else set())
     try:
-        split = user_rows.divide(rows[:n], [rows[i] for i in sorted(validated)], given_test)
+        split = divide(rows[:n], [rows[i] for i in sorted(validated)], given_test)
     except ValueError:
         assert len(own) < 20 or not validated - (tested if given_test else set())
         return
@@ -507,12 +508,12 @@ def test_every_part_has_rows_or_there_is_an_error_before_training(
 def test_rows_without_reasoning_are_held_out_but_not_trained_on() -> None:
     """Half of them, and a model answers without a thought: 0 thoughts and 52% right, where 74 were without these rows."""
     rows = [Example(str(i), f"q{i}", ("1 + 1 = 2",) if i % 2 else (), "2") for i in range(200)]
-    split = user_rows.divide(rows)
+    split = divide(rows)
     assert all(row.steps for row in split.train)
     assert split.without_chain + len(split.train) == 100
     assert any(not row.steps for row in split.test)
     # Where no row has any, there is nothing else to train on.
-    assert user_rows.divide(_examples([f"q{i}" for i in range(200)])).without_chain == 0
+    assert divide(_examples([f"q{i}" for i in range(200)])).without_chain == 0
 
 
 def test_rows_that_share_an_id_are_all_read() -> None:
@@ -548,7 +549,7 @@ def test_ids_are_numbered_in_one_pass() -> None:
     ],
 )
 def test_a_program_has_no_marks(chain: str) -> None:
-    assert steps.cut(chain) == tuple(chain.splitlines())
+    assert reasoning.cut(chain) == tuple(chain.splitlines())
 
 
 def test_one_column_is_not_named_for_chain_and_answer() -> None:
@@ -593,10 +594,10 @@ def test_an_empty_cell_makes_no_other_column_question_or_answer(
 def test_rows_that_are_given_are_held_out_and_no_others() -> None:
     rows = _examples([f"q{i}" for i in range(100)])
     validation, test = rows[5:20], rows[:10]
-    split = user_rows.divide(rows, validation, test)
+    split = divide(rows, validation, test)
     assert (split.validation, split.test) == (rows[10:20], test)
     assert (split.train, split.also_held_out) == (rows[20:], 20)
-    split = user_rows.divide(rows, validation)
+    split = divide(rows, validation)
     assert (split.validation, len(split.test), len(split.train)) == (validation, 21, 64)
     assert not {row.id for row in validation} & {row.id for row in (*split.train, *split.test)}
 

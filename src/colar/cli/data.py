@@ -9,6 +9,7 @@ from colar.checks import check_known
 from colar.cli import options
 from colar.cli.options import Parser
 from colar.data import catalogue, sources, user_rows
+from colar.data.held_out import divide
 
 SOURCE_HELP = (
     "a source by name, a file of your own (JSON, JSONL, CSV, TSV, Parquet), or a folder of SPLIT files"
@@ -89,9 +90,7 @@ def _show_user_rows(args: argparse.Namespace) -> None:
     try:
         rows.require_chains()
         held_out = user_rows.read_held_out(args.source, rows, columns)
-        divided = user_rows.divide(
-            rows.examples, **{name: given.examples for name, given in held_out.items()}
-        )
+        divided = divide(rows.examples, **{name: given.examples for name, given in held_out.items()})
     except ValueError as error:
         print(f"colar train auto would not take it: {error}")
         return

@@ -27,7 +27,7 @@ from colar.data.judge.latex import extract_boxed
 from colar.data.layouts import parse_solution
 
 _EQUATION = re.compile(r"<<[^<>]*>>")
-"""A mark of GSM8K's calculator, `<<21/7=3>>`; `steps.MARK` is stricter, because users' rows may hold programs."""
+"""A mark of GSM8K's calculator, `<<21/7=3>>`; `reasoning.MARK` is stricter, because users' rows may hold programs."""
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _CLOSING = ".!?,;:"

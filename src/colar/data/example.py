@@ -211,6 +211,12 @@ def answer_of(row: Row, name: str) -> str:
     return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
 
 
+def key_of(row: Row) -> str | None:
+    """The row's own id, a text or a whole number."""
+    value = row.get("id")
+    return str(value) if isinstance(value, str) or is_int(value) else None
+
+
 def stripped(parts: Iterable[str]) -> tuple[str, ...]:
     """The parts without white space around them, empty ones left out."""
     return tuple(part.strip() for part in parts if part.strip())

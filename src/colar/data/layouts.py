@@ -16,28 +16,16 @@ any, and drops the lines without one; the published source `gsm8k` has the words
 
 import ast
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from colar import files
-from colar.checks import did_you_mean, is_int
+from colar.checks import did_you_mean
 from colar.data import programs
-from colar.data.example import (
-    ROLES,
-    Context,
-    Fields,
-    Row,
-    answer_of,
-    context_of,
-    filled,
-    named_fields,
-    stripped,
-    text_of,
-)
-from colar.data.judge.latex import extract_boxed
-from colar.data.steps import MARK, cut
+from colar.data.chats import TURNS, asked, messages_of, parse_chat, turns_of
+from colar.data.example import Fields, Row, answer_of, context_of, key_of, named_fields, stripped, text_of
+from colar.data.reasoning import EMPTY, fields_of, parted, without_answer
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
 ANSWER = ("final_answer", "answer", "response", "output", "completion", "solution", "result", "target")
@@ -52,27 +40,12 @@ REASONING = (
     "solution",
 )
 PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
-TURNS = ("messages", "conversations")
 KNOWN = {*QUESTION, *ANSWER, *REASONING, *TURNS, "answer_type", "context", "system"}
 """Columns that a layout reads in any case (`Question`). `ID` and `Code` are often a subject's, not the row's."""
 KEYS = ("question", "steps", "answer")
 """Keys for which a user may name columns."""
 NAMING = "--columns question=problem,steps=rationale,answer=result"
 MARKING = "end it with `#### 42` or `\\boxed{42}`, or put the reasoning into `<think>` tags"
-ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
-EMPTY: tuple[Any, ...] = (None, "", "[]", [], (), "on", "off")
-"""Cells without reasoning. Nemotron's "on" and "off" tell whether reasoning was requested."""
-THINK = re.compile(
-    r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)?(.*?)(?:</think(?:ing)?>|<\|end_of_thought\|>)\s*"
-    r"(?:(.*)<answer>|<\|begin_of_solution\|>)?(.*?)(?:</answer>|<\|end_of_solution\|>)?\s*$",
-    re.DOTALL,
-)
-"""Thoughts, words before an answer in tags, and the text behind them, in the tags of R1 or OpenThoughts."""
-OPEN = re.compile(r"^\s*(?:<think(?:ing)?>|<\|begin_of_thought\|>)")
-"""The beginning of thoughts; where `THINK` finds no end, the text was cut."""
-FINAL = re.compile(r"(?<!#)####(?!#)(?=\s*[^\n]*(?:\nThe answer is:[^\n]*)?$)")
-"""The mark of the answer, which MetaMathQA repeats on the next line. Before other lines it is a Markdown heading."""
-EMPTY_BOX = re.compile(r"[\s$]*(?:\\(?:boxed|fbox)[\s{]*)+[\s}$.]*")
 
 
 @dataclass(frozen=True)
@@ -152,97 +125,14 @@ def require_column(column: str, key: str, there: Iterable[Any]) -> None:
 # --- parsers -----------------------------------------------------------------------------------------------
 
 
-class Message(NamedTuple):
-    """A checked message of a chat."""
-
-    role: str
-    text: str
-    raw: Mapping[str, Any]
-
-
-def turns_of(row: Row) -> Any:
-    """The raw messages of a row: its chat, or TRL's prompt and optional completion; None for any other row."""
-    for name in TURNS:
-        if row.get(name) is not None:
-            return row[name]
-    prompt, completion = row.get("prompt"), row.get("completion")
-    if prompt is None or not (isinstance(prompt, list) or isinstance(completion, list)):
-        return None
-    before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    if completion is None:
-        return before
-    return [
-        *before,
-        *(completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]),
-    ]
-
-
-def parse_chat(row: Row) -> Fields:
-    """Parse a row with a chat: the last assistant turn is the answer to learn, the turn before it the question."""
-    messages = messages_in(row)
-    while messages and messages[-1].role != "assistant":
-        messages.pop()
-    if len(messages) < 2:
-        raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
-    question, context = asked(messages[:-1])
-    last = messages[-1]
-    chain, answer = _parted(last.text)
-    for name in ("thinking", "reasoning", "reasoning_content"):
-        thought = last.raw.get(name) or row.get(name)
-        chain = thought if isinstance(thought, str) and thought.strip() not in EMPTY else chain
-    return _fields(row, question, context, chain, answer)
-
-
-def messages_in(row: Row) -> list[Message]:
-    """The messages of a row with a chat."""
-    messages = messages_of(turns_of(row))
-    # ShareGPT has the system message in a column beside the conversation.
-    system = row.get("system")
-    if isinstance(system, str) and system.strip() and messages and messages[0].role != "system":
-        messages.insert(0, Message("system", system.strip(), {}))
-    return messages
-
-
-def messages_of(turns: Any) -> list[Message]:
-    """The messages of raw `turns`, with roles renamed to `ROLES`. ValueError if they are no chat."""
-    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise ValueError("a chat must be a list of messages, each with a role and a content")
-    messages = []
-    for turn in turns:
-        role = str(turn.get("role", turn.get("from", "")))
-        role = ROLE.get(role, role)
-        if role not in ROLES:
-            raise ValueError(f"the role {role!r} of a message is none of {', '.join(ROLES)}")
-        content = turn.get("content", turn.get("value"))
-        if not isinstance(content, str):
-            raise ValueError(
-                f"the content of a message of {role!r} must be text, is a {type(content).__name__}"
-            )
-        messages.append(Message(role, content.strip(), turn))
-    return messages
-
-
-def asked(messages: Sequence[Message]) -> tuple[str, Context]:
-    """Split a chat into the question, its last turn, and the turns before. ValueError if the last is not the user's."""
-    *before, last = messages
-    if last.role != "user":
-        raise ValueError(f"the turn before the answer is of {last.role!r}, must be of 'user'")
-    # The thoughts of earlier answers are not shown to a model again.
-    context = []
-    for role, text, _ in before:
-        thought = THINK.match(text) if role == "assistant" else None
-        context.append((role, thought[3].strip() if thought else text))
-    return last.text, tuple(context)
-
-
 def _program(row: Row) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     gold = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return programs.checked(whole_question(row, _first(row, QUESTION)), solution, gold, _key(row))
+    return programs.checked(whole_question(row, _first(row, QUESTION)), solution, gold, key_of(row))
 
 
 def _mathqa(row: Row) -> Fields:
-    return replace(programs.mathqa({**row, "Problem": row["problem"]}), key=_key(row))
+    return replace(programs.mathqa({**row, "Problem": row["problem"]}), key=key_of(row))
 
 
 def parse_solution(raw: Any) -> Fields:
@@ -296,10 +186,10 @@ def _solution(row: Row, question: str, answer: str, steps: str | None) -> Fields
         asking = {name: value for name, value in row.items() if name not in (answer, steps)}
         text, context = whole_question(asking, question), context_of(asking)
     chain: str | tuple[str, ...]
-    chain, gold = _parted(answer_of(row, answer))
+    chain, gold = parted(answer_of(row, answer))
     if steps is not None:
         chain = _chain_of(row, steps)
-    return _fields(row, text, context, chain, gold)
+    return fields_of(row, text, context, chain, gold)
 
 
 def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
@@ -308,9 +198,7 @@ def _chain_of(row: Row, name: str) -> str | tuple[str, ...]:
     if isinstance(chain, str):
         text, chain = chain, _listed(chain)
         if chain is None:
-            # The text may repeat the answer at its end.
-            thought = _thought(text)
-            return thought[1] if thought else FINAL.split(text.strip())[0]
+            return without_answer(text)
     if chain is None:
         return ()
     if not isinstance(chain, list | tuple) or not all(isinstance(step, str) for step in chain):
@@ -330,47 +218,6 @@ def _listed(text: str) -> list[Any] | None:
         if isinstance(value, list) and repr(value) == text:
             return value
     return None
-
-
-def _fields(row: Row, question: str, context: Context, chain: str | tuple[str, ...], answer: str) -> Fields:
-    """The fields of a row; a `chain` that is text is cut into steps."""
-    marked = []
-    if isinstance(chain, str):
-        marked = [bool(MARK.search(line)) for line in chain.splitlines() if line.strip()]
-        chain = cut(chain)
-    unmarked = any(marked) and not all(marked)
-    return Fields(question, chain, answer, _key(row), row.get("answer_type"), context, unmarked)
-
-
-def _parted(text: str) -> tuple[str, str]:
-    """Split a text into its reasoning ("" if there is none) and the answer behind it or in its last box."""
-    thought = _thought(text)
-    if thought:
-        chain, answer = _parted(thought[3])
-        # Qwen3 writes empty tags where it was told not to think.
-        return thought[1] if thought[1].strip() else thought[2] or chain, answer
-    before, *behind = FINAL.split(text.strip())
-    if behind:
-        return before, filled(behind[-1], "answer").partition("\n")[0]
-    boxed = extract_boxed(text)
-    if boxed is None:
-        return "", filled(text, "answer")
-    # The answer alone, in its box, is no reasoning.
-    before, _, after = text.rpartition(boxed)
-    return "" if EMPTY_BOX.fullmatch(before + after) else text, boxed
-
-
-def _thought(text: str) -> re.Match[str] | None:
-    """The match of `THINK`. ValueError for thoughts that do not end: the answer in them is not the row's."""
-    thought = THINK.match(text)
-    if thought is None and OPEN.match(text):
-        raise ValueError("the reasoning is cut: its <think> is not closed")
-    return thought
-
-
-def _key(row: Row) -> str | None:
-    value = row.get("id")
-    return str(value) if isinstance(value, str) or is_int(value) else None
 
 
 def _has(row: Collection[str], names: Collection[str]) -> bool:

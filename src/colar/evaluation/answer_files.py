@@ -14,7 +14,7 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_same_run, check_text
-from colar.data import data_files, layouts
+from colar.data import chats, data_files, layouts
 from colar.data.example import answer_of, context_of, named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.completion import Completion
@@ -65,13 +65,13 @@ def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """The last question of a chat, the turns before it, and the answer after it, if any; {} for other rows."""
-    if layouts.turns_of(row) is None:
+    if chats.turns_of(row) is None:
         return {}
-    messages = layouts.messages_in(row)
+    messages = chats.messages_in(row)
     if messages and messages[-1].role == "user":
-        question, context = layouts.asked(messages)
+        question, context = chats.asked(messages)
         return {"question": question, "context": context}
-    fields = layouts.parse_chat(row)
+    fields = chats.parse_chat(row)
     return {"question": fields.question, "context": fields.context, "answer": fields.answer}
 
 

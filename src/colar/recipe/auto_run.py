@@ -19,6 +19,7 @@ from typing import Any
 from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
+from colar.data.held_out import Divided, divide
 from colar.data.judge import Judge, judge_name
 from colar.methods import registry
 from colar.model import checkpoint
@@ -216,9 +217,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
         progress.say(reason)
 
 
-def _without_spaces(
-    reader: RowReader, facts: Facts, split: user_rows.Divided
-) -> tuple[Facts, user_rows.Divided]:
+def _without_spaces(reader: RowReader, facts: Facts, split: Divided) -> tuple[Facts, Divided]:
     """Leave out the spaces in equations, and log it, if signs are tokens of their own then."""
     train, validation, test = (
         list(map(without_spaces, rows)) for rows in (split.train, split.validation, split.test)
@@ -248,7 +247,7 @@ def _check_replaceable(call: AutoCall, folder: AutoFolder) -> None:
             )
 
 
-def _split(call: AutoCall) -> user_rows.Divided:
+def _split(call: AutoCall) -> Divided:
     """Read and split the rows, and log how they were read."""
     rows = user_rows.read(call.data, call.columns, judge=call.judge_name)
     for line in rows.summary():
@@ -257,7 +256,7 @@ def _split(call: AutoCall) -> user_rows.Divided:
     held_out = user_rows.read_held_out(call.data, rows, call.columns, call.test)
     for name, given in held_out.items():
         given.left_out.say(f"{given.name}/{name}", len(given.examples))
-    split = user_rows.divide(rows.examples, **{name: given.examples for name, given in held_out.items()})
+    split = divide(rows.examples, **{name: given.examples for name, given in held_out.items()})
     if split.also_held_out:
         progress.say(f"left out {split.also_held_out:,}: validation or test rows ask the same question")
     if split.without_chain:

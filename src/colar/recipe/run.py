@@ -13,9 +13,10 @@ import torch
 from accelerate import PartialState
 
 from colar import files, processes, progress
-from colar.data import sources, user_rows
+from colar.data import sources
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example
+from colar.data.held_out import question_key
 from colar.engine import cache
 from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
@@ -288,8 +289,8 @@ def load_example_sets(data: DataConfig) -> tuple[list[Example], list[Example]]:
     # The same question under another id: ids name their split or file, so its copies have different ids.
     if not held_out:
         return train_rows, held_out
-    questions = set(map(user_rows.question_key, train_rows))
-    both = [row.id for row in held_out if user_rows.question_key(row) in questions]
+    questions = set(map(question_key, train_rows))
+    both = [row.id for row in held_out if question_key(row) in questions]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
