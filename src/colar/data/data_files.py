@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from colar import files, progress
 from colar.checks import in_library
@@ -69,8 +69,8 @@ def read(path: Path, endings: Collection[str] = ENDINGS) -> RawRows:
     stream = _opened(path)
     if suffix == ".parquet":
         return _numbered(path, _parquet(path, stream))
-    # `peek`, not `seek`, because the file may be a pipe.
-    _check_no_page(path, stream.peek(START)[:START])
+    _check_no_page(path, stream.read(START))
+    stream.seek(0)
     if suffix in (".txt", ".jsonl"):
         return _lines(path, stream)
     if suffix == ".json":
@@ -135,7 +135,7 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> RawRows:
             yield f"{label}[{split}]: row {number}", row
 
 
-def _opened(path: Path) -> io.BufferedReader:
+def _opened(path: Path) -> BinaryIO:
     """Open a file as a stream of bytes; a compressed file is decompressed in memory."""
     stream = open(path, "rb")  # noqa: SIM115  # closed with the last row
     suffix = path.suffix.lower()
@@ -144,11 +144,7 @@ def _opened(path: Path) -> io.BufferedReader:
     import pyarrow  # type: ignore[import-untyped]
 
     with stream, in_library(f"{path}: not a whole {suffix} file"):
-        return _in_memory(pyarrow.input_stream(stream, compression=COMPRESSED[suffix]).read())
-
-
-def _in_memory(data: bytes) -> io.BufferedReader:
-    return io.BufferedReader(io.BytesIO(data))
+        return io.BytesIO(pyarrow.input_stream(stream, compression=COMPRESSED[suffix]).read())
 
 
 def _check_no_page(path: Path, start: bytes) -> None:
@@ -162,7 +158,7 @@ def _check_no_page(path: Path, start: bytes) -> None:
         raise ValueError(f"{path}: a Git LFS pointer, not rows: run git lfs pull")
 
 
-def _lines(path: Path, stream: io.BufferedReader) -> RawRows:
+def _lines(path: Path, stream: BinaryIO) -> RawRows:
     with stream:
         for number, line in enumerate(stream, start=1):
             # Decoded line by line, so that the error names the line in another encoding.
@@ -197,16 +193,15 @@ def _json(path: Path, text: str) -> list[Any]:
     return content
 
 
-def _parquet(path: Path, stream: io.BufferedReader) -> Iterator[Any]:
+def _parquet(path: Path, stream: BinaryIO) -> Iterator[Any]:
     from pyarrow import parquet
 
     with stream, in_library(f"{path}: not a Parquet file"):
-        source = stream if stream.seekable() else _in_memory(stream.read())
-        for batch in parquet.ParquetFile(source).iter_batches(ROWS_AT_ONCE):
+        for batch in parquet.ParquetFile(stream).iter_batches(ROWS_AT_ONCE):
             yield from batch.to_pylist()
 
 
-def _separated(path: Path, stream: io.BufferedReader, comma: str) -> RawRows:
+def _separated(path: Path, stream: BinaryIO, comma: str) -> RawRows:
     """The rows of a CSV or TSV file, keyed by the names in its first line."""
     # A chain of thoughts may exceed the default limit of a field, 128 KiB.
     csv.field_size_limit(1 << 30)

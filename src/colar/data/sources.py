@@ -94,24 +94,13 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
     # Checked now rather than after a long read.
     files.require_writable(output)
     paths = {split: Path(output) / f"{split}.jsonl" for split in splits}
-    read = [path for split in paths for path in _files_of(source, split, how.get("data_dir"))]
+    read = [path.resolve() for split in paths for path in _files_of(source, split, how.get("data_dir"))]
     for path in paths.values():
         if path.resolve() in read:
             raise ValueError(f"{path} is read, and would be replaced: give another --output")
     for split, path in paths.items():
         files.write_jsonl(path, [example.as_row() for example in load_examples(source, split, **how)])
     return list(paths.values())
-
-
-def _files_of(source: str, split: str, data_dir: str | Path | None) -> list[Path]:
-    """The files that a split is read from; none for a Hub data set."""
-    if source not in SOURCES:
-        return [data_files.file_of(Path(source), split).resolve()] if Path(source).exists() else []
-    check_known(f"{source} split", [split], SOURCES[source].splits)
-    folder, location = _data_folder(data_dir), SOURCES[source].splits[split]
-    if folder is None or location.file is None:
-        return []
-    return [path.resolve() for name in (location.file, *location.parts) for path in folder.glob(name)]
 
 
 def splits_of(source: str) -> list[str]:
@@ -211,15 +200,44 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 def _raw_rows(source: str, split: str, data_dir: str | Path | None) -> RawRows:
     entry = SOURCES[source]
     location = entry.splits[split]
-    folder = _data_folder(data_dir)
-    # A named folder replaces the Hub for every source that has files at all.
-    if location.file and folder is not None:
-        return _from_files(source, location, folder)
+    paths = _files_of(source, split, data_dir)
+    if location.parts and len(paths) > 1:
+        names = " and ".join(part.name for part in paths)
+        progress.say(f"{source}: no {location.file} under the data folder, reading {names}")
+        return _distinct(source, paths)
+    if paths:
+        return itertools.chain.from_iterable(map(data_files.read, paths))
     if entry.hub is None or location.hub is None:
         raise ValueError(
             f"{source} is read from files only: put {location.file} under a folder and name it, {NAMING_A_FOLDER}"
         )
     return data_files.from_hub(entry.hub, entry.hub_configs, location.hub)
+
+
+def _files_of(source: str, split: str, data_dir: str | Path | None) -> list[Path]:
+    """The files that a split is read from, or the parts that replace its file; none if it comes from the Hub.
+
+    ValueError if a data folder is named, and lacks them.
+    """
+    if source not in SOURCES:
+        return [data_files.file_of(Path(source), split)] if Path(source).exists() else []
+    check_known(f"{source} split", [split], SOURCES[source].splits)
+    location = SOURCES[source].splits[split]
+    folder = _data_folder(data_dir)
+    # A named folder replaces the Hub for every source that has files at all.
+    if location.file is None or folder is None:
+        return []
+    if paths := sorted(folder.glob(location.file)):
+        return paths
+    parts = [folder / name for name in location.parts]
+    # All parts are required, so that a part of a training set does not pass for all of it.
+    if parts and all(part.exists() for part in parts):
+        return parts
+    # An error, because the user named a folder: a download in place of a missing file would go unnoticed.
+    hub = SOURCES[source].hub
+    otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
+    wanted = " or ".join(filter(None, [location.file, " + ".join(location.parts)]))
+    raise ValueError(f"{source}: no {wanted} under {folder}{otherwise}")
 
 
 def _data_folder(data_dir: str | Path | None) -> Path | None:
@@ -229,25 +247,6 @@ def _data_folder(data_dir: str | Path | None) -> Path | None:
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"the data folder {folder} does not exist: name another, {NAMING_A_FOLDER}")
     return None if folder is None else Path(folder)
-
-
-def _from_files(source: str, location: Split, folder: Path) -> RawRows:
-    """The rows of a split's file, or of its parts."""
-    assert location.file is not None
-    paths = sorted(folder.glob(location.file))
-    if paths:
-        return itertools.chain.from_iterable(map(data_files.read, paths))
-    parts = [folder / name for name in location.parts]
-    # All parts are required, so that a part of a training set does not pass for all of it.
-    if parts and all(part.exists() for part in parts):
-        names = " and ".join(part.name for part in parts)
-        progress.say(f"{source}: no {location.file} under {folder}, reading {names}")
-        return _distinct(source, parts)
-    # An error, because the user named a folder: a download in place of a missing file would go unnoticed.
-    hub = SOURCES[source].hub
-    otherwise = f", or name no folder to load {hub} from the Hub" if hub else ""
-    wanted = " or ".join(filter(None, [location.file, " + ".join(location.parts)]))
-    raise ValueError(f"{source}: no {wanted} under {folder}{otherwise}")
 
 
 def _distinct(source: str, parts: list[Path]) -> RawRows:
