@@ -7,7 +7,6 @@ upstream names them. Hub splits use the Hub's own syntax ("train+test"). `source
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from colar.data import programs
@@ -154,13 +153,13 @@ class Source:
 
     about: str
     licence: str
-    answer_type: AnswerType
     splits: Mapping[str, Split]
     parser: Parser | None = None
     """Parser of the published files and of the Hub's rows; None for a generated source."""
     hub: str | None = None
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
+    answer_type: AnswerType = "number"
 
 
 def _programs(
@@ -168,7 +167,7 @@ def _programs(
 ) -> Source:
     """A source of training rows whose chains are programs."""
     # Ordered by hash, so that the first N rows mix the files of several models or several kinds of problem.
-    return Source(about, licence, "number", {"train": Split(file, hub_split)}, parser, hub, order="key")
+    return Source(about, licence, {"train": Split(file, hub_split)}, parser, hub, order="key")
 
 
 def _coconut_splits(name: str) -> dict[str, Split]:
@@ -189,157 +188,149 @@ _MATH_SUBJECTS = (
     "precalculus",
 )  # fmt: skip
 
-SOURCES: Mapping[str, Source] = MappingProxyType(
-    {
-        "gsm8k-aug": Source(
-            about="GSM8K augmented by GPT-4, steps as equations (the paper's training set)",
-            licence="MIT",
-            answer_type="number",
-            splits={
-                "train": Split(
-                    "gsm8k_aug/train.txt",
-                    hub="train",
-                    # Available without the Hub: the head of the published file, and GSM8K's own training problems.
-                    parts=("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
-                ),
-                "validation": Split("gsm8k_aug/valid.txt", hub="validation"),
-                "test": Split("gsm8k_aug/test.txt", hub="test"),
-            },
-            parser=gsm8k_aug,
-            hub="whynlp/gsm8k-aug",
-        ),
-        "gsm8k": Source(
-            about="grade-school problems, steps in words",
-            licence="MIT",
-            answer_type="number",
-            splits={
-                "train": Split("gsm8k/train.jsonl", hub="train"),
-                "test": Split("gsm8k/test.jsonl", hub="test"),
-            },
-            parser=gsm8k,
-            hub="openai/gsm8k",
-            hub_configs=("main",),
-        ),
-        "gsm-hard": Source(
-            about="GSM8K's test set with large numbers; a quarter of the answers are not integers",
-            licence="MIT",
-            answer_type="number",
-            # The Hub calls its only split "train"; it is made of GSM8K's test questions.
-            splits={"test": Split("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=parse_solution,
-            hub="reasoning-machines/gsm-hard",
-        ),
-        "svamp": Source(
-            about="one-step problems with distractors; all 1,000 are the test set, as in the paper",
-            licence="MIT",
-            answer_type="number",
-            # The Hub splits a set that was published, and is tested on in the paper, as a whole. MultiArith likewise.
-            splits={"test": Split("svamp/SVAMP.json", hub="train+test")},
-            parser=svamp,
-            hub="ChilleD/SVAMP",
-            order="key",
-        ),
-        "multiarith": Source(
-            about="two-step problems; all 600 are the test set, as in the paper",
-            licence="none stated",
-            answer_type="number",
-            splits={"test": Split("multiarith/MultiArith.json", hub="train+test")},
-            parser=multiarith,
-            hub="ChilleD/MultiArith",
-            order="key",
-        ),
-        "math": Source(
-            about="competition problems, LaTeX answers; a tenth of train is held out as validation",
-            licence="MIT",
-            answer_type="latex",
-            splits={
-                "train": _MATH_TRAIN,
-                # The same file and `leave_out`, because train and validation must partition one ranking.
-                "validation": replace(_MATH_TRAIN, portion="held"),
-                "test": Split("math/test.parquet", hub="test"),
-            },
-            parser=hendrycks_math,
-            hub="EleutherAI/hendrycks_math",
-            hub_configs=_MATH_SUBJECTS,
-            order="key",
-        ),
-        "math-500": Source(
-            about="500 of the MATH test problems",
-            licence="MIT",
-            answer_type="latex",
-            splits={"test": Split("math500/test500.jsonl", hub="test")},
-            parser=math_500,
-            hub="HuggingFaceH4/MATH-500",
-        ),
-        # No files: its authors ask that no copy in plain text be published.
-        "gpqa": Source(
-            about="graduate-level science, four choices; gated on the Hub, never to be published in plain text",
-            licence="CC-BY-4.0",
-            answer_type="choice",
-            splits={"test": Split(hub="train")},
-            parser=gpqa,
-            hub="Idavidrein/gpqa",
-            hub_configs=("gpqa_main",),
-            order="key",
-        ),
-        # No copy of these two on the Hub is known to be the one Coconut used: files only.
-        "prosqa": Source(
-            about="paths in a graph of made-up words (facebookresearch/coconut, data/)",
-            licence="MIT",
-            answer_type="text",
-            splits=_coconut_splits("prosqa"),
-            parser=parse_solution,
-        ),
-        "prontoqa": Source(
-            about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
-            licence="Apache-2.0",
-            answer_type="choice",
-            splits=_coconut_splits("prontoqa"),
-            parser=parse_solution,
-        ),
-        # Training rows only. Of the last three no identical copy on the Hub is known: some copies hold test rows.
-        "tinygsm": _programs(
-            "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
-            "million rows the first 100,000",
-            "MIT",
-            programs.tinygsm,
-            "tinygsm/*/*.json",
-            hub="TinyGSM/TinyGSM",
-            hub_split="train[:100000]",
-        ),
-        "mathqa": _programs(
-            "GRE and GMAT problems with formulas by people; lower case",
-            "Apache-2.0",
-            programs.mathqa,
-            "mathqa/*.json",
-            # The publisher's own copy is a script, which `datasets` no longer runs.
-            hub="regisss/math_qa",
-            hub_split="train+validation+test",
-        ),
-        "mathcamps": _programs(
-            "problems by GPT-4 for the standards of school grades K to 8",
-            "MIT",
-            programs.mathcamps,
-            "mathcamps/*.json",
-        ),
-        "dmath": _programs(
-            "elementary-school problems by people, translated from Korean",
-            "MIT",
-            programs.dmath,
-            "dmath/*.json",
-        ),
-        "mawps": _programs(
-            "short problems by people, without the rows that MultiArith, SVAMP and others test on",
-            "none stated",
-            programs.mawps,
-            "mawps/questions.json",
-        ),
-        # Generated: neither files nor Hub.
-        "arithmetic": Source(
-            about="generated here: chains of sums and products, no download",
-            licence="Apache-2.0",
-            answer_type="number",
-            splits={split: Split() for split in SPLITS},
-        ),
-    }
-)
+SOURCES: Mapping[str, Source] = {
+    "gsm8k-aug": Source(
+        about="GSM8K augmented by GPT-4, steps as equations (the paper's training set)",
+        licence="MIT",
+        splits={
+            "train": Split(
+                "gsm8k_aug/train.txt",
+                hub="train",
+                # Available without the Hub: the head of the published file, and GSM8K's own training problems.
+                parts=("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
+            ),
+            "validation": Split("gsm8k_aug/valid.txt", hub="validation"),
+            "test": Split("gsm8k_aug/test.txt", hub="test"),
+        },
+        parser=gsm8k_aug,
+        hub="whynlp/gsm8k-aug",
+    ),
+    "gsm8k": Source(
+        about="grade-school problems, steps in words",
+        licence="MIT",
+        splits={
+            "train": Split("gsm8k/train.jsonl", hub="train"),
+            "test": Split("gsm8k/test.jsonl", hub="test"),
+        },
+        parser=gsm8k,
+        hub="openai/gsm8k",
+        hub_configs=("main",),
+    ),
+    "gsm-hard": Source(
+        about="GSM8K's test set with large numbers; a quarter of the answers are not integers",
+        licence="MIT",
+        # The Hub calls its only split "train"; it is made of GSM8K's test questions.
+        splits={"test": Split("gsm_hard/gsmhardv2.jsonl", hub="train")},
+        parser=parse_solution,
+        hub="reasoning-machines/gsm-hard",
+    ),
+    "svamp": Source(
+        about="one-step problems with distractors; all 1,000 are the test set, as in the paper",
+        licence="MIT",
+        # The Hub splits a set that was published, and is tested on in the paper, as a whole. MultiArith likewise.
+        splits={"test": Split("svamp/SVAMP.json", hub="train+test")},
+        parser=svamp,
+        hub="ChilleD/SVAMP",
+        order="key",
+    ),
+    "multiarith": Source(
+        about="two-step problems; all 600 are the test set, as in the paper",
+        licence="none stated",
+        splits={"test": Split("multiarith/MultiArith.json", hub="train+test")},
+        parser=multiarith,
+        hub="ChilleD/MultiArith",
+        order="key",
+    ),
+    "math": Source(
+        about="competition problems, LaTeX answers; a tenth of train is held out as validation",
+        licence="MIT",
+        answer_type="latex",
+        splits={
+            "train": _MATH_TRAIN,
+            # The same file and `leave_out`, because train and validation must partition one ranking.
+            "validation": replace(_MATH_TRAIN, portion="held"),
+            "test": Split("math/test.parquet", hub="test"),
+        },
+        parser=hendrycks_math,
+        hub="EleutherAI/hendrycks_math",
+        hub_configs=_MATH_SUBJECTS,
+        order="key",
+    ),
+    "math-500": Source(
+        about="500 of the MATH test problems",
+        licence="MIT",
+        answer_type="latex",
+        splits={"test": Split("math500/test500.jsonl", hub="test")},
+        parser=math_500,
+        hub="HuggingFaceH4/MATH-500",
+    ),
+    # No files: its authors ask that no copy in plain text be published.
+    "gpqa": Source(
+        about="graduate-level science, four choices; gated on the Hub, never to be published in plain text",
+        licence="CC-BY-4.0",
+        answer_type="choice",
+        splits={"test": Split(hub="train")},
+        parser=gpqa,
+        hub="Idavidrein/gpqa",
+        hub_configs=("gpqa_main",),
+        order="key",
+    ),
+    # No copy of these two on the Hub is known to be the one Coconut used: files only.
+    "prosqa": Source(
+        about="paths in a graph of made-up words (facebookresearch/coconut, data/)",
+        licence="MIT",
+        answer_type="text",
+        splits=_coconut_splits("prosqa"),
+        parser=parse_solution,
+    ),
+    "prontoqa": Source(
+        about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
+        licence="Apache-2.0",
+        answer_type="choice",
+        splits=_coconut_splits("prontoqa"),
+        parser=parse_solution,
+    ),
+    # Training rows only. Of the last three no identical copy on the Hub is known: some copies hold test rows.
+    "tinygsm": _programs(
+        "questions by GPT-3.5, solved in Python by language models; answers are not checked; of the Hub's 11.8 "
+        "million rows the first 100,000",
+        "MIT",
+        programs.tinygsm,
+        "tinygsm/*/*.json",
+        hub="TinyGSM/TinyGSM",
+        hub_split="train[:100000]",
+    ),
+    "mathqa": _programs(
+        "GRE and GMAT problems with formulas by people; lower case",
+        "Apache-2.0",
+        programs.mathqa,
+        "mathqa/*.json",
+        # The publisher's own copy is a script, which `datasets` no longer runs.
+        hub="regisss/math_qa",
+        hub_split="train+validation+test",
+    ),
+    "mathcamps": _programs(
+        "problems by GPT-4 for the standards of school grades K to 8",
+        "MIT",
+        programs.mathcamps,
+        "mathcamps/*.json",
+    ),
+    "dmath": _programs(
+        "elementary-school problems by people, translated from Korean",
+        "MIT",
+        programs.dmath,
+        "dmath/*.json",
+    ),
+    "mawps": _programs(
+        "short problems by people, without the rows that MultiArith, SVAMP and others test on",
+        "none stated",
+        programs.mawps,
+        "mawps/questions.json",
+    ),
+    # Generated: neither files nor Hub.
+    "arithmetic": Source(
+        about="generated here: chains of sums and products, no download",
+        licence="Apache-2.0",
+        splits={split: Split() for split in SPLITS},
+    ),
+}
