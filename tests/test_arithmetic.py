@@ -160,8 +160,8 @@ def test_an_exhausted_space_is_an_error_that_says_so(monkeypatch: pytest.MonkeyP
         ({"max_number": 3}, "max_number must be"),
         ({"max_value": 0}, "max_value must be"),
         ({"wording": "verse"}, "wording must be one of"),
-        ({"overruns": 1.5}, "overruns must be a share from 0 to 1"),
-        ({"overruns": -0.1}, "overruns must be a share from 0 to 1"),
+        ({"overruns": 1.5}, "overruns must be a number, from 0 to 1"),
+        ({"overruns": -0.1}, "overruns must be a number, from 0 to 1"),
     ],
 )
 def test_bad_settings_are_refused(fields, message) -> None:

@@ -435,7 +435,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         (
             ("arithmetic", "test"),
             {"options": {"step": 2}},
-            "unknown arithmetic option 'step', did you mean 'steps'",
+            "unknown key 'arithmetic.step', did you mean 'arithmetic.steps'",
         ),
     ],
 )
@@ -614,13 +614,22 @@ def test_prepare_writes_the_splits_that_a_source_has(
             "unknown gsm8k split 'tset', did you mean 'test'?; allowed: train, test",
         ),
         (["arithmetic", "--limit", "0"], "limit must be 1 or more"),
-        (["arithmetic", "--options", "step=3"], "unknown arithmetic option 'step', did you mean 'steps'?"),
-        (["arithmetic", "--options", "steps=3"], "steps must be [fewest, most]"),
         (
-            ["arithmetic", "--options", "max_number=4.0"],
-            "max_number must be a whole number, 4 or more, got 4.0",
+            ["arithmetic", "--options", "step=3"],
+            "unknown key 'arithmetic.step', did you mean 'arithmetic.steps'?",
         ),
-        (["arithmetic", "--options", "max_number=nine"], "max_number must be a whole number, 4 or more"),
+        (
+            ["arithmetic", "--options", "steps=3"],
+            "arithmetic.steps must be a list (a whole number each), got 3",
+        ),
+        (
+            ["arithmetic", "--options", "max_number=nine"],
+            "arithmetic.max_number must be a whole number, got 'nine'",
+        ),
+        (
+            ["arithmetic", "--options", "max_number=3.0"],
+            "max_number must be a whole number, 4 or more, got 3",
+        ),
         (["arithmetic", "--options", "steps={"], "--options steps={: not valid YAML: while parsing"),
         (
             ["arithmetic", "--options", "gsm8k.steps=3"],

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from colar.checks import check_choice, check_holds, is_int, is_number
+from colar.checks import check_choice, check_holds, check_number
 from colar.data.example import SPLITS, Example
 
 MAX_MISSES = 20_000
@@ -90,17 +90,12 @@ class ArithmeticConfig:
     answer is that step's: a teacher who errs. Validation and test are right for any value."""
 
     def __post_init__(self) -> None:
-        steps: object = self.steps
-        is_pair = isinstance(steps, list | tuple) and len(steps) == 2 and all(map(is_int, steps))
-        is_range = is_pair and 1 <= self.steps[0] <= self.steps[1]
-        check_holds("steps", is_range, steps, "[fewest, most] with 1 <= fewest <= most")
-        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
-        for key in ("max_number", "max_value"):
-            value = getattr(self, key)
-            check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
+        is_range = len(self.steps) == 2 and 1 <= self.steps[0] <= self.steps[1]
+        check_holds("steps", is_range, self.steps, "[fewest, most] with 1 <= fewest <= most")
+        check_number("max_number", self.max_number, 4, whole=True)
+        check_number("max_value", self.max_value, 4, whole=True)
         check_choice("wording", self.wording, tuple(JOINERS))
-        share = self.overruns
-        check_holds("overruns", is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
+        check_number("overruns", self.overruns, 0, 1)
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:

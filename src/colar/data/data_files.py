@@ -318,12 +318,11 @@ def examples_of(
 
 def example_of(name: str, fields: Fields, answer_type: AnswerType) -> Example:
     """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
-    if not fields.question.strip():
-        raise ValueError("empty question")
     kind = fields.answer_type or answer_type
+    example = Example(name, fields.question, fields.steps, fields.answer, kind, context=fields.context)
     # With a gold that cannot be read, every completion would count as wrong.
     if kind in _READABLE and not understood(fields.answer, kind):
         raise ValueError(
             f"answer cannot be read as answer_type {kind!r}: {fields.answer[:40]!r}; {_READABLE[kind]}"
         )
-    return Example(name, fields.question, fields.steps, fields.answer, kind, context=fields.context)
+    return example

@@ -135,8 +135,6 @@ class Fields:
     """True if lines of the chain without a `<<...>>` mark are left out of its steps."""
 
     def __post_init__(self) -> None:
-        if self.answer_type is not None:
-            check_choice("answer_type", self.answer_type, ANSWER_TYPES)
         texts = {
             "id": self.key or "",
             "question": self.question,

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, progress, yaml_settings
 from colar.checks import check_holds, check_known
 from colar.data import arithmetic, data_files, user_rows
 from colar.data.catalogue import SOURCES, Split, UpstreamFault
@@ -73,10 +73,7 @@ def load_examples(
         raise ValueError(f"columns are named for a file of your own, and {source} is a source of the table")
     check_known(f"{source} split", [split], SOURCES[source].splits)
     if source == "arithmetic":  # generated, not read
-        # Checked here, because a dataclass raises TypeError for an unknown name.
-        names = [field.name for field in dataclasses.fields(arithmetic.ArithmeticConfig)]
-        check_known("arithmetic option", options, names)
-        config = arithmetic.ArithmeticConfig(**options)
+        config = yaml_settings.built(arithmetic.ArithmeticConfig, options, "arithmetic.")
         n = GENERATED[split] if limit is None else limit
         examples = arithmetic.generate(config, split, n, seed)
     else:
