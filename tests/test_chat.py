@@ -216,14 +216,6 @@ def test_turns_that_the_template_rejects_are_named(kind):
         template.question(QUESTION, context=(("user", "Hi"),))
 
 
-def test_markers_in_the_question_layout_are_refused():
-    config = TemplateConfig(question="<|im_start|>user\n{question} {speed}", format="chat")
-    with pytest.raises(ValueError, match="has control tokens: leave them out"):
-        Template(config, chat_tokenizer("qwen2.5"))
-    with pytest.raises(ValueError, match=r"template\.format must be one of plain, chat"):
-        TemplateConfig(format="chta")
-
-
 # The plain format
 
 

@@ -254,8 +254,6 @@ def test_a_saved_template_spells_none(tmp_path, kind):
     loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
     for text in SPELLINGS:
         assert loaded.answer(text) == template.answer(text)
-    with pytest.raises(ValueError, match="template version 1 is not one of 2, 3, which this colar reads"):
-        Template.from_json(template.to_json() | {"version": 1}, template.tokenizer)
 
 
 # Training and inference

@@ -375,14 +375,3 @@ def test_a_variable_that_is_empty_is_not_set(monkeypatch):
     assert files.cache_folder() == Path("/tmp/cache/colar")
     monkeypatch.setenv("COLAR_CACHE", "/tmp/own")
     assert files.cache_folder() == Path("/tmp/own")
-
-
-@pytest.mark.parametrize(
-    "written", ["", "{}", '{}\n{"a": 1}\n', '{}\n{"a": 1}\n{"b', '{"aaaaaaaaaaaaaaaa', "\n\n1"]
-)
-def test_a_torn_line_is_found_from_the_end(written, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(written)
-    with files.append_jsonl(path) as write:
-        write({"c": 2})
-    assert path.read_text() == written[: written.rfind("\n") + 1] + '{"c": 2}\n'

@@ -212,6 +212,7 @@ def test_a_formula_beside_an_answer_is_not_mathqas() -> None:
 
 def test_a_column_that_a_question_may_need_is_named_as_the_file_does() -> None:
     found = user_rows.read([{"question": "q", "answer": "4", " Options ": "a) 4"}])
+    assert found.summary()[1:] == ["1 of 1 rows have no reasoning", *found.unread()]
     assert found.unread() == ["the column  Options  is not read: write its text into the question"]
     row = {"Passage": "q", "Answer": "4"}
     assert user_rows.read([row], {"question": "Passage", "answer": "Answer"}).unread() == []
@@ -459,18 +460,6 @@ def test_questions_are_held_out_not_their_solutions() -> None:
     assert split.also_held_out == 15 * 100
 
 
-def test_rows_that_the_test_asks_are_not_trained_on() -> None:
-    rows = _examples([f"q{i}" for i in range(100)])
-    split = divide(rows, test=rows[:10])
-    assert (len(split.test), split.also_held_out) == (10, 10)
-    tested = {row.question for row in rows[:10]}
-    assert not tested & {row.question for row in (*split.train, *split.validation)}
-    with pytest.raises(
-        ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question that is held out\)"
-    ):
-        divide(rows, test=rows)
-
-
 SPELLINGS = [
     str,
     str.upper,
@@ -600,6 +589,12 @@ def test_rows_that_are_given_are_held_out_and_no_others() -> None:
     split = divide(rows, validation)
     assert (split.validation, len(split.test), len(split.train)) == (validation, 21, 64)
     assert not {row.id for row in validation} & {row.id for row in (*split.train, *split.test)}
+    split = divide(rows, test=test)
+    assert (len(split.validation), len(split.train), split.also_held_out) == (22, 68, 10)
+    with pytest.raises(
+        ValueError, match=r"^0 different questions .* \(100 of 100 rows have a question that is held out\)"
+    ):
+        divide(rows, test=rows)
 
 
 def test_auto_takes_a_folders_own_validation_and_test_rows(
@@ -950,18 +945,6 @@ def test_rows_that_lose_no_line_are_not_counted() -> None:
     assert found.summary()[0].endswith("as number")
 
 
-def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "show", "arithmetic", "--limit", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["id"] == "arithmetic/train/0"
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "json", "jsonl.gz"])
-def test_a_source_of_any_kind_is_evaluated_and_trained_on(kind: str, tmp_path: Path) -> None:
-    rows = sources.load_examples(str(_write(tmp_path, kind)), "train", limit=3)
-    assert [row.question for row in rows] == [row["question"] for row in ROWS[:3]]
-    assert {row.steps for row in rows} == {("Add.",)}
-
-
 def test_a_source_in_another_layout_has_its_judge(tmp_path: Path) -> None:
     path = tmp_path / "math.jsonl"
     row = {"problem": "Half?", "solution": "So it is $\\boxed{x^2+1}$."}
@@ -979,14 +962,6 @@ BARE = [{"problem": row["problem"], "why": row["rationale"], "result": row["resu
 def test_an_answer_may_be_true_or_false(gold: bool) -> None:
     rows = user_rows.read([{"question": f"Is it {i}?", "steps": ["So."], "answer": gold} for i in range(3)])
     assert {(row.answer, row.answer_type) for row in rows.examples} == {(str(gold), "choice")}
-
-
-def test_choices_that_are_not_read_are_named() -> None:
-    row = {"question": "Which?", "choices": ["a", "b"], "rationale": "So.", "answer": "A"}
-    told = "the column choices is not read: write its text into the question"
-    assert told in user_rows.read([row] * 3).summary()
-    del row["choices"]
-    assert told not in user_rows.read([row] * 3).summary()
 
 
 def test_a_frame_of_pandas_is_named() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renumber import new_rows
 
-from colar.cli import main
 from colar.data import programs, sources
 from colar.data.catalogue import SOURCES
 from colar.data.example import Fields
@@ -319,15 +318,6 @@ def test_a_source_counts_the_rows_that_it_leaves_out(
     # The same in whatever order, and with a limit.
     assert sources.load_examples(name, "train", data_dir=folder, limit=1) == rows[:1]
     assert capsys.readouterr().err == told
-
-
-def test_the_command_shows_the_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["data", "show", "tinygsm", "--data_dir", str(folder), "--limit", "1"]
-    assert main(arguments) == 0
-    shown = capsys.readouterr()
-    assert "tinygsm/train: read 2 of 4 rows" in shown.err
-    assert "left out 2: a statement that is no assignment of arithmetic: For (" in shown.err
-    assert '"id": "tinygsm/train/' in shown.out
 
 
 @pytest.mark.parametrize("name", FILES)

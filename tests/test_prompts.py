@@ -1,6 +1,5 @@
 """The layout in ids: the same in training and at inference, each segment by itself, on every kind of tokenizer."""
 
-import dataclasses
 import unicodedata
 from importlib import metadata
 from random import Random
@@ -286,13 +285,7 @@ def test_rows_begin_as_in_training_where_a_conversion_of_the_tokenizer_has_anoth
             Template.from_json(template.to_json() | {"bos_id": wrong}, without)
 
 
-def test_a_template_on_another_familys_tokenizer_is_refused():
-    saved = Template(TemplateConfig(), build_tokenizer("gemma3")).to_json()
-    with pytest.raises(ValueError, match="the tokenizer files do not belong to this checkpoint"):
-        Template.from_json(saved, build_tokenizer("qwen2"))
-
-
-@pytest.mark.parametrize("version", [0, 4, None])
+@pytest.mark.parametrize("version", [0, 1, 4, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama")
     saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
@@ -314,6 +307,7 @@ def test_another_version_is_refused(version):
         ({"question": "{question} {speed} {}"}, r"has braces besides \{question\} and \{speed\}"),
         ({"question": "{question} {speed} }"}, r"has braces besides \{question\} and \{speed\}"),
         ({"separator": " "}, r"template\.separator must not be empty"),
+        ({"format": "chta"}, r"template\.format must be one of plain, chat, got 'chta'"),
     ],
 )
 def test_a_template_that_cannot_work(config, message):
@@ -326,11 +320,6 @@ def test_a_tokenizer_without_eos_is_refused():
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no EOS token: answers could not end"):
         Template(TemplateConfig(), tokenizer)
-
-
-def test_configs_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        TemplateConfig().separator = "x"
 
 
 # A real tokenizer

@@ -342,12 +342,6 @@ def test_a_gold_in_another_notation_has_its_value(
     assert accuracy([correct, wrong], example=[example] * 2) == [1.0, 0.0]
 
 
-def test_a_file_in_gsm8ks_layout_is_read(tmp_path: Path) -> None:
-    put(tmp_path, "own.jsonl", [{"question": "q", "answer": "She has 2 + 2 = <<2+2=4>>4.\n#### 4"}])
-    [row] = load_examples(str(tmp_path / "own.jsonl"), "train")
-    assert (row.steps, row.answer, row.answer_type) == (("<<2+2=4>>",), "4", "number")
-
-
 @pytest.mark.parametrize(("name", "where"), [("own.jsonl", r"own\.jsonl:1"), ("own.json", r"own\.json")])
 def test_an_integer_of_more_digits_than_python_reads_is_named_with_its_file(
     tmp_path: Path, name: str, where: str
@@ -718,14 +712,8 @@ def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest
     ("name", "row", "expected"),
     [
         ("gsm8k-aug", {"question": "q", "steps": ["<<1+1=2>>"], "answer": "2"}, ("q", ("<<1+1=2>>",), "2")),
-        ("gsm8k", {"question": "q", "answer": "a <<1+1=2>>2\n#### 2"}, ("q", ("a 2",), "2")),
         ("gsm-hard", {"input": "q", "code": "", "target": 2.0}, ("q", (), "2")),
         ("multiarith", {"question": " q ", "final_ans": "2"}, ("q", (), "2")),
-        (
-            "math-500",
-            {"problem": "q", "solution": "s", "answer": "2", "unique_id": "test/a/1.json"},
-            ("q", ("s",), "2"),
-        ),
     ],
 )
 def test_hub_columns(name: str, row: dict[str, Any], expected: tuple[str, tuple[str, ...], str]) -> None:
