@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from torch import distributed
 
@@ -68,21 +68,8 @@ def leave() -> None:
 
 def from_main(make: Callable[[], T]) -> T:
     """Call `make` in the main process, return its value in all. If it raises, the others raise OtherProcessError."""
-    value_and_error: list[Any] = [None, None]
-    error: Exception | None = None
-    if PartialState().is_main_process:
-        try:
-            value_and_error[0] = make()
-        except Exception as raised:
-            error = raised
-            value_and_error[1] = f"{type(raised).__name__}: {raised}"
-    broadcast_object_list(value_and_error)
-    if error is not None:
-        raise error
-    value: T
-    value, message = value_and_error
-    if message is not None:
-        raise OtherProcessError(message)
+    # The main process is the first one, and gets the only item.
+    (value,) = split_and_gather([make], lambda share: [call() for call in share])
     return value
 
 
