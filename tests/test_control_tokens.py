@@ -4,15 +4,13 @@ from functools import cache, partial
 from random import Random
 
 import pytest
-from families import FAMILIES, build_tokenizer, liven, tiny_lm
+from families import FAMILIES, build_tokenizer, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from colar.data.example import Example
-from colar.engine import reference
-from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
 from colar.model import backbones
@@ -275,15 +273,3 @@ def test_a_row_of_every_method_has_the_separator_and_eos_where_they_belong(name)
     )
     for step in row.steps:
         assert not {template.separator_id, template.eos_id, template.bos_id}.intersection(step)
-
-
-def test_an_engine_answers_a_question_that_spells_control_tokens():
-    """The same answer as to the ids of its text, by the reference loop."""
-    lm, method = liven(tiny_lm("llama")), registry.build("cot")
-    question = "Is 2 ### <|end_of_text|> a number?"
-    request = Request("r", question, method.Params(), Decoding(max_latents=6, max_completion_length=6))
-    (completion,) = Engine(lm, method, 2).generate([request])
-    expected = reference.complete(lm, method, request)
-    assert completion.token_ids == expected.token_ids
-    ids = prompt_ids(lm, method, request)
-    assert lm.template.decode(ids[1:-1]) == question

@@ -67,25 +67,27 @@ def read_text(path: str | Path) -> str:
 
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file. ValueError names file and line."""
-    return _parsed(read_text(path), path)
+    return parse_json(read_text(path), path)
 
 
-def _parsed(text: str, path: str | Path, line: int | None = None) -> Any:
-    try:
-        return parse_json(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{line or error.lineno}: not valid JSON: {error.msg}") from error
-    except ValueError as error:
-        # Python reads no whole number of more than 4,300 digits.
-        raise ValueError(f"{path if line is None else f'{path}:{line}'}: {error}") from error
+def parse_json(text: str, path: str | Path | None = None, line: int | None = None) -> Any:
+    """The value of a JSON text, which is all of the file `path`, or its line `line`: errors begin with that place.
 
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text. ValueError if an object has a key twice, because Python would drop the first."""
+    ValueError also if an object has a key twice, because Python would drop the first.
+    """
     try:
         return _DECODER.decode(text)
-    except RecursionError as error:
-        raise ValueError("not JSON that can be read: it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        line = line or error.lineno
+        fault = f"not valid JSON: {error.msg}"
+    except RecursionError:
+        fault = "not JSON that can be read: it is nested too deeply"
+    except ValueError as error:
+        # Python reads no whole number of more than 4,300 digits.
+        fault = str(error)
+    if path is not None:
+        fault = f"{path}: {fault}" if line is None else f"{path}:{line}: {fault}"
+    raise ValueError(fault)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
                 # In a file joined from several, each part may begin with a byte order mark.
                 text = decoded(line, f"{path}:{number}")
                 if text.strip():
-                    yield number, _parsed(text, path, number)
+                    yield number, parse_json(text, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         # Bytes are decompressed in blocks, so the fault is somewhere after this line.
         raise ValueError(f"{path}:{number}: cannot be read: {error}") from error

@@ -9,7 +9,6 @@ with an error are left out, or abort the load (`LeftOut`).
 import csv
 import io
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -175,13 +174,11 @@ def _numbered(path: Path, rows: Iterable[Any]) -> RawRows:
 def _json(path: Path, text: str) -> list[Any]:
     """The rows of a JSON file: its list, or the one list in its object, or the object's values that are rows."""
     try:
-        content = files.parse_json(text)
-    except json.JSONDecodeError as error:
-        second = text.lstrip().startswith("{") and error.msg == "Extra data"
-        hint = " (an object on each line: call it .jsonl)" if second else ""
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}{hint}") from error
+        content = files.parse_json(text, path)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        second = text.lstrip().startswith("{") and str(error).endswith("Extra data")
+        hint = " (an object on each line: call it .jsonl)" if second else ""
+        raise ValueError(f"{error}{hint}") from error
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         if len(lists) == 1:

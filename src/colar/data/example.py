@@ -6,7 +6,6 @@ whole floats lose their ".0" (145.0 -> "145"). A malformed row raises ValueError
 place.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -152,10 +151,7 @@ class Fields:
 def named_fields(raw: Any) -> Row:
     """The columns of a raw row, which may be a line of a .jsonl file."""
     if isinstance(raw, str):
-        try:
-            raw = files.parse_json(raw)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not valid JSON: {error.msg}") from error
+        raw = files.parse_json(raw)
     if not isinstance(raw, Mapping):
         raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
     # pandas holds values of numpy, and NaN for a cell without a value.

@@ -86,7 +86,6 @@ class ControlTokens:
         self._names = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         self._unknown_id: int | None = tokenizer.unk_token_id
         self._unknown = str(tokenizer.unk_token)
-        self._backend: Any = None
 
     def of(self, ids: list[int]) -> list[int]:
         """The control tokens among some ids, in their order."""
@@ -176,11 +175,14 @@ class ControlTokens:
         if not self._tokenizer.is_fast:
             encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
             return list(encoded["input_ids"])
-        if self._backend is None:
-            # A copy, because other callers encode markers by the tokenizer at the same time.
-            self._backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
-            self._backend.encode_special_tokens = True
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    @functools.cached_property
+    def _backend(self) -> Any:
+        """A copy that reads special tokens as text; others encode markers by the tokenizer at the same time."""
+        backend = copy.deepcopy(self._tokenizer.backend_tokenizer)
+        backend.encode_special_tokens = True
+        return backend
 
 
 @dataclass(frozen=True)
