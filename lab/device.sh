@@ -90,7 +90,7 @@ else
   # What matters most comes first: the time may end in between.
   lane=() cells=(b1/100 b32/100 b256/100) llama=(cot-graphs colar5-graphs sequential5-graphs hf-cot-static cot)
   generate=(cot-graphs colar5-graphs sequential5-graphs cot colar5 sequential5 hf-cot-static published
-    colar2-graphs sequential2-graphs colar2 sequential2 hf-cot floor)
+    colar2-graphs sequential2-graphs colar2 sequential2 hf-cot)
   sft=(--rows 2048 --batch-size 128 --attention sdpa --systems cot-uncompiled trainer cot colar-5 colar)
   rollout=(--questions 32 --num-generations 8 --batch 64 --systems ours merged published)
   serve=(--clients 1 32 256 --slots 256 --seconds 2 --systems colar5-graphs cot-graphs engine transformers)

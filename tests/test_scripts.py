@@ -332,13 +332,6 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(tmp_path, m
     report, printed = benchmark("rollout", words.split(), tmp_path, monkeypatch, capsys)
     cells = report["cells"]
     assert set(cells) == {"ours", "merged", "rescored", "published"}
-    for key, system in (
-        ("vs_published", "ours"),
-        ("vs_published_merged", "merged"),
-        ("vs_published_rescored", "rescored"),
-    ):
-        ratio = cells["published"]["c=2"]["seconds"] / cells[system]["c=2"]["seconds"]
-        assert report[key] == report[f"{key}_by_factor"]["c=2"] == pytest.approx(ratio)
     update = cells["ours"]["c=5"]["update_seconds"]
     for system in cells:
         for name, latents in (("c=2", 12.5), ("c=5", 5.5)):  # the first two test problems: 28 and 21 tokens

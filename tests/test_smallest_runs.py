@@ -34,7 +34,7 @@ BENCH = "--here --rounds 1 --threads 1 --output {out}"
 TINY = f"--backbone tiny --source {{rows}} {BENCH}"
 SMALLEST: dict[str, Sequence[str]] = {
     "lab/benchmarks/generate.py": [
-        f"{TINY} --cells b1/25 --systems cot sequential5-shortlist colar5-graphs hf-cot-static published floor"
+        f"{TINY} --cells b1/25 --systems cot sequential5-shortlist colar5-graphs hf-cot-static published"
     ],
     "lab/benchmarks/llama_cpp.py": [f"{TINY} --cells b1/100 --systems cot"],
     "lab/benchmarks/memory.py": [

@@ -1,6 +1,6 @@
 """A Ray cluster on one machine: faults, an input larger than the object store, and growth with the number of actors.
 
-    python lab/benchmarks/cluster.py kills memory growth serve-kills serve-growth --output runs/benchmarks/ray
+    python lab/benchmarks/cluster.py kills memory growth serve-kills --output runs/benchmarks/ray
 
 The commands are `colar generate --ray` and `colar serve --ray` with an untrained toy model; machines and workers are
 those of the tests, and a machine's death is noticed after Ray's 15 seconds.
@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import ray_workers  # the machines are the tests'
 from benchmarks.cluster_driver import Driver, workers
-from benchmarks.cluster_serve import KINDS, serve_growth_runs, serve_kill_runs
+from benchmarks.cluster_serve import KINDS, serve_kill_runs
 from families import save_untrained
 
 STEP_S = 0.05
@@ -97,16 +97,7 @@ def kill_runs(
         stream.write(json.dumps({"id": "poison", "question": "1 + " * 5000}) + "\n")
 
     def start(folder: Path) -> Driver:
-        words = [
-            "generate",
-            str(checkpoint),
-            "--input",
-            str(source),
-            "--output",
-            str(folder / "out"),
-            *LIMITS,
-        ]
-        words += ["--batch_size", str(BATCH), "--ray", cluster.address, "--ray_actors", "2"]
+        words = on_cluster(cluster, generate(checkpoint, source, folder / "out"), 2)
         return Driver(folder, words, SMALL_PARTS)
 
     def machine() -> Any:
@@ -155,11 +146,20 @@ def kill_runs(
             }
 
 
+def generate(checkpoint: Path, source: Path, output: Path, batch: int = BATCH) -> list[str]:
+    """The words of `colar generate` on one process."""
+    words = ["generate", str(checkpoint), "--input", str(source), "--output", str(output), *LIMITS]
+    return [*words, "--batch_size", str(batch)]
+
+
+def on_cluster(cluster: Any, words: list[str], actors: int) -> list[str]:
+    return [*words, "--ray", cluster.address, "--ray_actors", str(actors)]
+
+
 def alone_answers(checkpoint: Path, source: Path, work: Path) -> dict[str, Any]:
     """The answers of one process, by id."""
     path = work / "alone.jsonl"
-    words = ["generate", str(checkpoint), "--input", str(source), "--output", str(path), *LIMITS]
-    assert colar([*words, "--batch_size", str(BATCH)]) == 0
+    assert colar(generate(checkpoint, source, path)) == 0
     return {row["id"]: row for row in rows_of([path])}
 
 
@@ -194,8 +194,7 @@ def memory_run(cluster: Any, checkpoint: Path, work: Path, megabytes: int, rows:
             for name, value in now.items():
                 peak[name] = max(peak[name], round(value, 1))
 
-    words = ["generate", str(checkpoint), "--input", str(source), "--output", str(work / "out"), *LIMITS]
-    words += ["--batch_size", str(BATCH), "--ray", cluster.address, "--ray_actors", "1"]
+    words = on_cluster(cluster, generate(checkpoint, source, work / "out"), 1)
     before = psutil.Process().memory_info().rss / 2**20
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -253,9 +252,8 @@ def growth_run(
 
     try:
         before, started = cpu(), time.monotonic()
-        words = ["generate", str(checkpoint), "--input", str(source), "--output", str(work / "out"), *LIMITS]
-        words += ["--batch_size", str(batch), "--ray", cluster.address, "--ray_actors", str(actors)]
-        assert colar(words) == 0
+        words = generate(checkpoint, source, work / "out", batch)
+        assert colar(on_cluster(cluster, words, actors)) == 0
         after, seconds = cpu(), time.monotonic() - started
     finally:
         ray_answers.Answerer, ray_answers.answers = answerer, real  # type: ignore[misc]
@@ -297,7 +295,6 @@ PARTS = {
     "memory": memory_runs,
     "growth": growth_runs,
     "serve-kills": serve_kill_runs,
-    "serve-growth": serve_growth_runs,
 }
 
 
@@ -317,9 +314,6 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=120, help="size of the large input")
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--each", type=int, default=40, help="rows an actor where growth is measured")
-    parser.add_argument(
-        "--delays", type=float, nargs=2, default=[5, 5], help="seconds before a replica more, and one less"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     output = files.require_writable(args.output)

@@ -54,9 +54,10 @@ class Driver:
             time.sleep(0.05)
         return self.output.read_text().splitlines()[0]
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self) -> None:
+        """By kill -9, where the command has begun."""
         if self.id.exists() and self.id.read_text():
-            os.kill(int(self.id.read_text()), number)
+            os.kill(int(self.id.read_text()), signal.SIGKILL)
 
 
 def workers(title: str) -> list[psutil.Process]:

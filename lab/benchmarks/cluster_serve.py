@@ -1,11 +1,10 @@
-"""`colar serve --ray` under load while something is killed, and while replicas come and go: parts of `cluster.py`."""
+"""`colar serve --ray` under load while something is killed: a part of `cluster.py`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -213,34 +212,3 @@ def serve_kill_runs(
         server.kill()
         gone = wait_for(lambda: not workers("ServeReplica"), "the end of all replicas")
         yield {"killed": "command", "wrong": 0, "seconds_until_replicas_ended": round(gone, 2)}
-
-
-def serve_growth_runs(
-    cluster: Any, checkpoint: Path, work: Path, args: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """The number of replicas of `--ray 1:2` while requests come, and after them."""
-    up, down = args.delays
-    settings = f"ray_serve.UPSCALE_SECONDS, ray_serve.DOWNSCALE_SECONDS = {up}, {down}"
-    settings = f"from colar.serve import ray_serve\n{settings}"
-    cluster.add_node(num_cpus=1, setup_worker_path=ray_workers.__file__)
-    server = Driver(work / "serve", serve_words(checkpoint, cluster.address, "1:2"), settings)
-    with httpx.Client(base_url=server.first_line(), timeout=CLIENT_SECONDS) as client:
-        first = len(replicas(client))
-        with Load(client, 3 * CLIENTS) as load:
-            grown = wait_for(lambda: len(replicas(client)) == 2, "a second replica")
-            time.sleep(5)
-        shrunk = wait_for(lambda: len(replicas(client)) == 1, "one replica")
-        ends = Counter(end.name for end in load.ends)
-        yield {
-            "upscale_delay_seconds": up,
-            "downscale_delay_seconds": down,
-            "replicas_at_first": first,
-            "seconds_until_two": round(grown, 1),
-            "seconds_until_one": round(shrunk, 1),
-            **{name: ends.pop(name, 0) for name in ENDS},
-            "wrong": sum(ends.values()),
-            "wrong_ends": dict(ends),
-            "answered_afterwards": ask(client, True, 8),
-        }
-    server.kill(signal.SIGTERM)
-    server.wait()

@@ -98,19 +98,3 @@ def _in_chunks(reduce: ValuesOf, head: nn.Linear, hidden_ND: Tensor, *columns: T
         return reduce(head(hidden_CD).float(), *own)
 
     return in_chunks(values_of, hidden_ND, columns, size)
-
-
-def agreement() -> dict[str, float]:
-    """Largest relative difference of losses, and relative norm of that of gradients, from `before`, at 1,060 labels."""
-    found = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        for kind in ("loss", "score"):
-            made = inputs(1060, dtype)
-            wanted = part_alone(kind, "before", *made)
-            mine = part_alone(kind, "ours", *made)
-            name = f"{kind}/{str(dtype).removeprefix('torch.')}"
-            values = (mine[0].float() - wanted[0]).abs() / wanted[0].abs()
-            found[f"{name}/values"] = values.max().item()
-            gradient = (mine[-1].float() - wanted[-1].float()).norm() / wanted[-1].float().norm()
-            found[f"{name}/gradient"] = gradient.item()
-    return found

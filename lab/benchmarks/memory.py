@@ -13,11 +13,10 @@
     slice     the same with two random layers in Llama-3.2-1B's vocabulary (V = 128,256, D = 512), rows of random tokens
 
 Every cell runs in a process of its own. `peak_gib` is the most that the tensors of the step took at one time, counted
-by torch's profiler as on a GPU: weights and inputs are there before, and not counted. `process_gib` is the process's
-own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included. On
-a GPU both are the GPU's: the most that was allocated above what was before, and that with what is cached.
+by torch's profiler on a CPU and by the allocator on a GPU: weights and inputs are there before, and not counted.
 `before` at 37,035 labels would need about 60 GB. Its peak there is computed: a straight line through its measured
-cells. The table goes to stdout, then one JSON line.
+cells. The table goes to stdout, then one JSON line. The committed report also has the process's own peak, ratios, and
+how far `ours` is from `before` in its values (commit ee806d3b has them; tests/test_chunks.py compares the values).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
+from statistics import linear_regression
 from typing import Any
 
 import shared
 import torch
-from loss_parts import D, V, agreement, inputs, part_alone
+from loss_parts import D, V, inputs, part_alone
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from work import best_device
 
-from colar import files, progress, recipe
+from colar import recipe
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, NoParams, Row
 from colar.model import backbones
@@ -61,7 +60,7 @@ CELLS: dict[str, list[str]] = {
     "smollm2/cot": ["before", "parts", "ours"],
 }
 SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems]
-SYSTEMS += ["agreement", "torch:loss/3072"]
+SYSTEMS.append("torch:loss/3072")
 
 
 def main() -> None:
@@ -70,27 +69,18 @@ def main() -> None:
         print(json.dumps(measure(args.system, args)))
         return
 
-    # Each cell is kept at once: called again after an end in the middle, only the other cells are run.
-    kept = files.require_writable(args.output) / "runs.jsonl"
-    runs = files.resume_jsonl(kept)
-    done = [run["system"] for run in runs]
-    with files.append_jsonl(kept) as write:
-        for system in progress.track(args.systems, "memory"):
-            if system not in done:
-                runs.append(shared.run_in_process(__file__, system))
-                write(runs[-1])
-                progress.say(str(runs[-1]))
+    def said(run: dict[str, Any]) -> str:
+        cell = run["cells"][run["system"]]
+        return f"{cell['peak_gib']:.3g} GiB, {cell['seconds']:.0f} s"
+
+    runs = shared.run_systems(__file__, args.systems, said, args.minutes)
     report = summarise(runs, args)
-    keys = ("loss_peak_vs_before", "loss_peak_vs_before_measured", "score_peak_vs_before")
-    shared.publish(report, args.output, show, {key: report.get(key) for key in keys})
-    kept.unlink()
+    shared.publish(report, args.output, show, report["cells"])
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One run: peaks of the step above what was there before, and its seconds."""
+    """One run: the peak of the step above what was there before, and its seconds."""
     torch.set_num_threads(args.threads)
-    if name == "agreement":
-        return {"system": name, **agreement()}
     system, cell = name.split(":")
     kind, of = cell.split("/")
     if kind in ("loss", "score"):
@@ -104,37 +94,25 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     else:
         step = update(kind, of, system, args)
-    if torch.cuda.is_available():
-        return {"system": name, **on_gpu(step)}
-    held = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
     started = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    return {
-        "system": name,
-        "peak_gib": peak_bytes(profiler) / 2**30,
-        "process_gib": (_status("VmHWM") - held) / 2**20,
-        "seconds": time.perf_counter() - started,
-    }
+    peak = peak_on_gpu(step) if torch.cuda.is_available() else peak_on_cpu(step)
+    seconds = time.perf_counter() - started
+    return {"system": name, "cells": {name: {"peak_gib": peak / 2**30, "seconds": seconds}}}
 
 
-def on_gpu(step: Callable[[], Any]) -> dict[str, float]:
-    """Peaks of the step on a GPU above what was there before, and its seconds."""
-    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+def peak_on_gpu(step: Callable[[], None]) -> int:
+    """The most bytes that were allocated on the GPU above what was before the step."""
+    held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
     step()
     torch.cuda.synchronize()
-    return {
-        "peak_gib": (torch.cuda.max_memory_allocated() - held) / 2**30,
-        "process_gib": (torch.cuda.max_memory_reserved() - reserved) / 2**30,
-        "seconds": time.perf_counter() - started,
-    }
+    return torch.cuda.max_memory_allocated() - held
 
 
-def peak_bytes(profiler: Any) -> int:
-    """The most bytes of tensors that were alive at one time, of those that were made under the profiler."""
+def peak_on_cpu(step: Callable[[], None]) -> int:
+    """The most bytes of tensors that were alive at one time, of those that the step made."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
     changes = []
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -226,11 +204,10 @@ def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Every cell, and the ratios of their peaks."""
+    """Every cell, and the computed one."""
     cells: dict[str, dict[str, float]] = {}
-    for run in runs:
-        cells[run["system"]] = {key: value for key, value in run.items() if key != "system"}
-    agreed = cells.pop("agreement", {})
+    for found in shared.medians(runs, args.systems).values():
+        cells |= found
     report: dict[str, Any] = {
         "benchmark": "memory",
         "setting": {
@@ -244,31 +221,19 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "threads": args.threads,
         },
         "provenance": shared.provenance(),
+        "cells": cells,
+        "runs": runs,
     }
-    peak = {name: cell["peak_gib"] for name, cell in cells.items()}
-    if all(f"before:loss/{n}" in peak for n in MEASURED) and f"ours:loss/{LONGEST}" in peak:
-        computed, per_label = line([(n, peak[f"before:loss/{n}"]) for n in MEASURED], LONGEST)
-        most = MEASURED[-1]
-        report["loss_peak_vs_before"] = peak[f"ours:loss/{LONGEST}"] / computed
-        report["loss_peak_vs_before_measured"] = peak[f"ours:loss/{most}"] / peak[f"before:loss/{most}"]
-        report["before_at_longest"] = {
-            "labels": LONGEST,
-            "computed_gib": computed,
-            # In units of a float32 number for each label and token.
-            "copies": per_label * 2**30 / (4 * V),
-        }
-    for key, cell in (("score", "score/1024"), ("slice", "slice/cot"), ("smollm2", "smollm2/cot")):
-        if f"before:{cell}" in peak and f"ours:{cell}" in peak:
-            report[f"{key}_peak_vs_before"] = peak[f"ours:{cell}"] / peak[f"before:{cell}"]
-    return {**report, "agreement": agreed, "cells": cells}
+    if all(f"before:loss/{n}" in cells for n in MEASURED):
+        points = [(n, cells[f"before:loss/{n}"]["peak_gib"]) for n in MEASURED]
+        report["before_at_longest"] = {"labels": LONGEST, "computed_gib": line(points, LONGEST)}
+    return report
 
 
-def line(points: list[tuple[int, float]], at: int) -> tuple[float, float]:
-    """The value at `at` of the straight line of least squares through some points, and its slope."""
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return mean_y + slope * (at - mean_x), slope
+def line(points: list[tuple[int, float]], at: int) -> float:
+    """The value at `at` of the straight line of least squares through some points."""
+    slope, intercept = linear_regression(*zip(*points, strict=True))
+    return slope * at + intercept
 
 
 def show(report: dict[str, Any]) -> None:
@@ -283,14 +248,6 @@ def show(report: dict[str, Any]) -> None:
             row += [shared.shown(found.get("peak_gib")), shared.shown(found.get("seconds"))]
         table.add_row(*row)
     Console(width=110).print(table)
-
-
-def _status(key: str) -> int:
-    """A line of /proc/self/status, in KiB."""
-    for text in Path("/proc/self/status").read_text().splitlines():
-        if text.startswith(f"{key}:"):
-            return int(text.split()[1])
-    raise SystemExit(f"/proc/self/status has no {key}: this benchmark needs Linux")
 
 
 def _arguments() -> argparse.Namespace:

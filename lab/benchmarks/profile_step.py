@@ -166,7 +166,7 @@ def decoding(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[
     engine = Engine(lm, Unending(method), n, cuda_graphs=how == "graphs")
     factor = 1 if name == "cot" else FACTOR
     # Chains of 60 thoughts: no row ends before the last profiled step.
-    for request in make_job(lm, method, examples, Cell("", n, n, 60 * factor), factor).requests:
+    for request in make_job(lm, method, examples, Cell("", n, 60 * factor), factor).requests:
         engine.submit(request)
 
     @torch.inference_mode()

@@ -42,7 +42,6 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.ops import ragged
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.loss import GrpoObjective
@@ -51,12 +50,6 @@ from colar.training.grpo.rollout import Output
 SYSTEMS = ("ours", "merged", "rescored", "published")
 LORA = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
 """As in the recipes of smollm2-135m."""
-VS_PUBLISHED = {
-    "vs_published": "ours",
-    "vs_published_merged": "merged",
-    "vs_published_rescored": "rescored",
-}
-"""The report's key -> the system that is compared with `published`."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,7 @@ def main() -> None:
 
     runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said, args.minutes)
     report = summarise(runs, args)
-    ratios = {key: report[key] for key in VS_PUBLISHED if key in report}
-    shared.publish(report, args.output, show, ratios)
+    shared.publish(report, args.output, show, report["cells"])
 
 
 def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -103,13 +95,14 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         outputs = generation(system, lm, method, job, args.batch)
         shared.synchronize()
         seconds = time.perf_counter() - started
-        assert outputs.thought_counts.tolist() == job.lengths, "not the work that was asked for"
         cell = {
             "seconds": seconds,
             "completions_per_second": len(job.requests) / seconds,
             "latents": sum(job.lengths) / len(job.lengths),
             "peak_memory_gib": shared.peak_gib(),
         }
+        if outputs is not None:
+            assert outputs.thought_counts.tolist() == job.lengths, "not the work that was requested"
         if system == "ours":
             cell["update_seconds"] = update(lm, method, outputs, args.batch)
         cells[f"c={factor}"] = cell
@@ -141,14 +134,17 @@ def make_job(
 
 
 @torch.no_grad()
-def generation(system: str, lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollouts:
-    """Rollouts, sampled and ready to be learnt from, by one system; a forward for log-probs goes batch by batch."""
+def generation(system: str, lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollouts | None:
+    """Sample by one system, until an update could follow; the rollouts of ours. Log-probs are made batch by batch."""
     if system == "published":
-        return published(lm, method, job, batch)
+        published(lm, method, job, batch)
+        return None
     outputs = ours(lm, method, job, merged=system == "merged")
     if system == "rescored":
+        columns = {name: column.to(lm.device) for name, column in outputs.tensors().items()}
         for start in range(0, len(job.requests), batch):
-            method.logps(lm, slice_of(outputs, start, start + batch, lm.device))
+            part = {name: column[start : start + batch] for name, column in columns.items()}
+            method.logps(lm, Rollouts.from_tensors(part))
     return outputs
 
 
@@ -165,7 +161,7 @@ def ours(lm: LatentLM, method: Any, job: RolloutJob, merged: bool) -> Rollouts:
     return outputs
 
 
-def published(lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollouts:
+def published(lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> None:
     """The rollout as published, with our weights and heads."""
     ids, mask = left_padded(job.ids, lm.device)
     question = lm.embed(ids)
@@ -207,29 +203,6 @@ def published(lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollout
         scored = lm.causal_lm(inputs_embeds=whole[rows], attention_mask=mask[rows], output_hidden_states=True)
         scored.logits.float().log_softmax(-1)
         lm.extra["latent_head"](scored.hidden_states[-1])
-    return _outputs(job, torch.cat(latents, 1), lengths, answers)
-
-
-def _outputs(job: RolloutJob, latents: Tensor, lengths: Tensor, answers: Tensor) -> Rollouts:
-    """The published rollout's tensors as ours, so that the same update follows."""
-    question_ids, question_lengths = ragged.pad(job.ids)
-    R = len(job.ids)
-    compression_factor = float(job.requests[0].params.compression_factor)
-    return Rollouts(
-        question_ids=question_ids,
-        question_lengths=question_lengths,
-        thought_ids=torch.full(latents.shape[:2], -1),
-        latents=latents.cpu(),
-        group_ids=torch.zeros((*latents.shape[:2], 0), dtype=torch.int64),
-        endings=torch.full(latents.shape[:2], -1),
-        thought_counts=lengths.cpu(),
-        token_ids=answers.cpu(),
-        token_lengths=torch.full((R,), ANSWER),
-        stopped=torch.zeros(R, dtype=torch.bool),
-        temperature=torch.ones(R, dtype=torch.float64),
-        latent_temperature=torch.ones(R, dtype=torch.float64),
-        params={"compression_factor": torch.full((R,), compression_factor)},
-    )
 
 
 # The update
@@ -271,11 +244,6 @@ def update(lm: LatentLM, method: Any, outputs: Rollouts, batch: int) -> float:
     return time.perf_counter() - started
 
 
-def slice_of(outputs: Rollouts, start: int, end: int, device: torch.device) -> Rollouts:
-    columns = outputs.tensors()
-    return Rollouts.from_tensors({name: column[start:end].to(device) for name, column in columns.items()})
-
-
 def _precision(args: argparse.Namespace) -> str:
     return "float32" if args.backbone == "tiny" else "bfloat16"
 
@@ -284,7 +252,7 @@ def _precision(args: argparse.Namespace) -> str:
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over the rounds, the ratios that matter, and everything that they come from."""
+    """Medians over the rounds, the share of a step that rollouts take, and the runs that they come from."""
     cells = shared.medians(runs, args.systems)
     names = [f"c={factor}" for factor in args.compression_factors]
     # The update is the same for all systems, and measured after ours.
@@ -294,14 +262,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
                 cell = cells[system][name]
                 update_seconds = cells["ours"][name]["update_seconds"]
                 cell["rollout_share"] = cell["seconds"] / (cell["seconds"] + update_seconds)
-    ratios: dict[str, Any] = {}
-    for key, system in VS_PUBLISHED.items():
-        if system in cells and "published" in cells:
-            times = {}
-            for name in names:
-                times[name] = cells["published"][name]["seconds"] / cells[system][name]["seconds"]
-            ratios[key] = times[names[0]]
-            ratios[f"{key}_by_factor"] = times
     return {
         "benchmark": "rollout",
         "setting": {
@@ -317,7 +277,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "update_batch": args.batch,
         },
         "provenance": shared.provenance(),
-        **ratios,
         "cells": cells,
         "runs": runs,
     }
@@ -348,7 +307,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-generations", type=int, default=8, help='"group size G of 8"')
     parser.add_argument(
         "--compression-factors", type=int, nargs="+", default=[2, 5],
-        help="chains have the length of the questions' own at these; vs_published is of the first (the paper's, 2)",
+        help="chains have the length of the questions' own at these (the paper's: 2)",
     )  # fmt: skip
     parser.add_argument("--batch", type=int, default=8, help="outputs in a forward of the update")
     return parser.parse_args()

@@ -1,7 +1,6 @@
 """Answers a second over HTTP: `colar serve` beside what one would use instead, in one run.
 
     python lab/benchmarks/serve.py --output runs/benchmarks/serve
-    python lab/benchmarks/serve.py --smoke          tiny, a second a cell: does all of it run?
 
 SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `lab/benchmarks/generate.py` (`servers.py` has them).
 
@@ -20,9 +19,8 @@ All systems run in turns, `--rounds` times; cells are medians over the rounds. A
 cores with AMX.
 
 llama.cpp comes as a wheel: pip install xllamacpp gguf. (llama-cpp-python is compiled for an hour on two cores, and its
-server answers one request after another.) What fails is a cell with an error, and the rest goes on. Each run is a line
-of `runs.jsonl`: the same command again does what is left, and again what has failed. The table goes to stdout, then one
-JSON line.
+server answers one request after another.) A cell that fails is left out, with its error in `runs`, and the rest goes
+on. The table goes to stdout, then one JSON line.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 import servers
@@ -44,8 +42,6 @@ import shared
 from rich.console import Console
 from servers import CHAIN, Times
 from work import ANSWER, FACTOR, load_questions
-
-from colar import progress
 
 CLIENTS = (1, 8, 32)
 DEFAULT = ("colar5", "colar5-hidden", "cot", "engine", "transformers", "llama-cpp")
@@ -57,8 +53,7 @@ CELL_SECONDS = 240.0
 """A cell that takes longer has failed."""
 
 Ask = Callable[[str], Awaitable[Times]]
-Cell = dict[str, Any]
-"""Numbers by name, or "error"."""
+Cell = dict[str, float]
 
 
 def main() -> None:
@@ -69,31 +64,24 @@ def main() -> None:
     if args.system:
         print(json.dumps(measure(args.system, args)))
         return
-    runs = run_all(args)
-    cells = medians(runs, args.systems)
+    order = shared.rounds_of(args.systems, args.rounds)
+    runs = shared.run_systems(__file__, order, in_short, args.minutes)
+    setting = {"backbone": args.backbone, "precision": "bfloat16", "chain": CHAIN, "answer": ANSWER}
+    setting |= {"slots": args.slots, "positions": servers.POSITIONS, "seconds": args.seconds}
+    setting |= {"clients": args.clients, "threads": args.threads, "rounds": args.rounds}
     report = {
         "benchmark": "serve",
-        "setting": setting(args) | {"rounds": args.rounds, "positions": servers.POSITIONS},
+        "setting": setting,
         "provenance": shared.provenance() | versions(),
-        **ratios(cells),
-        "cells": cells,
+        "cells": shared.medians(runs, args.systems),
         "runs": runs,
     }
-    shared.publish(report, args.output, show, ratios(cells))
+    shared.publish(report, args.output, show, report["cells"])
 
 
-def setting(args: argparse.Namespace) -> dict[str, Any]:
-    """What runs must have in common."""
-    return {
-        "backbone": args.backbone,
-        "precision": "bfloat16",
-        "chain": CHAIN,
-        "answer": ANSWER,
-        "slots": args.slots,
-        "seconds": args.seconds,
-        "clients": args.clients,
-        "threads": args.threads,
-    }
+def in_short(run: shared.Run) -> str:
+    rates = [f"{shared.shown(cell['answers_per_second'])} answers/s" for cell in run["cells"].values()]
+    return f"{', '.join([*rates, *run['failed'].values()])}; {run['seconds']:.0f} s"
 
 
 def versions() -> dict[str, str]:
@@ -107,58 +95,6 @@ def versions() -> dict[str, str]:
 
 
 # Runs
-
-
-def run_all(args: argparse.Namespace) -> list[shared.Run]:
-    """All systems in turns, but for runs that an earlier command has done."""
-    path = Path(args.output) / "runs.jsonl"
-    done = _read(path, setting(args))
-    order = [(number, system) for number in range(args.rounds) for system in args.systems]
-    left = [each for each in order if each not in done]
-    deadline = time.monotonic() + 60 * args.minutes
-    for number, system in progress.track(left, "serve"):
-        if time.monotonic() < deadline:
-            run = {"system": system, "round": number, **_run(system)}
-        else:
-            run = {"system": system, "round": number, "cells": {}, "error": "not run, the time is up"}
-        progress.say(f"{system}: {run.get('error') or _in_short(run)}")
-        done[number, system] = run
-        with path.open("a") as lines:
-            lines.write(json.dumps({"setting": setting(args), **run}) + "\n")
-    return [done[each] for each in order]
-
-
-def _read(path: Path, wanted: dict[str, Any]) -> dict[tuple[int, str], shared.Run]:
-    """Runs of the same setting that have succeeded."""
-    found: dict[tuple[int, str], shared.Run] = {}
-    if not path.exists():
-        return found
-    for line in path.read_text().splitlines():
-        run = json.loads(line)
-        if run.pop("setting") == wanted and not _errors(run):
-            found[run["round"], run["system"]] = run
-    return found
-
-
-def _run(system: str) -> shared.Run:
-    """A system's run in a process of its own, or its error."""
-    started = time.perf_counter()
-    try:
-        return shared.run_in_process(__file__, system)
-    except SystemExit as failed:
-        last = str(failed).strip().splitlines()[-1:]
-        return {"cells": {}, "error": " ".join(last)[:600], "seconds": time.perf_counter() - started}
-
-
-def _errors(run: shared.Run) -> list[str]:
-    """What has failed in a run."""
-    cells = [cell["error"] for cell in run["cells"].values() if "error" in cell]
-    return [run["error"], *cells] if "error" in run else cells
-
-
-def _in_short(run: shared.Run) -> str:
-    rates = [shared.shown(cell.get("answers_per_second")) or "failed" for cell in run["cells"].values()]
-    return f"{' / '.join(rates)} answers/s, {run['seconds']:.0f} s"
 
 
 def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -176,12 +112,16 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
             cells = asyncio.run(_cells(ask, questions, args))
             memory = shared.used_gib(process)
-    for cell in cells.values():
-        cell["memory_gib"] = memory
-    return {"cells": cells, "seconds": time.perf_counter() - started}
+    run = {"system": system, "cells": {}, "failed": {}, "seconds": time.perf_counter() - started}
+    for name, cell in cells.items():
+        if isinstance(cell, str):
+            run["failed"][name] = f"{name}: {cell}"
+        else:
+            run["cells"][name] = cell | {"memory_gib": memory}
+    return run
 
 
-async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
+async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell | str]:
     """The same clients on the engine itself."""
     from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
     from colar.engine.request import Request
@@ -202,17 +142,18 @@ async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> d
     return cells
 
 
-async def _cells(ask: Ask, questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
-    cells: dict[str, Cell] = {}
+async def _cells(ask: Ask, questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell | str]:
+    """The cell of each number of clients, or why it failed."""
+    cells: dict[str, Cell | str] = {}
     for clients in args.clients:
+        name = f"clients/{clients}"
         try:
             async with asyncio.timeout(CELL_SECONDS):
-                cell = await _cell(ask, questions, clients, args.seconds)
+                cells[name] = await _cell(ask, questions, clients, args.seconds)
         except TimeoutError:
-            cell = {"error": f"not done after {CELL_SECONDS:.0f} s"}
+            cells[name] = f"not done after {CELL_SECONDS:.0f} s"
         except (RuntimeError, OSError) as error:
-            cell = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        cells[f"clients/{clients}"] = cell
+            cells[name] = f"{type(error).__name__}: {error}"[:1000]
     return cells
 
 
@@ -244,48 +185,6 @@ def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     return {f"{name}_p50_seconds": cuts[9], f"{name}_p95_seconds": cuts[18]}
 
 
-# Results
-
-
-def medians(runs: Sequence[shared.Run], systems: Sequence[str]) -> dict[str, dict[str, Cell]]:
-    """System -> cell -> quantity -> its median over the runs in which the cell succeeded, or the last error."""
-    found: dict[str, dict[str, Cell]] = {}
-    for system in systems:
-        mine = [run for run in runs if run["system"] == system]
-        names = {name: None for run in mine for name in run["cells"]}
-        found[system] = {
-            name: _median([run["cells"][name] for run in mine if name in run["cells"]]) for name in names
-        }
-        if not names:
-            found[system] = {"all": {"error": mine[-1]["error"]}}
-    return found
-
-
-def _median(cells: Sequence[Cell]) -> Cell:
-    good = [cell for cell in cells if "error" not in cell]
-    if not good:
-        return {"error": cells[-1]["error"]}
-    return {"runs": len(good)} | {name: median(cell[name] for cell in good) for name in good[0]}
-
-
-def ratios(cells: dict[str, dict[str, Cell]]) -> dict[str, float | None]:
-    """The three numbers that the server is judged by; null where a system was not measured."""
-
-    def rate(system: str, clients: int) -> float | None:
-        found: float | None = cells.get(system, {}).get(f"clients/{clients}", {}).get("answers_per_second")
-        return found
-
-    def over(one: float | None, other: float | None) -> float | None:
-        return None if one is None or other is None else one / other
-
-    kept = over(rate("colar5-hidden", 32), rate("engine", 32))
-    return {
-        "colar5_vs_transformers_serve_32": over(rate("colar5", 32), rate("transformers", 32)),
-        "colar5_vs_transformers_serve_1": over(rate("colar5", 1), rate("transformers", 1)),
-        "http_overhead_32": None if kept is None else 1 - kept,
-    }
-
-
 def show(report: dict[str, Any]) -> None:
     columns = ("system", "clients", "answers/s", "first p50", "first p95", "answer p50", "answer p95", "GiB")
     table = shared.table("Over HTTP, seconds", columns, ("system",))
@@ -293,7 +192,7 @@ def show(report: dict[str, Any]) -> None:
     names += ("answer_p50_seconds", "answer_p95_seconds", "memory_gib")
     for system, cells in report["cells"].items():
         for name, cell in cells.items():
-            numbers = ["failed"] if "error" in cell else [shared.shown(cell[key]) for key in names]
+            numbers = [shared.shown(cell[key]) for key in names]
             table.add_row(system, name.removeprefix("clients/"), *numbers)
     Console().print(table)
 
@@ -304,14 +203,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
     parser.add_argument("--slots", type=int, default=32, help="rows that each system may run at a time")
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
-    parser.add_argument(
-        "--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients"
-    )
     parser.add_argument("--server", choices=(*OURS, "llama-cpp"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.smoke:
-        args.backbone, args.rounds, args.seconds, args.clients = "tiny", 1, 1.0, [1, 2]
     Path(args.output).mkdir(parents=True, exist_ok=True)
     return args
 

@@ -6,7 +6,6 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
 
     trainer         transformers' Trainer as its examples use it: padding to the longest of a random batch, logits
                     at every position, default attention
-    trainer-eager   the same with the attention that ours uses: the share of the gain that attention has
     cot             ours: rows of like length together, logits at labels only, layers compiled
     cot-uncompiled  the same without compilation
     colar-1|2|5     CoLaR-SFT at one compression factor
@@ -47,7 +46,6 @@ from colar.training.trainer import LatentTrainer
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "trainer": {"plain": True, "attention": "sdpa"},
-    "trainer-eager": {"plain": True, "attention": "eager"},
     "cot": {"method": "cot", "attention": "eager", "compile": True},
     "cot-uncompiled": {"method": "cot", "attention": "eager", "compile": False},
     "colar-1": {"method": "colar", "factor": 1, "attention": "eager", "compile": True},
@@ -79,21 +77,8 @@ def main() -> None:
 
     runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said, args.minutes)
     report = summarise(runs, args)
-    summary = dict(report["ratios"])
-    for name, found in report["systems"].items():
-        summary[name] = found["rows_per_second"]
-    shared.publish(report, args.output, show, summary)
-
-
-RATIOS = {
-    "cot_vs_trainer": ("cot", "trainer"),
-    "cot_vs_trainer_eager": ("cot", "trainer-eager"),
-    "cot_uncompiled_vs_trainer": ("cot-uncompiled", "trainer"),
-    "colar1_vs_cot": ("colar-1", "cot"),
-    "colar2_vs_cot": ("colar-2", "cot"),
-    "colar5_vs_cot": ("colar-5", "cot"),
-}
-"""Name -> rows a second of the one system over those of the other."""
+    rates = {name: found["rows_per_second"] for name, found in report["systems"].items()}
+    shared.publish(report, args.output, show, rates)
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +170,7 @@ def ours(
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over the rounds, the ratios that matter, and everything that they come from."""
+    """Medians over the rounds, and the runs that they come from."""
     systems = {}
     for name in args.systems:
         mine = [run for run in runs if run["system"] == name and "error" not in run]
@@ -197,10 +182,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         found["slowest"] = min(run["rows_per_second"] for run in mine)
         found["fastest"] = max(run["rows_per_second"] for run in mine)
         systems[name] = found
-    ratios = {}
-    for key, (over, under) in RATIOS.items():
-        if over in systems and under in systems:
-            ratios[key] = systems[over]["rows_per_second"] / systems[under]["rows_per_second"]
     return {
         "benchmark": "sft",
         "setting": {
@@ -213,7 +194,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "precision": "bf16 autocast over float32 weights",
         },
         "provenance": shared.provenance(),
-        "ratios": ratios,
         "systems": systems,
         "runs": runs,
     }

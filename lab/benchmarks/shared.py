@@ -123,17 +123,19 @@ def rounds_of(systems: Sequence[str], rounds: int) -> list[str]:
 
 
 def medians(runs: Sequence[Run], systems: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """System -> cell -> quantity -> its median over the system's runs; without the systems that have no result."""
+    """System -> cell -> quantity -> its median over the runs that have the cell; without the systems that failed."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for system in systems:
-        mine = [run["cells"] for run in runs if run["system"] == system and "error" not in run]
-        if not mine:
-            continue
-        found[system] = {}
-        for cell, quantities in mine[0].items():
-            found[system][cell] = {}
-            for quantity in quantities:
-                found[system][cell][quantity] = median(run[cell][quantity] for run in mine)
+        mine: dict[str, list[dict[str, float]]] = {}
+        for run in runs:
+            if run["system"] == system:
+                for name, cell in run.get("cells", {}).items():
+                    mine.setdefault(name, []).append(cell)
+        if mine:
+            found[system] = {
+                name: {key: median(cell[key] for cell in cells) for key in cells[0]}
+                for name, cells in mine.items()
+            }
     return found
 
 

@@ -191,8 +191,6 @@ class Soak:
         self.answered: list[tuple[Request, bytes]] = []
         self.memory: list[int] = []
         """Bytes of the process, each time that some requests have ended and nothing runs."""
-        self.objects: list[int] = []
-        """Objects of Python at the same times."""
         self.seconds = 0.0
 
     async def run(self, plans: list[Plan], until: float) -> None:
@@ -221,7 +219,6 @@ class Soak:
                 while self.engine.busy:
                     await asyncio.sleep(0.01)
                 self.memory.append(resident())
-                self.objects.append(sys.getallocatedblocks())
         await served.close()
         hook.remove()
         self.seconds = time.monotonic() - started
@@ -299,7 +296,6 @@ def judge(soak: Soak, lm: LatentLM, method: Any, until: float) -> dict[str, Any]
         "answers_different": different,
         "memory_mib": [round(size / 2**20, 1) for size in soak.memory],
         "memory_growth": growth,
-        "python_objects": soak.objects,
         "cache_positions_at_the_end": soak.engine.cache.positions,
         "seconds": soak.seconds,
         "verdict": {

@@ -1,8 +1,8 @@
 """The work of the generation benchmarks, and the systems that do it.
 
 A `Cell` says how much work, a `Job` is its prompts. `ours`, `hf_cot` and `published` do one job and return their
-times; `floor` times the bare matrix products of a step. All systems do the same work: chains end at a given number of
-embeddings and answers at `ANSWER` tokens, never by themselves.
+times. All systems do the same work: chains end at a given number of embeddings and answers at `ANSWER` tokens, never
+by themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,8 +35,6 @@ NO_TOKEN = -2
 """No token has this id, and no place without a token either."""
 FACTOR = 5
 """The compression factor at which latents are compared with tokens."""
-ALL = ("colar5", "cot", "hf-cot", "published")
-"""Systems that a cell is measured with, unless it names others."""
 
 
 def load_model(
@@ -78,17 +76,14 @@ def load_chains(source: str, data_dir: Path | None) -> list[Example]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One piece of work: `questions` in a batch of `slots`, each `samples` times.
+    """One piece of work: `questions` answered at the same time.
 
     Chains have `length` tokens; None: as many as the questions' own.
     """
 
     name: str
-    slots: int
     questions: int
     length: int | None
-    samples: int = 1
-    systems: tuple[str, ...] = ALL
 
 
 class Unending(base.Method):
@@ -136,34 +131,19 @@ class Job:
 
 
 def make_job(
-    lm: LatentLM,
-    method: Any,
-    examples: Sequence[Example],
-    cell: Cell,
-    compression_factor: int,
-    top_p: float | None = None,
+    lm: LatentLM, method: Any, examples: Sequence[Example], cell: Cell, compression_factor: int
 ) -> Job:
-    """The requests of a cell; a method without a compression factor is asked for chains at factor 1.
-
-    With `top_p` all is drawn, at temperature 1; without it decoding is greedy.
-    """
+    """The greedy requests of a cell; a method without a compression factor is requested at its default, factor 1."""
     requests = []
     lengths = []
-    params = method.Params()
-    if compression_factor > 1:
-        params = method.Params(compression_factor=compression_factor)
+    params = method.Params(compression_factor) if compression_factor > 1 else method.Params()
     for index in range(cell.questions):
         example = examples[index % len(examples)]
         tokens = cell.length or chain_tokens(lm, example)
         length = -(-tokens // compression_factor)
         decoding = Decoding(max_latents=length, max_completion_length=ANSWER)
-        if top_p is not None:
-            decoding = replace(decoding, temperature=1.0, latent_temperature=1.0, top_p=top_p)
-        for sample in range(cell.samples):
-            requests.append(
-                Request(f"{index}", example.question, params, decoding, seed=index, sample=sample)
-            )
-            lengths.append(length)
+        requests.append(Request(f"{index}", example.question, params, decoding, seed=index))
+        lengths.append(length)
     ids = [lm.template.question(request.question, method.speed_text(request.params)) for request in requests]
     return Job(requests, ids, lengths)
 
@@ -176,29 +156,28 @@ def chain_tokens(lm: LatentLM, example: Example) -> int:
 def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, cuda_graphs: bool = False) -> dict[str, float]:
     """The engine. With `cuda_graphs` the job is done once before: an engine records its graphs when it is new.
 
-    A step is timed where no request joined and every slot was busy (or every row, where there are fewer rows than
-    slots): prefills and the end of the queue are not steps of this batch size.
+    A step is timed where no request joined and every row was busy: prefills and the end of the queue are not steps of
+    this batch size.
     """
-    engine = Engine(lm, Unending(method), cell.slots, cuda_graphs=cuda_graphs)
+    engine = Engine(lm, Unending(method), cell.questions, cuda_graphs=cuda_graphs)
     if cuda_graphs:
         engine.generate(job.requests)
     decoded = Decoded(engine.lm)
     started = time.perf_counter()
     for request in job.requests:
         engine.submit(request)
-    most_rows = min(cell.slots, len(job.requests))
     steps: list[float] = []
     cpu_steps: list[float] = []
     thoughts: list[float] = []
-    first_token: dict[tuple[str, int], float] = {}
+    first_token: dict[str, float] = {}
     while engine.busy:
         rows = len(engine.running)
         waiting = len(engine.scheduler.waiting)
         before, cpu_before = time.perf_counter(), time.process_time()
         events = engine.step()
         now = time.perf_counter()
-        nobody_joined = len(engine.scheduler.waiting) == waiting
-        if nobody_joined and rows == most_rows:
+        none_joined = len(engine.scheduler.waiting) == waiting
+        if none_joined and rows == len(job.requests):
             steps.append(now - before)
             # Of all threads: on a machine that others use as well it says more than the time that has passed.
             cpu_steps.append(time.process_time() - cpu_before)
@@ -206,7 +185,7 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, cuda_graphs: bool = Fa
             if event.kind == "thought":
                 thoughts.append(now - started)
             elif event.kind == "token":
-                first_token.setdefault((event.request.id, event.request.sample), now - started)
+                first_token.setdefault(event.request.id, now - started)
             assert event.kind != "finished" or event.reason == "length", "an answer ended by itself"
     seconds = time.perf_counter() - started
     decoded.check(job)
@@ -343,28 +322,6 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
         "first_answer_token_seconds": times.times[0] - started,
         **thinking_times(steps, read + steps[0], thinking),
     }
-
-
-def floor(lm: LatentLM, n: int) -> float:
-    """Milliseconds of a step's matrix products with n rows, each weight read once, LM head included."""
-    head = lm.causal_lm.get_output_embeddings().weight
-    embedding = lm.causal_lm.get_input_embeddings().weight
-    # A tied head and embedding are one parameter: it is multiplied once, as the head. An embedding is only looked up.
-    weights = [p for p in lm.causal_lm.parameters() if p.ndim == 2 and p is not embedding and p is not head]
-    weights.append(head)
-    inputs = {}
-    for weight in weights:
-        width = weight.shape[1]
-        inputs[width] = torch.randn(n, width, dtype=weight.dtype, device=weight.device)
-    seconds = []
-    for _ in range(12):
-        started = time.perf_counter()
-        for weight in weights:
-            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
-        shared.synchronize()
-        seconds.append(time.perf_counter() - started)
-    # The first two warm up.
-    return 1e3 * median(seconds[2:])
 
 
 def left_padded(ids: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:

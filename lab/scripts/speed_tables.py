@@ -24,20 +24,26 @@ THINKING = {
     "sequential5-shortlist": "the same with a shortlist",
 }
 """Systems without "-eager" were compiled, which the engine did at commit c901c920 and before."""
-OVER = {
-    ("hf-cot", "b32/mixed"): "questions/s, Gaussian at c = 5 / `generate`, 32 rows, the data's lengths",
-    ("hf-cot", "b1/100"): "the same, 1 row, equal lengths",
-    ("published", "b32/mixed"): "questions/s, Gaussian at c = 5 / published loop, 32 rows",
-}
-"""Ratios of "colar5-eager" over another system in a cell."""
-COMPILED_RATIOS = {
-    "own_cot_vs_hf_cot_b32": "questions/s, our CoT / `generate`, 32 rows, equal lengths",
-    "sequential2_vs_own_cot_thinking_b32": "thinking, sequential at c = 2 / our CoT, 32 rows",
-    "sequential5_vs_own_cot_thinking_b32": "thinking, sequential at c = 5 / our CoT, 32 rows",
-    "sequential5_vs_own_cot_thinking_b32_shortlist": "the same with a shortlist",
-    "sequential2_vs_gaussian2_step_b32": "ms a step, sequential / Gaussian, c = 2",
-    "sequential5_vs_gaussian5_step_b32": "ms a step, sequential / Gaussian, c = 5",
-}
+RATIOS = {
+    "questions/s, Gaussian at c = 5 / `generate`, 32 rows, the data's lengths": (
+        "seconds", "b32/mixed", "hf-cot", "colar5-eager"
+    ),
+    "the same, 1 row, equal lengths": ("seconds", "b1/100", "hf-cot", "colar5-eager"),
+    "questions/s, Gaussian at c = 5 / published loop, 32 rows": (
+        "seconds", "b32/mixed", "published", "colar5-eager"
+    ),
+    "compiled: questions/s, our CoT / `generate`, 32 rows, equal lengths": ("seconds", "b32/100", "hf-cot", "cot"),
+    "compiled: thinking, sequential at c = 2 / our CoT, 32 rows": (
+        "thinking_seconds", "b32/100", "cot", "sequential2"
+    ),
+    "compiled: thinking, sequential at c = 5 / our CoT, 32 rows": (
+        "thinking_seconds", "b32/100", "cot", "sequential5"
+    ),
+    "compiled: the same with a shortlist": ("thinking_seconds", "b32/100", "cot", "sequential5-shortlist"),
+    "compiled: ms a step, sequential / Gaussian, c = 2": ("ms_per_step", "b32/100", "sequential2", "colar2"),
+    "compiled: ms a step, sequential / Gaussian, c = 5": ("ms_per_step", "b32/100", "sequential5", "colar5"),
+}  # fmt: skip
+"""Name -> a quantity in a cell, of the one system over the other."""
 SERVERS = {
     "colar5": "`colar serve`, c = 5",
     "colar5-hidden": "the same, thoughts not read",
@@ -120,13 +126,11 @@ def thinking(folder: Path) -> TextTable:
 
 def ratios(folder: Path) -> TextTable:
     """The ratios that the page is about, on both machines."""
-    found = [report(folder), report(folder, "report-amx")]
+    machines = [report(folder)["cells"], report(folder, "report-amx")["cells"]]
     body = []
-    for (system, cell), name in OVER.items():
-        pairs = [(each["cells"]["colar5-eager"][cell], each["cells"][system][cell]) for each in found]
-        body.append([name, *(digits(theirs["seconds"] / ours["seconds"]) for ours, theirs in pairs)])
-    for key, name in COMPILED_RATIOS.items():
-        body.append([f"compiled: {name}", *(digits(each["ratios"][key]) for each in found)])
+    for name, (quantity, cell, one, other) in RATIOS.items():
+        quotients = [cells[one][cell][quantity] / cells[other][cell][quantity] for cells in machines]
+        body.append([name, *map(digits, quotients)])
     return TextTable("", ["ratio", "AVX-512", "AMX"], body)
 
 
