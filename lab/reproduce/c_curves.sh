@@ -1,45 +1,27 @@
 #!/usr/bin/env bash
 # The paper's two curve figures at the tiny scale: CoLaR trained with a random c against one model for each c, of as many
 # rows and of a fifth of them, which is what a random c has of each; and trained with c in {1, 3, 5, 7} and asked for
-# 2, 4 and 6 as well. The recipes are those of table1.sh, and so are the CoT
-# weights, which are taken from runs/arena (ARENA) where they are. Everything is left in runs/c-curves (or the folder given).
-# Stopped and run again, it resumes.
+# 2, 4 and 6 as well. Recipes and CoT weights are those of table1.sh. Everything is left in runs/c-curves (or the folder
+# given). Stopped and run again, it resumes.
 #
-#   lab/reproduce/c_curves.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
+#   lab/reproduce/c_curves.sh [--smoke] [OUTPUT]     arena.sh has the options
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/c-curves less=() arena=${ARENA:-runs/arena}
-if [[ ${1:-} == --smoke ]]; then
-  shift
-  limit=8 seeds=(${SEEDS:-0}) out=runs/c-curves-smoke arena=${ARENA:-runs/arena-smoke}
-  less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
-fi
-out=${1:-$out}
-source lab/reproduce/jobs.sh
+source lab/reproduce/arena.sh c-curves "$@"
 
-train() { # NAME SEED LABEL FACTORS ASKED OPTION...
-  local run=seed$2/$1
-  add "$run" colar train lab/recipes/arena/colar.yaml --output "$out/$run" --training.seed "$2" --label "$3" \
-    --method.compression_factors "$4" --validation.params "$5" --model.init_from "$(cot "$2")" "${@:6}" ${less[@]+"${less[@]}"}
+of_factors() { # NAME SEED LABEL FACTORS ASKED OPTION...
+  train "seed$2/$1" colar "$2" --label "$3" --method.compression_factors "$4" --validation.params "$5" \
+    --model.init_from "$(trained cot-init "$2")/best" "${@:6}"
 }
 
-cot() { # SEED: its CoT weights
-  if [[ -e $arena/seed$1/cot-init.done ]]; then echo "$arena/seed$1/cot-init/best"; else echo "$out/seed$1/cot-init/best"; fi
-}
-
-for seed in "${seeds[@]}"; do
-  if [[ $(cot "$seed") == "$out"/* ]]; then
-    add "seed$seed/cot-init" colar train lab/recipes/arena/cot-init.yaml --output "$out/seed$seed/cot-init" \
-      --training.seed "$seed" ${less[@]+"${less[@]}"}
-  fi
-done
+for seed in "${seeds[@]}"; do train_missing cot-init "$seed"; done
 run_all "training CoT"
 for seed in "${seeds[@]}"; do
-  train random "$seed" "" "[1, 2, 3, 4, 5]" "[{compression_factor: 1}, {compression_factor: 5}]"
-  train odd "$seed" "c in 1 3 5 7" "[1, 3, 5, 7]" "[{compression_factor: 1}, {compression_factor: 7}]"
+  of_factors random "$seed" "" "[1, 2, 3, 4, 5]" "[{compression_factor: 1}, {compression_factor: 5}]"
+  of_factors odd "$seed" "c in 1 3 5 7" "[1, 3, 5, 7]" "[{compression_factor: 1}, {compression_factor: 7}]"
   for c in 1 2 3 4 5; do
-    train "only$c" "$seed" "one c" "[$c]" "[{compression_factor: $c}]"
-    train "fifth$c" "$seed" "one c, a fifth" "[$c]" "[{compression_factor: $c}]" --data.train_size 8800
+    of_factors "only$c" "$seed" "one c" "[$c]" "[{compression_factor: $c}]"
+    of_factors "fifth$c" "$seed" "one c, a fifth" "[$c]" "[{compression_factor: $c}]" --data.train_size 8800
   done
 done
 run_all "training CoLaR"
@@ -60,12 +42,10 @@ for seed in "${seeds[@]}"; do
   for name in random odd {only,fifth}{1,2,3,4,5}; do answered+=("$out/eval/$name-seed$seed"); done
 done
 run_all "answering the test questions"
-pairs=()
-for c in 1 2 3 4 5; do pairs+=(--pair "tiny c=$c" "tiny c=$c (one c)"); done       # a random c against that c alone
-for c in 1 2 3 4 5; do pairs+=(--pair "tiny c=$c" "tiny c=$c (one c, a fifth)"); done   # ... as many rows of it
-for c in 2 4; do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$c"); done      # left out, against drawn
-for c in 2 4 6; do                                                                 # left out, against its neighbours
-  for near in $((c - 1)) $((c + 1)); do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$near (c in 1 3 5 7)"); done
+for c in 1 2 3 4 5; do pair "tiny c=$c" "tiny c=$c (one c)" "tiny c=$c (one c, a fifth)"; done  # against that c alone
+for c in 2 4; do pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$c"; done  # left out, against drawn
+for c in 2 4 6; do  # left out, against its neighbours
+  pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$((c - 1)) (c in 1 3 5 7)" "tiny c=$((c + 1)) (c in 1 3 5 7)"
 done
 colar report "${answered[@]}" "${pairs[@]}" --title "Compression factors: random, one, left out" --output "$out/report"
 python lab/scripts/left_out.py "${odd[@]}" --trained 1 3 5 7 --output "$out/report" >/dev/null

@@ -4,41 +4,23 @@
 # four sizes, its records in results/toy/sizes. Everything else is left in runs/figures (or the folder given). Stopped
 # and run again, it resumes.
 #
-#   bash lab/reproduce/figures.sh [--smoke] [FOLDER]   --smoke: a few updates of each; to see that all of it works
-#   SEEDS="0 1 2" PROCS=2                          training seeds, commands at a time (one thread each)
+#   bash lab/reproduce/figures.sh [--smoke] [FOLDER]   arena.sh has the options
 #   ONLY=thoughts                                  thoughts or sizes: one of the two parts
 #   SIZES="0.1m 6m"                                some of the sizes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-seeds=(${SEEDS:-0 1 2}) out=runs/figures arena=${ARENA:-runs/arena} results=${RESULTS:-results/figures}
-sizes=(${SIZES:-0.1m 0.4m 1.8m 6m}) less=() questions=500 problems=100
-if [[ ${1:-} == --smoke ]]; then
-  shift
-  seeds=(${SEEDS:-0}) out=runs/figures-smoke results=${RESULTS:-runs/figures-smoke/results}
-  less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
-  questions=8 problems=4
-fi
-out=${1:-$out}
-source lab/reproduce/jobs.sh
-short=(--max_latents 64 --max_completion_length 8)
-
-train() { # FOLDER RECIPE SEED OVERRIDE...
-  add "$1" colar train "lab/recipes/$2.yaml" --output "$out/$1" --training.seed "$3" "${@:4}" ${less[@]+"${less[@]}"}
-}
-
-cot_of() { # SEED: CoT weights of table1.sh, or those made here
-  if [[ -e $arena/seed$1/cot-init.done ]]; then echo "$arena/seed$1/cot-init/best"; else echo "$out/seed$1/cot-init/best"; fi
-}
+source lab/reproduce/arena.sh figures "$@"
+sizes=(${SIZES:-0.1m 0.4m 1.8m 6m}) short=(--max_latents 64 --max_completion_length 8)
+results=${RESULTS:-results/figures} problems=100
+if [[ $limit == 8 ]]; then results=${RESULTS:-$out/results} problems=4; fi
 
 # Thoughts of the toy of table1.sh (the paper's head, c from 1 to 5) and of the SmolLM2 that comes with this repository.
 thoughts() {
   local seed toys=() problem=$out/thoughts/problem data=(--options 'arithmetic.steps=[2,4]')
-  for seed in "${seeds[@]}"; do
-    if [[ ! -e $arena/seed$seed/cot-init.done ]]; then train "seed$seed/cot-init" arena/cot-init "$seed"; fi
-  done
+  for seed in "${seeds[@]}"; do train_missing cot-init "$seed"; done
   run_all "training CoT"
   for seed in "${seeds[@]}"; do
-    train "seed$seed/colar" arena/colar "$seed" --model.init_from "$(cot_of "$seed")"
+    train "seed$seed/colar" colar "$seed" --model.init_from "$(trained cot-init "$seed")/best"
     toys+=("seed$seed=$out/seed$seed/colar/best")
   done
   run_all "training CoLaR"
@@ -67,31 +49,31 @@ sizes() {
     --parameters "$table/parameters.json" >&2
   for seed in "${seeds[@]}"; do
     for size in "${sizes[@]}"; do
-      train "$size/seed$seed/cot-init" arena/cot-init "$seed" --model.backbone "$out/backbones/$size-$seed" \
+      train "$size/seed$seed/cot-init" cot-init "$seed" --model.backbone "$out/backbones/$size-$seed" \
         --data.train_size "$first" --training.learning_rate "${rate[$size]}"
     done
     run_all "training CoT of seed $seed"
     for size in "${sizes[@]}"; do
       at=$size/seed$seed
       local second=(--model.init_from "$out/$at/cot-init/best" --data.train_skip "$first" --data.train_size "$more")
-      train "$at/cot" arena/cot "$seed" "${second[@]}" --training.learning_rate "${rate[$size]}"
-      train "$at/colar" arena/colar "$seed" "${second[@]}" --training.learning_rate "${rate[$size]}" \
+      train "$at/cot" cot "$seed" "${second[@]}" --training.learning_rate "${rate[$size]}"
+      train "$at/colar" colar "$seed" "${second[@]}" --training.learning_rate "${rate[$size]}" \
         --training.modules_learning_rate "${head_rate[$size]}"
     done
     run_all "training CoT and CoLaR of seed $seed"
     for size in "${sizes[@]}"; do
       at=$out/$size/seed$seed
       add "eval/$size-seed$seed" colar evaluate "$size=$at/cot/best" "$size=$at/colar/best" --compression_factor 1 2 5 \
-        --options 'arithmetic.steps=[2,4]' --limit "$questions" "${short[@]}" --batch_size 250 \
+        --options 'arithmetic.steps=[2,4]' --limit "$limit" "${short[@]}" --batch_size 250 \
         --output "$out/eval/$size-seed$seed"
       answered+=("$out/eval/$size-seed$seed")
     done
     run_all "answering the test questions of seed $seed"
   done
   # Each size beside the one below it.
-  local i c pairs=()
+  local i c
   for ((i = 1; i < ${#sizes[@]}; i++)); do
-    for c in 1 2 5; do pairs+=(--pair "${sizes[i]} colar c=$c" "${sizes[i - 1]} colar c=$c"); done
+    for c in 1 2 5; do pair "${sizes[i]} colar c=$c" "${sizes[i - 1]} colar c=$c"; done
   done
   colar report "${answered[@]}" ${pairs[@]+"${pairs[@]}"} --title "The toy in four sizes" --output "$table" >/dev/null
   cat "${answered[@]/%//records.jsonl}" | gzip -9n >"$table/records.jsonl.gz"

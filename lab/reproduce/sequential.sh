@@ -6,46 +6,25 @@
 # (ARENA) where table1.sh has trained them, CoLaR from the committed records of results/toy/arena. Everything
 # is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
 #
-#   lab/reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
+#   lab/reproduce/sequential.sh [--smoke] [OUTPUT]     arena.sh has the options
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/sequential arena=${ARENA:-runs/arena} less=()
-if [[ ${1:-} == --smoke ]]; then
-  shift
-  limit=8 seeds=(${SEEDS:-0}) out=runs/sequential-smoke arena=${ARENA:-runs/arena-smoke}
-  less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
-fi
-out=${1:-$out}
-source lab/reproduce/jobs.sh
-
-sets=(--data arithmetic arithmetic-hard=arithmetic arithmetic-short=arithmetic arithmetic-worded=arithmetic
-  --options 'arithmetic.steps=[2,4]' arithmetic-hard.max_number=20 'arithmetic-short.steps=[2,2]'
-  arithmetic-worded.wording=run_on --limit "$limit" --max_completion_length 8 --batch_size 250 --max_latents 64)
+source lab/reproduce/arena.sh sequential "$@"
 ends="[0, 0, 0.7, 0.95]"
 
-trained() { # SEED NAME: where that model of table1.sh is, or will be
-  if [[ -e $arena/seed$1/$2.done ]]; then echo "$arena/seed$1/$2"; else echo "$out/seed$1/$2"; fi
-}
-
-train() { # SEED NAME RECIPE OPTION...
-  add "seed$1/$2" colar train "lab/recipes/arena/$3.yaml" --output "$out/seed$1/$2" --training.seed "$1" "${@:4}" ${less[@]+"${less[@]}"}
-}
-
-for seed in "${seeds[@]}"; do
-  if [[ $(trained "$seed" cot-init) == "$out"/* ]]; then train "$seed" cot-init cot-init; fi
-done
+for seed in "${seeds[@]}"; do train_missing cot-init "$seed"; done
 run_all "training CoT"
 for seed in "${seeds[@]}"; do
-  start=(--model.init_from "$(trained "$seed" cot-init)/best")
-  if [[ $(trained "$seed" cot) == "$out"/* ]]; then train "$seed" cot cot "${start[@]}"; fi
-  train "$seed" drawn sequential "${start[@]}"
-  train "$seed" any sequential "${start[@]}" --label "any c" \
+  start=(--model.init_from "$(trained cot-init "$seed")/best")
+  train_missing cot "$seed" "${start[@]}"
+  train "seed$seed/drawn" sequential "$seed" "${start[@]}"
+  train "seed$seed/any" sequential "$seed" "${start[@]}" --label "any c" \
     --method.compression_factors "[1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5]"
-  train "$seed" gated sequential "${start[@]}" --label "gated" --method.confidence_thresholds "$ends"
-  train "$seed" gated3 sequential "${start[@]}" --label "gated, c to 3" \
+  train "seed$seed/gated" sequential "$seed" "${start[@]}" --label "gated" --method.confidence_thresholds "$ends"
+  train "seed$seed/gated3" sequential "$seed" "${start[@]}" --label "gated, c to 3" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 2, 2, 2, 3, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
-  train "$seed" half sequential "${start[@]}" --label "gated, with 1.5" \
+  train "seed$seed/half" sequential "$seed" "${start[@]}" --label "gated, with 1.5" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 1.5, 1.5, 2, 2, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 1.5}, {compression_factor: 2}]"
 done
@@ -63,7 +42,7 @@ ask() { # SEED FOLDER MODEL=PATH... -- OPTION...
 
 for seed in "${seeds[@]}"; do
   at=$out/seed$seed
-  ask "$seed" drawn "tiny=$(trained "$seed" cot)/best" "tiny=$at/drawn/best" -- \
+  ask "$seed" drawn "tiny=$(trained cot "$seed")/best" "tiny=$at/drawn/best" -- \
     --compression_factor 1 2 3 4 5
   ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.5 2.5 3.5 4.5 --label "left out"
   ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.5 2 2.5 3 3.5 4 4.5 5
@@ -81,8 +60,6 @@ if [[ $limit == 500 ]]; then
     >"$out/eval/paper/records.jsonl"
   answered+=("$out/eval/paper")
 fi
-pairs=()
-pair() { pairs+=(--pair "$1" "$2"); } # SYSTEM BASELINE, each by its name in the tables
 for c in 1 2 3 4 5; do pair "sequential c=$c" cot; done
 if [[ $limit == 500 ]]; then
   for c in 1 2 3 4 5; do pair "sequential c=$c" "colar c=$c"; done # the paper's method

@@ -3,36 +3,19 @@
 # then in-domain problems and three shifts, greedy, with controls. About two hours on 2 cores; the page
 # is results/toy/README.md. Everything is left in runs/arena (or the folder given). Stopped and run again, it resumes.
 #
-#   lab/reproduce/table1.sh [--smoke] [OUTPUT]       --smoke: two updates of each, 8 questions; to see that all of it works
-#   SEEDS="0" PROCS=4 lab/reproduce/table1.sh        other training seeds (0 1 2), another number of commands at a time
+#   lab/reproduce/table1.sh [--smoke] [OUTPUT]       arena.sh has the options; PROCS=4: another number of commands at a time
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/arena less=()
-if [[ ${1:-} == --smoke ]]; then
-  shift
-  limit=8 seeds=(${SEEDS:-0}) out=runs/arena-smoke
-  less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
-fi
-out=${1:-$out}
-source lab/reproduce/jobs.sh
+source lab/reproduce/arena.sh arena "$@"
 
-# Bigger numbers, as GSM-Hard has; shorter problems, as SVAMP; other wording, as MultiArith.
-sets=(--data arithmetic arithmetic-hard=arithmetic arithmetic-short=arithmetic arithmetic-worded=arithmetic
-  --options 'arithmetic.steps=[2,4]' arithmetic-hard.max_number=20 'arithmetic-short.steps=[2,2]'
-  arithmetic-worded.wording=run_on --limit "$limit" --max_completion_length 8 --batch_size 250 --max_latents 64)
 # The slowest first, so that the cores finish together.
 from_nothing=(distill-scratch coconut-scratch no_cot cot-init)
 from_cot=(distill sim_cot coconut tokenskip colar colar-dl colar-oc colar-mp colar-nll ruplar cot pause icot)
 
-train() { # NAME SEED [OVERRIDE...]
-  local run=seed$2/$1
-  add "$run" colar train "lab/recipes/arena/$1.yaml" --output "$out/$run" --training.seed "$2" "${@:3}" ${less[@]+"${less[@]}"}
-}
-
-for name in "${from_nothing[@]}"; do for seed in "${seeds[@]}"; do train "$name" "$seed"; done; done
+for name in "${from_nothing[@]}"; do for seed in "${seeds[@]}"; do train "seed$seed/$name" "$name" "$seed"; done; done
 run_all "training from the backbone"
 for name in "${from_cot[@]}"; do
-  for seed in "${seeds[@]}"; do train "$name" "$seed" --model.init_from "$out/seed$seed/cot-init/best"; done
+  for seed in "${seeds[@]}"; do train "seed$seed/$name" "$name" "$seed" --model.init_from "$out/seed$seed/cot-init/best"; done
 done
 run_all "training from CoT weights"
 
@@ -53,12 +36,7 @@ for seed in "${seeds[@]}"; do
 done
 run_all "answering the test questions"
 
-pairs=()
-pair() { # SYSTEM BASELINE...: what is claimed, each by its name in the tables
-  local system=$1 other
-  shift
-  for other in "$@"; do pairs+=(--pair "$system" "$other"); done
-}
+# What is claimed, each by its name in the tables.
 pair distill coconut
 pair sim_cot coconut
 pair "distill (from scratch)" "coconut (from scratch)" distill
