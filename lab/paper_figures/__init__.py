@@ -3,7 +3,6 @@
 factors         accuracy and #L of a model trained on random c, against models trained on one c
 left_out        accuracy and #L at factors that training left out
 retrieval       thoughts read as tokens at c = 2 and 5: one question's, and shares by kind of token
-norms           how the norm of a thought's state changes from layer to layer
 reinforcement   accuracy and #L over updates
 scaling         accuracy over the size of the model
 

@@ -4,7 +4,7 @@
     python lab/scripts/figures.py --runs runs/figures      # the others as well: what lab/reproduce/figures.sh left
 
 A figure whose records are not there is drawn again from its data in the output folder. results/figures/README.md says
-what the figures show.
+what the figures show. Layer norms are of commit ee806d3b.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab"))
 
 import saved_report  # noqa: E402
-from paper_figures import factors, left_out, norms, reinforcement, retrieval, scaling  # noqa: E402
+from paper_figures import factors, left_out, reinforcement, retrieval, scaling  # noqa: E402
 
 RESULTS = ROOT / "results"
 TOY, SMOLLM2 = "toy, 0.84M", "SmolLM2-135M"
@@ -37,7 +37,6 @@ DRAWN: dict[str, Callable[[Any], Any]] = {
     "retrieval": retrieval.draw,
     "factors": factors.draw,
     "left_out": left_out.draw,
-    "norms": norms.draw,
     "reinforcement": reinforcement.draw,
     "scaling": scaling.draw,
 }

@@ -5,9 +5,7 @@
 Each folder holds `records.jsonl.gz` and the report folded from it. The records of the data sets in `--data` get
 today's verdict (`parsed`, `correct`) and today's cluster; what the model wrote, and all other records, stay as they
 are. The report keeps its title, its pairs and its provenance, which gains the key `rejudged`: when, and by which
-command. A folder in which nothing changes is left alone.
-
-Prints a table of the systems in which a number reads otherwise: accuracy (standard error), in points, before -> after.
+command. A folder in which nothing changes is left alone. `git diff` shows which numbers of report.md read otherwise.
 """
 
 from __future__ import annotations
@@ -29,13 +27,11 @@ from colar.data.judge import verdict_by_type
 from colar.evaluation import report
 from colar.evaluation.provenance import collect_provenance
 from colar.evaluation.records import RecordFiles, checked
-from colar.evaluation.report_rows import AVERAGE, ReportRow, System, c_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import saved_report
 
 Record = dict[str, Any]
-ARROW = " -> "
 _judged = cache(verdict_by_type)
 """Most questions are answered alike by many systems and samples."""
 
@@ -69,35 +65,25 @@ def rejudge(records: Sequence[Record], golds: Mapping[str, Mapping[str, Example]
     return found
 
 
-def refold(
-    folder: Path, golds: Mapping[str, Mapping[str, Example]], stamp: Mapping[str, Any]
-) -> list[list[str]] | None:
-    """Rejudge one folder of results. Returns the lines of the table; None where nothing changed.
-
-    `stamp` says when and how, and goes into the report's provenance.
-    """
+def refold(folder: Path, golds: Mapping[str, Mapping[str, Example]], stamp: Mapping[str, Any]) -> bool:
+    """Rejudge one folder of results; False if nothing changed. `stamp`, when and how, goes into the provenance."""
     path = folder / "records.jsonl.gz"
     saved = saved_report.read(folder / "report.json")
     records = [record for _, record in checked(RecordFiles([path]))]
     made = rejudge(records, golds)
     if made == records:
-        return None
+        return False
     old = folder / "report.md"
     title = (
         old.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if old.exists() else folder.name
     )
     # A pair has a row for each data set; it is asked for once.
     pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
-    folded = report.write(
-        folder,
-        made,
-        title=title,
-        provenance={**saved.provenance, "rejudged": dict(stamp)},
-        pairs=pairs,
-    )
+    provenance = {**saved.provenance, "rejudged": dict(stamp)}
+    report.write(folder, made, title=title, provenance=provenance, pairs=pairs)
     # Last: until the records are written, the command can be given again.
     write_records(path, made)
-    return moved(folder.resolve().name, list(golds), saved.rows, folded.rows)
+    return True
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
@@ -106,51 +92,6 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
     os.replace(temporary, path)
-
-
-def moved(
-    name: str, data: Sequence[str], before: Sequence[ReportRow], after: Sequence[ReportRow]
-) -> list[list[str]]:
-    """A line for each system in which a number reads otherwise now; a cell for each of `data` and the average."""
-    old = {row.cell: row for row in before}
-    columns = [*data, AVERAGE]
-    lines: dict[System, list[str]] = {}
-    for row in after:
-        if row.dataset not in columns:
-            continue
-        # An empty cell: the system was not asked these questions.
-        empty = [name, system_name(row.system), *[""] * len(columns)]
-        line = lines.setdefault(row.system, empty)
-        line[2 + columns.index(row.dataset)] = cell(old[row.cell], row)
-    return [line for line in lines.values() if any(ARROW in text for text in line)]
-
-
-def cell(before: ReportRow, after: ReportRow) -> str:
-    """Accuracy and, in brackets, its standard error, both in points: "4.60 -> 4.80 (0.94 -> 0.96)"."""
-    accuracy = change(before.accuracy, after.accuracy)
-    return f"{accuracy} ({change(before.accuracy_se, after.accuracy_se)})"
-
-
-def change(before: float | None, now: float | None) -> str:
-    """Two shares in points, or one number where they read alike."""
-    first = points(before)
-    second = points(now)
-    return first if first == second else first + ARROW + second
-
-
-def points(share: float | None) -> str:
-    """A share in points; "-" for the standard error of a single question."""
-    return "-" if share is None else f"{100 * share:.2f}"
-
-
-def system_name(system: System) -> str:
-    """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, c_text(system.params)]
-    if system.note:
-        parts.append(f"({system.note})")
-    if system.decoding != "greedy":
-        parts.append(system.decoding)
-    return " ".join(part for part in parts if part)
 
 
 def main() -> None:
@@ -169,14 +110,9 @@ def main() -> None:
     for name in args.data:
         examples = sources.load_examples(name, args.split)
         golds[name] = {example.id: example for example in examples}
-    lines = []
     for folder in args.results:
         changed = refold(folder, golds, stamp)
-        lines += changed or []
-        progress.say(f"{folder}: nothing to change" if changed is None else f"{folder}: judged again")
-    head = ["results", "system", *args.data, AVERAGE]
-    for line in (head, ["---"] * len(head), *lines):
-        print("| " + " | ".join(line) + " |")
+        progress.say(f"{folder}: {'judged again' if changed else 'nothing to change'}")
 
 
 if __name__ == "__main__":
