@@ -53,13 +53,12 @@ SMALLEST: dict[str, Sequence[str]] = {
         "--compare {out}.json {out}.json",
     ],
     "lab/scripts/grpo_report.py": ["{reinforced} --seeds 0 --output {out}"],
-    "scripts/inspect_pictures.py": ["{page} {out}"],
     "lab/scripts/rank_thoughts.py": [
         "m={sequential} --limit 2 --compression_factor 2 --max_latents 3 --max_completion_length 2 --output {out}.json"
     ],
     "lab/scripts/rejudge.py": ["{records}"],
     "lab/scripts/speed_tables.py": [""],
-    "scripts/serve_pictures.py": ["{url} {out}"],
+    "scripts/pictures.py": ["{out} --serve {url} --inspect {page}"],
     "scripts/write_cli_docs.py": [""],
     "lab/scripts/write_tables.py": [""],
 }
@@ -86,7 +85,7 @@ ELSEWHERE = {
 """File -> the tests that run it whole and read what it writes."""
 IMPORTED = {"loss_parts": "memory", "servers": "serve", "shared": "generate", "work": "generate"}
 """Files of lab/benchmarks that do nothing by themselves -> one with a smallest run that imports each."""
-BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
+BROWSER = ("scripts/pictures.py",)
 PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 """Exit code 1 where a verdict is bad, and with few requests not every kind of fault happens."""
 
