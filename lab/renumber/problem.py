@@ -23,15 +23,11 @@ from fractions import Fraction
 from functools import cached_property
 
 from colar.data.example import Example
-from colar.data.judge.numbers import MAX_DIGITS
 from renumber import equations, mentions
 from renumber.equations import CannotRenumber, Step
 from renumber.mentions import Mention
 from renumber.operands import FORMS, Operand, Origin, cued_constants, pinned, trace
 
-MOST_NUMBERS = 40
-"""Numbers of a question: their pairs and sums are tried one by one."""
-_DIGITS = re.compile(r"[\d.,]+")
 _NUMBER = re.compile(r"-?[0-9,]*\.?[0-9]+")
 Numbers = Mapping[Fraction, Fraction]
 """A new value for each value of the question's numbers: numbers of one value stay equal."""
@@ -147,15 +143,9 @@ def problem_of(example: Example) -> Problem:
     # Earlier turns would keep the old numbers. A system message without numbers fits every question.
     if any(role != "system" or mentions.find(text) for role, text in example.context):
         raise CannotRenumber("an earlier turn may have numbers")
-    text = " ".join((example.question, *example.steps, example.answer))
-    # Python makes no number of more than 4,300 digits: this leaves room for what a step makes of several.
-    if any(len(digits) > MAX_DIGITS for digits in _DIGITS.findall(text)):
-        raise CannotRenumber("a number is too long")
     steps = equations.parse(example.steps)
     _check_answer(example.answer, steps[-1].result)
     numbers = mentions.find(example.question)
-    if len(numbers) > MOST_NUMBERS:
-        raise CannotRenumber("too many numbers")
     cued = cued_constants(example.question, numbers)
     operands = trace(numbers, steps, cued)
     used = {value for operand in operands for value in operand.numbers}
