@@ -14,6 +14,7 @@ from random import Random
 import pytest
 import torch
 from families import EXAMPLES, liven, publishable, tiny_lm
+from script_files import module
 
 import colar
 from colar import recipe
@@ -56,15 +57,6 @@ def anchors(page):
 def blocks(page, language):
     """The code blocks of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def script(name, monkeypatch):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)  # a dataclass looks for the module that it is in
-    spec.loader.exec_module(module)
-    return module
 
 
 # Links
@@ -214,9 +206,9 @@ def test_the_python_of_the_usage_page_runs(tmp_path, monkeypatch):
 
 
 def test_the_picture_of_the_idea_is_drawn(tmp_path, monkeypatch):
-    module = script("draw_idea", monkeypatch)
+    draw_idea = module("scripts/draw_idea.py")
     monkeypatch.setattr(sys, "argv", ["draw_idea.py", "--output", str(tmp_path)])
-    module.main()
+    draw_idea.main()
     for theme in ("light", "dark"):
         drawn = ElementTree.parse(tmp_path / f"idea-{theme}.svg").getroot()
         committed = ElementTree.parse(ROOT / "docs" / f"idea-{theme}.svg").getroot()
@@ -234,11 +226,11 @@ def echo(tmp_path, monkeypatch):
     path = tmp_path / "echo_method.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location("echo_method", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "echo_method", module)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(registry.METHODS, "echo", module.Echo)
-    return module.Echo
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "echo_method", made)
+    spec.loader.exec_module(made)
+    monkeypatch.setitem(registry.METHODS, "echo", made.Echo)
+    return made.Echo
 
 
 LIMITED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import matplotlib
 import pytest
 from example_rows import report_row
 from paper_figures import factors, left_out, points, reinforcement, retrieval, scaling
+from script_files import module
 
 from colar.evaluation import picture
 from colar.evaluation.report_rows import Report, ReportRow
@@ -288,15 +288,6 @@ def test_curves_go_over_sizes_smallest_first() -> None:
 # Files
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "lab" / "scripts" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_picture_is_the_same_twice(tmp_path: Path) -> None:
     made = reinforcement.curve("a", [{"train_seed": 0, "points": [[0, 0.5], [10, 1.0]]}])
     data = {"panels": [{"title": "t", "key": "accuracy", "rows": 400, "curves": [made]}]}
@@ -307,32 +298,32 @@ def test_a_picture_is_the_same_twice(tmp_path: Path) -> None:
 
 def test_committed_figures_are_those_of_the_committed_records() -> None:
     """Their data anew from results/, number by number; and each has its pictures, the PNG below 150 KB."""
-    module = script()
+    figures = module("lab/scripts/figures.py")
     folder = ROOT / "results" / "figures"
-    made = module.committed()
+    made = figures.committed()
     assert set(made) == {"factors", "left_out", "reinforcement", "scaling"}
     for name, data in made.items():
-        assert module.files.read_json(folder / f"{name}.json") == data, f"{name}: run lab/scripts/figures.py"
+        assert figures.files.read_json(folder / f"{name}.json") == data, f"{name}: run lab/scripts/figures.py"
     for path in folder.glob("*.json"):
-        assert path.stem in {*module.DRAWN, "norms"}  # drawn at commit ee806d3b
+        assert path.stem in {*figures.DRAWN, "norms"}  # drawn at commit ee806d3b
         assert path.with_suffix(".png").stat().st_size < 150_000
 
 
 def test_the_script_writes_data_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    module = script()
+    figures = module("lab/scripts/figures.py")
     small = {"panels": [{"title": "t", "key": "length", "rows": 4, "curves": [
         reinforcement.curve("a", [{"train_seed": 0, "points": [[0, 0.5], [10, 1.0]]}])]}]}  # fmt: skip
-    monkeypatch.setattr(module, "committed", lambda: {"reinforcement": small})
+    monkeypatch.setattr(figures, "committed", lambda: {"reinforcement": small})
     monkeypatch.setattr(sys, "argv", ["figures.py", "--output", str(tmp_path)])
-    module.main()
+    figures.main()
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"reinforcement.json", "reinforcement.png"}
     said = capsys.readouterr().out
     assert "scaling        no records" in said
     # Without records the data that is there is drawn again.
     (tmp_path / "reinforcement.png").unlink()
-    monkeypatch.setattr(module, "committed", dict)
-    module.main()
+    monkeypatch.setattr(figures, "committed", dict)
+    figures.main()
     assert (tmp_path / "reinforcement.png").exists()

@@ -1,6 +1,5 @@
 """The installer's probe and the package's front door."""
 
-import importlib.util
 import socket
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from script_files import module
 
 from colar import __version__
 
@@ -17,11 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def install(monkeypatch):
-    spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "PROBE_SECONDS", 0.5)
-    return module
+    made = module("scripts/install.py")
+    monkeypatch.setattr(made, "PROBE_SECONDS", 0.5)
+    return made
 
 
 def test_an_index_that_accepts_and_never_answers_does_not_hang_the_install(install, monkeypatch, capsys):

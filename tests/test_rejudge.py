@@ -1,11 +1,11 @@
 """lab/scripts/rejudge.py on a folder of results made here: verdicts, clusters, the report, and what stays as it was."""
 
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from script_files import module
 
 from colar import files
 from colar.data import sources
@@ -21,10 +21,7 @@ STAMP = {"command": "python lab/scripts/rejudge.py mine", "time": "2026-11-22T00
 
 @pytest.fixture
 def rejudge():
-    spec = importlib.util.spec_from_file_location("rejudge", ROOT / "lab" / "scripts" / "rejudge.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module("lab/scripts/rejudge.py")
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Every committed result can be recomputed: its report is the fold over its records, number by number."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 import saved_report
+from script_files import module
 
 from colar import files
 from colar.evaluation import report
@@ -31,15 +31,7 @@ def test_a_report_is_the_fold_over_its_records(path):
     assert saved["provenance"]["command"].startswith("colar ")
 
 
-def module(name):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / "scripts" / f"{name}.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-PAGES = module("write_tables").pages()
+PAGES = module("lab/scripts/write_tables.py").pages()
 
 
 def test_pages_with_tables_are_found():
@@ -56,7 +48,7 @@ def test_pages_with_tables_are_found():
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_tables_in_pages_are_those_of_the_results(path):
-    assert module("write_tables").filled(path.read_text()) == path.read_text(), (
+    assert module("lab/scripts/write_tables.py").filled(path.read_text()) == path.read_text(), (
         "run lab/scripts/write_tables.py"
     )
 
@@ -72,7 +64,7 @@ def test_the_pages_of_results_are_five_and_can_be_read_in_ten_minutes():
 
 def test_the_table_of_reinforced_runs_is_that_of_their_histories():
     folder = ROOT / "results" / "toy" / "grpo-stability"
-    script = module("grpo_stability")
+    script = module("lab/scripts/grpo_stability.py")
     histories = files.read_json(folder / "report.json")["histories"]
     rows = [script.summary(name, history) for name, history in histories.items()]
     assert script.markdown(rows) == (folder / "report.md").read_text()

@@ -1,6 +1,6 @@
 """What the scripts and benchmarks beside the package compute, and that they run."""
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from example_rows import report_row
+from script_files import module
 
 from colar import files
 from colar.data import sources
@@ -20,13 +21,6 @@ from colar.model.latent_lm import LatentLM
 from colar.training.run_folder import WHOLE
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 def records(correct, length=3.0, decoding="greedy"):
