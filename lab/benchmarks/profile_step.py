@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -219,17 +218,12 @@ def show(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="runs/benchmarks/generate", help="folder for profile.json")
-    shared.add_model_options(parser)
+    parser = shared.add_model_options(shared.options(__doc__, "generate"))
     parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--work", nargs="+", choices=("decode", "update"), default=["decode"])
     parser.add_argument("--method", nargs="+", choices=("cot", "colar", "sequential"), default=["colar"])
     parser.add_argument("--how", nargs="+", choices=("compiled", "eager", "graphs"), default=["eager"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     return parser.parse_args()
 
 

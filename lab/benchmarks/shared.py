@@ -32,11 +32,17 @@ Run = dict[str, Any]
 HERE = "--here"
 
 
-def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) -> argparse.ArgumentParser:
-    """The options of every benchmark; `--system` is how a script runs one of its systems in a process of its own."""
+def options(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """The options of every benchmark: its output folder and the threads."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = f"runs/benchmarks/{Path(script).stem.replace('_', '-')}"
-    made.add_argument("--output", default=folder, help="folder for report.json")
+    made.add_argument("--output", default=f"runs/benchmarks/{name}", help="folder for what is measured")
+    made.add_argument("--threads", type=int, default=os.cpu_count())
+    return made
+
+
+def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of systems; by `--system` a script runs one of them in a process of its own."""
+    made = options(doc, Path(script).stem.replace("_", "-"))
     made.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     made.add_argument("--rounds", type=int, default=rounds, help="runs of each system; medians are shown")
     made.add_argument(
@@ -45,7 +51,6 @@ def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) ->
         default=math.inf,
         help="time for all runs: what is left then is named, and not run",
     )
-    made.add_argument("--threads", type=int, default=os.cpu_count())
     made.add_argument("--systems", nargs="+", choices=systems, default=list(systems))
     made.add_argument("--system", choices=systems, help=argparse.SUPPRESS)
     made.add_argument(

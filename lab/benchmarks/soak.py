@@ -341,13 +341,10 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="runs/benchmarks/soak", help="folder for report.json")
+    parser = shared.options(__doc__, "soak")
+    parser.set_defaults(threads=1)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
