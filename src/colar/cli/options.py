@@ -54,9 +54,13 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the message, and a hint if a word may be missing because an option of several values took it."""
-        several = [action.option_strings for action in self._actions if action.nargs in ("*", "+")]
-        if any(name in self._words for names in several for name in names):
+        """Exit with the message, and a hint where an option of several values may have taken a word of another."""
+        several = [
+            name for action in self._actions if action.nargs in ("*", "+") for name in action.option_strings
+        ]
+        given = [name for name in several if name in self._words]
+        is_wrong = message.startswith(tuple(f"argument {name}: invalid" for name in given))
+        if is_wrong or (given and "arguments are required" in message):
             message += " (words behind an option of several values are its values: put others before it, or after --)"
         super().error(message)
 
