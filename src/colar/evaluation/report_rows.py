@@ -6,7 +6,6 @@ In JSON the fields of `System` stand flat in each row, the dataset after the lab
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 AVERAGE = "average"
@@ -159,14 +158,9 @@ def cell_to_json(cell: Cell) -> dict[str, Any]:
 
 def cell_from_json(plain: Mapping[str, Any]) -> Cell:
     """The cell that a row of report.json, or a record, belongs to."""
-    names = (plain["model"], plain["method"], plain["label"], tuple(sorted(plain["params"].items())))
-    return _cell(plain["dataset"], *names, plain["decoding"], plain["train_seed"])
-
-
-@lru_cache(maxsize=4096)
-def _cell(dataset: str, *system: Any) -> Cell:
-    # Cached: a report has some hundred cells and up to a million records.
-    return Cell(System(*system), dataset)
+    params = tuple(sorted(plain["params"].items()))
+    names = (plain["model"], plain["method"], plain["label"], params, plain["decoding"], plain["train_seed"])
+    return Cell(System(*names), plain["dataset"])
 
 
 @dataclass(frozen=True)
