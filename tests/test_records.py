@@ -95,6 +95,7 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
     ("second", "message"),
     [
         ({"id": "sums/1"}, r"b\.jsonl\.gz:2: the record lacks model, method"),
+        ([1], r"b\.jsonl\.gz:2: the record lacks model, method"),
         (record(0), r"b\.jsonl\.gz:2: a second record of tiny, .*; the first is .*a\.jsonl\.gz:1$"),
         (record(2, correct="false"), r"b\.jsonl\.gz:2: correct must be true or false, got 'false'"),
     ],
@@ -114,26 +115,6 @@ def test_equal_texts_have_equal_numbers_in_all_cells() -> None:
     # The texts 7, 0, none, 7, 1, none, 7, 2, none.
     assert one["parsed"].tolist() == [0, 1, -1, 0, 2, -1, 0, 3, -1]
     assert one["gold_length"][:2].tolist() == [3, 3]
-
-
-samples = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 9)), min_size=1, max_size=30)
-
-
-@given(samples, samples)
-def test_numbered_clusters_give_the_statistics_of_named_ones(
-    one: list[tuple[float, int]], other: list[tuple[float, int]]
-) -> None:
-    """To the last bit: reports use numbers, everything else names."""
-    numbered = []
-    named: list[Any] = []
-    for side in (one, other):
-        values = [value for value, _ in side]
-        clusters = [cluster for _, cluster in side]
-        numbered += [np.array(values), np.array(clusters)]
-        named += [values, [f"question {cluster}" for cluster in clusters]]
-    assert stats.mean(*numbered[:2]) == stats.mean(*named[:2])
-    if {cluster for _, cluster in one} & {cluster for _, cluster in other}:
-        assert stats.paired_difference(*numbered) == stats.paired_difference(*named)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(-1, 2), st.booleans()), min_size=4, max_size=4), min_size=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -413,6 +412,9 @@ def test_an_incomplete_run_is_seen_among_the_others() -> None:
     [
         ({"correct": "yes"}, "correct must be true or false"),
         ({"dataset": "average"}, "is no dataset's name"),
+        ({"params": None}, "params must be an object, got None"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
     ],
 )
 def test_a_record_that_cannot_be_is_an_error(change: dict[str, Any], message: str) -> None:
@@ -435,36 +437,6 @@ def write_lines(path: Path, *values: Any) -> Path:
 
 def loaded(paths: list[Path]) -> list[dict[str, Any]]:
     return [record for _, record in checked(RecordFiles(paths))]
-
-
-def test_records_of_files_plain_and_gzipped(tmp_path: Path) -> None:
-    records = grid_of_systems()
-    plain = write_lines(tmp_path / "a.jsonl", *records[:5])
-    packed = tmp_path / "b.jsonl.gz"
-    packed.write_bytes(gzip.compress(("\n".join(json.dumps(r) for r in records[5:])).encode()))
-    assert loaded([plain, packed]) == records
-
-
-def test_records_of_files_names_file_and_line(tmp_path: Path) -> None:
-    lacking = record()
-    del lacking["parsed"], lacking["seconds"]
-    path = write_lines(tmp_path / "r.jsonl", record(question=1), lacking)
-    with pytest.raises(ValueError, match=r"r\.jsonl:2: the record lacks parsed, seconds"):
-        loaded([path])
-    twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
-    with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
-        loaded([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
-    for wrong in ({"params": None}, {"seed": None}, {"seed": 0.5}):
-        with pytest.raises(
-            ValueError, match=r"w\.jsonl:1: (seed must be a whole number|params must be an object), got"
-        ):
-            loaded([write_lines(tmp_path / "w.jsonl", {**record(), **wrong})])
-    with pytest.raises(ValueError, match=r"list\.jsonl:1: the record lacks model, "):
-        loaded([write_lines(tmp_path / "list.jsonl", [1])])
-    broken = tmp_path / "broken.jsonl.gz"
-    broken.write_bytes(gzip.compress(b'\n{"model":\n'))
-    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: not valid JSON"):
-        loaded([broken])
 
 
 def test_write_and_recompute(tmp_path: Path) -> None:
