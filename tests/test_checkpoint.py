@@ -374,7 +374,13 @@ def test_a_quantised_backbone_is_refused(saved, tmp_path):
         backbones.load(str(folder))
 
 
-def test_backbones_that_are_none(saved):
+def test_no_checkpoint_there(tmp_path, saved):
+    with pytest.raises(ValueError, match="no checkpoint at .*nowhere: there is no such folder"):
+        pretrained.load(tmp_path / "nowhere")
+    with pytest.raises(
+        ValueError, match=r"lacks colar.json: it is a Hugging Face model that colar has not trained"
+    ):
+        pretrained.load(saved("full").base)
     with pytest.raises(ValueError, match=r"has no config.json.*an adapter: give its own backbone"):
         backbones.load(str(saved("lora").folder))
     with pytest.raises(
@@ -390,10 +396,12 @@ WRONG_PLACES = {
         "made/cott/best",
         "no checkpoint at {}/made/cott/best: there is no such folder",
     ),
+    "nothing": ([], "none/best", "no checkpoint at {}/none/best: there is no such folder"),
+    "a file": (["a.json"], "a.json", "no checkpoint at {}/a.json: it is a file"),
     "a file of a checkpoint": (
         ["best/colar.json"],
         "best/colar.json",
-        "no checkpoint at {}/best/colar.json: there is no such folder",
+        "no checkpoint at {}/best/colar.json: it is a file",
     ),
     "a run that has just begun": (
         ["run/recipe.json", "run/checkpoints/"],

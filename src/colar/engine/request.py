@@ -104,6 +104,8 @@ class Request:
 def check_runnable(method: Method, request: Request) -> None:
     """Reject a request that would fail in a step, or hold up others. ValueError names the request and the value."""
     try:
+        if not isinstance(request.question, str):
+            raise ValueError(f"question must be a text, got {request.question!r}")
         # Tokenizers raise a TypeError for code points that are no characters.
         checks.check_text("question", request.question)
         for role, text in request.context:
@@ -114,6 +116,8 @@ def check_runnable(method: Method, request: Request) -> None:
             # Draws are computed in int64 columns.
             fits = checks.is_int(value) and value in checks.INT64
             checks.check_holds(name, fits, value, "a whole number from -2^63 to 2^63 - 1")
+        if not isinstance(request.decoding, Decoding):
+            raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
         if not isinstance(request.params, method.Params):
             raise ValueError(
                 f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"

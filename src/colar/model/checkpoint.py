@@ -12,7 +12,7 @@ No file is a pickle. Folders are replaced as a whole, so that a kill during a sa
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,26 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from colar import files, progress
-from colar.checks import check_choice, in_library
+from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones, quantized, weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
-INFO_KEYS = ("method", "backbone", "fingerprint", "weights", "modules", "tokenizer", "run")
+INFO_KEYS = {
+    "method": dict,
+    "backbone": str,
+    "fingerprint": str,
+    "weights": str,
+    "modules": list,
+    "tokenizer": list,
+    "run": dict,
+}
+METHOD_KEYS = {"name": str, "config": dict}
+TEMPLATE_KEYS = dict.fromkeys(
+    ("question", "step_joiner", "separator", "separator_id", "bos_id", "eos_id"), object
+)
 
 
 def save(
@@ -119,7 +131,9 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
         # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
-            files.write_json(partial / "config.json", config | {"dtype": dtype})
+            _check_keys(config, {"model_type": object}, folder / "config.json")
+            config["dtype"] = dtype
+            files.write_json(partial / "config.json", config)
     return target
 
 
@@ -130,8 +144,8 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     info: dict[str, Any] = files.read_json(path)
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{path}: format is not {FORMAT}, the one this colar reads")
-    if lacking := [key for key in INFO_KEYS if key not in info]:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}")
+    _check_keys(info, INFO_KEYS, path)
+    _check_keys(info["method"], METHOD_KEYS, f"{path}: method")
     check_choice(f"{path}: weights", info["weights"], ["adapter", "full"])
     # Earlier versions used the run's seed for the backbone.
     info.setdefault("backbone_seed", info["run"].get("seed", 0))
@@ -153,8 +167,10 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 def check_folder(folder: str | Path) -> Path:
     """The path of a folder that holds colar.json; ValueError names what is there instead."""
     folder = Path(folder)
-    if not folder.is_dir():
+    if not folder.exists():
         raise ValueError(f"no checkpoint at {folder}: there is no such folder")
+    if folder.is_file():
+        raise ValueError(f"no checkpoint at {folder}: it is a file")
     if (folder / "colar.json").exists():
         return folder
 
@@ -191,9 +207,11 @@ def load(
     if is_full and backbone is not None:
         raise ValueError(f"{folder} holds all weights: give no backbone, got {backbone!r}")
     name = str(folder) if is_full else backbone or info["backbone"]
+    saved = files.read_json(folder / "template.json")
+    _check_keys(saved, TEMPLATE_KEYS, folder / "template.json")
     # Loaded before the backbone, which may have to be downloaded. An adapter may take its backbone's tokenizer.
     tokenizer = _load_tokenizer(folder) if info["tokenizer"] else None
-    template = None if tokenizer is None else _template(folder, tokenizer)
+    template = None if tokenizer is None else Template.from_json(saved, tokenizer)
     try:
         loaded = backbones.load(name, dtype, info["backbone_seed"], tokenizer)
     except ValueError as error:
@@ -203,7 +221,7 @@ def load(
             f"the backbone of the adapter in {folder} (another place is named by --backbone, where a command has "
             f"it): {error}"
         ) from error
-    template = template or _template(folder, loaded.tokenizer)
+    template = template or Template.from_json(saved, loaded.tokenizer)
     # A published adapter may have been trained above a quantised copy, whose fingerprint only that copy has.
     if not is_full and not info["fingerprint"]:
         progress.say(f"warning: {folder} has no fingerprint of its backbone: {loaded.name} is not checked")
@@ -283,13 +301,6 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def _template(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """The template of a checkpoint. ValueError if it does not fit the tokenizer, or lacks a key."""
-    path = folder / "template.json"
-    with in_library(f"{path} cannot be read"):
-        return Template.from_json(files.read_json(path), tokenizer)
-
-
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint. ValueError if its file is damaged."""
     try:
@@ -312,3 +323,14 @@ def _check_readable(path: Path) -> None:
                 pass
         except SafetensorError as error:
             raise ValueError(f"{path} is corrupt: {error}") from error
+
+
+def _check_keys(saved: Any, kinds: Mapping[str, type], where: object) -> None:
+    """Reject all but a dict that has these keys, with values of these types."""
+    if not isinstance(saved, dict):
+        raise ValueError(f"{where} must hold keys and values, got {str(saved)[:80]!r}")
+    missing = [key for key in kinds if key not in saved]
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for key, kind in kinds.items():
+        check_holds(f"{where}: {key}", isinstance(saved[key], kind), saved[key], f"a {kind.__name__}")
