@@ -1,6 +1,7 @@
 """Options of several commands, and parsers of their values. Every command imports this module: torch comes later."""
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -55,10 +56,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the message, and a hint where an option of several values may have taken a word of another."""
-        several = [
-            name for action in self._actions if action.nargs in ("*", "+") for name in action.option_strings
-        ]
-        given = [name for name in several if name in self._words]
+        several = [action.option_strings for action in self._actions if action.nargs in ("*", "+")]
+        given = [name for name in itertools.chain.from_iterable(several) if name in self._words]
         is_wrong = message.startswith(tuple(f"argument {name}: invalid" for name in given))
         if is_wrong or (given and "arguments are required" in message):
             message += " (words behind an option of several values are its values: put others before it, or after --)"

@@ -91,7 +91,9 @@ def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) 
     # Checked now rather than after a long read.
     files.require_writable(output)
     paths = {split: Path(output) / f"{split}.jsonl" for split in splits}
-    read = [path.resolve() for split in paths for path in _files_of(source, split, how.get("data_dir"))]
+    read: set[Path] = set()
+    for split in paths:
+        read.update(path.resolve() for path in _files_of(source, split, how.get("data_dir")))
     for path in paths.values():
         if path.resolve() in read:
             raise ValueError(f"{path} is read, and would be replaced: give another --output")

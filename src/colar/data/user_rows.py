@@ -7,7 +7,7 @@ out, and counted by its reason.
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,17 +144,7 @@ def read(
     untyped = [row.fields.answer for row in rows if row.fields.answer_type is None]
     answer_type = answer_type or answer_types.infer(untyped)
 
-    repeats: Counter[str] = Counter()
-
-    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
-        found = first = row.fields.key or f"{name}/{split}/{row.number}"
-        # Several solutions of one problem often share its id.
-        while found in taken:
-            repeats[first] += 1
-            found = f"{first}-{repeats[first] + 1}"
-        return found
-
-    examples = list(examples_of(rows, id_of, answer_type, left_out))
+    examples = list(examples_of(rows, _id_maker(f"{name}/{split}"), answer_type, left_out))
     layout = parser.layout
     if not examples or layout is None:
         reason, places = max(left_out.places.items(), key=lambda item: len(item[1]))
@@ -193,6 +183,21 @@ def read_held_out(
         name: read(each, columns, name, rows.judge, answer_type, needs_steps=False)
         for name, each in given.items()
     }
+
+
+def _id_maker(place: str) -> Callable[[ParsedRow, Collection[str]], str]:
+    """A function that gives a row an id that is not taken: its own, or one of its place and number."""
+    repeats: Counter[str] = Counter()
+
+    def id_of(row: ParsedRow, taken: Collection[str]) -> str:
+        found = first = row.fields.key or f"{place}/{row.number}"
+        # Several solutions of one problem often share its id.
+        while found in taken:
+            repeats[first] += 1
+            found = f"{first}-{repeats[first] + 1}"
+        return found
+
+    return id_of
 
 
 class _Parser:
@@ -237,7 +242,11 @@ def _columns_in_use(rows: Sequence[Row]) -> dict[str, set[str]]:
     """The columns that at least half of the rows have, each with all that rows have beside it."""
     counts = Counter(itertools.chain.from_iterable(rows))
     in_use = [name for name, count in counts.items() if 2 * count >= len(rows)]
-    return {name: set().union(*(row for row in rows if name in row)) for name in in_use}
+    beside: dict[str, set[str]] = {name: set() for name in in_use}
+    for row in rows:
+        for name in beside.keys() & row.keys():
+            beside[name] |= row.keys()
+    return beside
 
 
 def _usual_roles(layout: layouts.Layout, rows: Sequence[Row]) -> dict[str, str]:
