@@ -510,6 +510,14 @@ def test_pauses_are_multiples_of_the_embeddings_scale():
         assert method.pauses(lm).std().item() == pytest.approx(vocabulary.std().item(), rel=0.1)
 
 
+def test_an_unprepared_pause_says_so():
+    lm = tiny_lm("llama")
+    method = registry.build("pause")
+    pretrained.attach(lm, method, seed=0)
+    with pytest.raises(ValueError, match="sigma_e"):
+        row_loss(lm, method, encode(lm, method))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pauses_loss_is_the_answers_after_them(family):
     lm, method = build("pause", family)

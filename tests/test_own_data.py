@@ -412,6 +412,14 @@ def test_a_chat_may_name_its_type() -> None:
     assert _read({"messages": messages, "answer_type": "text"}).answer_type == "text"
 
 
+@pytest.mark.parametrize("empty", ["", 0, False, []])
+def test_an_empty_type_is_a_wrong_one(empty) -> None:
+    """ "May 5" would equal "June 5" if it passed for a number."""
+    rows = [{"question": f"{i}?", "answer": f"May {i}", "answer_type": empty} for i in range(1, 30)]
+    with pytest.raises(ValueError, match="answer_type must be one of"):
+        user_rows.read(rows)
+
+
 def test_rows_that_name_their_types_are_summed_up_by_them() -> None:
     named = [("x^2", "latex"), ("Paris", "text"), ("a dog", "text")]
     rows = user_rows.read([{"question": gold, "answer": gold, "answer_type": kind} for gold, kind in named])

@@ -285,6 +285,12 @@ def test_rows_begin_as_in_training_where_a_conversion_of_the_tokenizer_has_anoth
             Template.from_json(template.to_json() | {"bos_id": wrong}, without)
 
 
+def test_a_template_on_another_familys_tokenizer_is_refused():
+    saved = Template(TemplateConfig(), build_tokenizer("gemma3")).to_json()
+    with pytest.raises(ValueError, match="the tokenizer files do not belong to this checkpoint"):
+        Template.from_json(saved, build_tokenizer("qwen2"))
+
+
 @pytest.mark.parametrize("version", [0, 1, 4, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama")

@@ -2,8 +2,8 @@
 #
 #   source lab/reproduce/arena.sh NAME [--smoke] [OUTPUT]
 #
-# --smoke: two updates of each, 8 questions; to see that all of it works. SEEDS="0" are other training seeds (0 1 2). ARENA
-# (runs/arena) is what table1.sh left: CoT weights are taken from there where they are.
+# --smoke: two updates of each, 8 questions; to see that all of it works. SEEDS="0" are other training seeds (0 1 2). PROCS=2 runs so
+# many jobs at once. ARENA (runs/arena) is what table1.sh left: CoT weights are taken from there where they are.
 limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/$1 arena=${ARENA:-runs/arena} less=()
 shift
 if [[ ${1:-} == --smoke ]]; then

@@ -128,9 +128,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ValueError("the question is empty")
     if args.system is not None and not args.system.strip():
         raise ValueError("--system is empty")
-    # Not `is_file`: a pipe can be read as well.
-    path = None if args.input is None else Path(args.input)
-    if path is not None and args.ray is None and (path.is_dir() or not path.exists()):
+    if args.input is not None and args.ray is None and not Path(args.input).is_file():
         raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")

@@ -315,7 +315,8 @@ def examples_of(
 
 def example_of(name: str, fields: Fields, answer_type: AnswerType) -> Example:
     """The example of this id. ValueError as of `Example`, and for an answer that the judge cannot read."""
-    kind = fields.answer_type or answer_type
+    # Not `or`: an empty type is a wrong one.
+    kind = answer_type if fields.answer_type is None else fields.answer_type
     example = Example(name, fields.question, fields.steps, fields.answer, kind, context=fields.context)
     # With a gold that cannot be read, every completion would count as wrong.
     if kind in _READABLE and not understood(fields.answer, kind):
