@@ -307,6 +307,21 @@ class Begins(Colar):
         return self.make(requests)
 
 
+@pytest.mark.parametrize(
+    "later", [{"a": torch.zeros(1, dtype=torch.float64)}, {"b": torch.zeros(1)}, {}, {"a": torch.zeros(1), "b": torch.zeros(1)}]
+)  # fmt: skip
+def test_what_begins_later_must_be_like_what_runs(colar, later):
+    """Rows that begin at different times share a batch; torch would promote a dtype without a word."""
+    given = iter([{"a": torch.zeros(1)}, later])
+    engine = Engine(colar.lm, Begins(colar.method.config, lambda requests: next(given)), 8)
+    engine.submit(colar.requests[0])
+    engine.step()
+    engine.submit(colar.requests[1])
+    errors = [str(event.error) for event in engine.step() if event.error is not None]
+    assert len(errors) == 2
+    assert all(error.startswith("`begin` gave other columns") for error in errors)
+
+
 @pytest.mark.parametrize("column", [torch.zeros(2, 4), torch.zeros(0)])
 def test_what_begins_must_have_a_row_for_each_request(colar, column):
     engine = Engine(colar.lm, Begins(colar.method.config, lambda requests: {"bad": column}), 3)

@@ -115,8 +115,10 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Stop after the current step; streams that are still open end with EngineClosed."""
-        with contextlib.suppress(EngineClosed):
-            await self.run(self._end)
+        # Not by `run`: a caller that is cancelled meanwhile would cancel the order.
+        self.closed = True
+        with contextlib.suppress(RuntimeError):
+            self._worker.submit(self._end)
         await asyncio.to_thread(self._worker.shutdown)
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -152,6 +154,7 @@ class AsyncEngine:
             # The engine itself has failed, not a request. It is cleared, and serves the next requests.
             self._fail(error)
         except BaseException:
+            log.exception("the engine has stopped")
             self._end()
             raise
         if self.engine.busy and not self.closed:

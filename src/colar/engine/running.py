@@ -106,6 +106,11 @@ class RunningRows:
             if isinstance(column, Tensor):
                 joined[name] = torch.cat([column, more])
             elif isinstance(column, dict):
+                ours, theirs = ({key: each[key].dtype for key in each} for each in (column, more))
+                if ours != theirs:
+                    raise ValueError(
+                        f"`begin` gave other columns to requests that run, {ours}, than to these: {theirs}"
+                    )
                 joined[name] = {key: torch.cat([value, more[key]]) for key, value in column.items()}
         # All at once, so that the rows are unchanged if memory runs out before.
         vars(self).update(joined, entries=[*self.entries, *other.entries], _conditions=None)

@@ -53,9 +53,14 @@ def text(
 
 def merged(adapters_card: str) -> str:
     """An adapter's card, changed into the card of the merged weights; text that a user has written stays."""
-    front, end, body = adapters_card.partition("\n---\n")
-    front = front.replace("base_model_relation: adapter", "base_model_relation: finetune")
-    return front.removesuffix("\n- lora") + end + body.replace(f"({ADAPTER})", f"({MERGED})", 1)
+    front, body = "", adapters_card
+    if adapters_card.startswith("---\n"):
+        front, end, body = adapters_card.partition("\n---\n")
+        lines = [line for line in front.splitlines() if line != "- lora"]
+        front = (
+            "\n".join(lines).replace("base_model_relation: adapter", "base_model_relation: finetune") + end
+        )
+    return front + body.replace(f"({ADAPTER})", f"({MERGED})", 1)
 
 
 def _front_matter(lm: LatentLM, method: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar import files, processes, progress
+from colar import files, processes, progress, yaml_settings
 from colar.checks import check_same_run
 from colar.data import sources, user_rows
 from colar.data.held_out import Divided, divide
@@ -122,7 +122,8 @@ def prepared(
     # Before rows are read, so that a misspelt key is reported within a second.
     keys = parsing.keys_of_overrides(overrides).get("training", {})
     # Processes join before there is a recipe, so their timeout is read from the overrides.
-    processes.join(keys.get("ddp_timeout", TrainingConfig.ddp_timeout))
+    timeout = {name: keys[name] for name in keys if name == "ddp_timeout"}
+    processes.join(yaml_settings.built(TrainingConfig, timeout, "training.").ddp_timeout)
     # Before the lock, which marks the folder as one of colar's.
     processes.from_main(lambda: _check_replaceable(call, AutoFolder(call.output)))
     with processes.locked(call.output):

@@ -91,14 +91,21 @@ def fitting_rows(
     lm: LatentLM, method: Method, examples: list[Example], config: TrainingConfig, rows_per_update: int
 ) -> tuple[TrainingRows, list[int], Curriculum]:
     """The rows that fit the model's context in every stage, their lengths in the first one, and the curriculum."""
-    rows = TrainingRows(lm, method, examples, config.seed, config.draws_per_example)
-    # Trainer computes the same, but its loader needs rows whose lengths are known.
-    per_epoch = math.ceil(len(examples) * config.draws_per_example / rows_per_update)
-    by_epochs = math.ceil(per_epoch * config.num_train_epochs)
-    curriculum = Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
-    lengths = rows.lengths(curriculum.stage_epochs())
-    fitting = rows.fitting(lengths, "training rows")
-    if len(fitting) < len(examples):
-        # Checked again without those that are too long, because with fewer rows the stages may begin at other epochs.
-        return fitting_rows(lm, method, fitting, config, rows_per_update)
-    return rows, [of_row[0] for of_row in lengths], curriculum
+    n_draws = config.draws_per_example
+    epochs: list[float] = []
+    lengths: list[list[int]] = []
+    # Repeated without those that are too long, because with fewer rows the stages may begin at other epochs.
+    while True:
+        rows = TrainingRows(lm, method, examples, config.seed, n_draws)
+        # Trainer computes the same, but its loader needs rows whose lengths are known.
+        per_epoch = math.ceil(len(examples) * n_draws / rows_per_update)
+        by_epochs = math.ceil(per_epoch * config.num_train_epochs)
+        curriculum = Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
+        if curriculum.stage_epochs() != epochs:
+            epochs = curriculum.stage_epochs()
+            lengths = rows.lengths(epochs)
+        fitting = rows.fitting(lengths, "training rows")
+        if len(fitting) == len(examples):
+            return rows, [of_row[0] for of_row in lengths], curriculum
+        examples = fitting
+        lengths = [of_row for of_row in lengths if max(of_row) <= rows.context]

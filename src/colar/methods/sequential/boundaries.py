@@ -216,7 +216,14 @@ class Windows:
         ids_BTG = pad(ids_BT, (0, G)).unfold(1, G, 1)[:, :T]
         start_T1 = torch.arange(T, device=ids_BT.device)[:, None]
         position_TG = start_T1 + torch.arange(G, device=ids_BT.device)
-        in_chain_NG = (position_TG < lengths_B[:, None, None]).flatten(0, 1)
+        in_chain_BTG = position_TG < lengths_B[:, None, None]
+        if equations is None:
+            # Every token is a unit, and each but the first is tested.
+            place_G = torch.arange(G, device=ids_BT.device)
+            return cls(
+                ids_BTG, torch.where(in_chain_BTG, place_G + 1, NEVER), in_chain_BTG & (place_G > 0), None
+            )
+        in_chain_NG = in_chain_BTG.flatten(0, 1)
         ids_NG = ids_BTG.flatten(0, 1)
 
         all_N = torch.arange(len(ids_NG), device=ids_BT.device)
@@ -229,8 +236,7 @@ class Windows:
         for place in range(1, G):
             token_N = ids_NG[:, place]
             joins_N = joins_N & in_chain_NG[:, place] & open_groups.open(all_N)
-            if equations is not None:
-                joins_N = joins_N & open_groups.admits(all_N, token_N[:, None])[:, 0]
+            joins_N = joins_N & open_groups.admits(all_N, token_N[:, None])[:, 0]
             tested.append(joins_N & open_groups.threshold_applies(all_N))
             open_groups.add(all_N, token_N)
             units.append(torch.where(joins_N, open_groups.used_B, NEVER))

@@ -212,7 +212,7 @@ class GrpoTrainer(LatentTrainer):
             self.generation = Generation(state["generation"], tensors, metrics={}, records=[])
 
     def _plan(self) -> dict[str, int]:
-        """The sizes by which a generation's number and an output's slot refer to questions and outputs."""
+        """The sizes by which an output's number refers to questions and outputs."""
         questions = self.sampler.schedule.generations_per_epoch * self.plan.questions
         return {"questions": questions, **dataclasses.asdict(self.plan)}
 
