@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from colar import files, recipe, recipes, yaml_settings
 from colar.engine.request import decoding_of
 from colar.methods import pretrained, registry
+from colar.recipe.run import load_method, load_model_and_rows
 from colar.recipe.schema import defaults, to_json
 from colar.training.run_folder import RESUMABLE, RunFolder
 
@@ -923,6 +924,35 @@ def test_a_validation_question_beyond_the_context_is_found_before_the_first_step
     with pytest.raises(ValueError, match=r"request arithmetic/validation/.*the model's context is 1024"):
         recipe.run(made)
     assert not (Path(made.output) / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "method, max_latents, needs",
+    [
+        # Two equations of 7 tokens: <<3*4=12>> has one for each sign and number.
+        ("cot", 13, "14 and 1"),
+        ("cot", 14, None),
+        ("colar", 6, "7 and 1"),
+        ("colar", 7, None),
+        ("icot", 0, None),
+        ("coconut", 5, "6 and 1"),
+        ("coconut", 6, None),
+    ],
+)
+def test_a_limit_that_is_shorter_than_the_training_chains_is_a_warning(
+    tiny, capsys, method, max_latents, needs
+):
+    """Without it every validation is 0%, and the checkpoint keeps the limit."""
+    keys = ["--validation.params", "[{compression_factor: 2}]" if method == "colar" else "[{}]"]
+    config = {"name": method} | ({"n_stages": 3, "n_latents_per_step": 2} if method == "coconut" else {})
+    keys += ["--method", json.dumps(config), "--validation.limits.max_latents", str(max_latents)]
+    made = recipe.load(tiny, keys)
+    load_model_and_rows(made, load_method(made))
+    said = capsys.readouterr().err
+    if needs is None:
+        assert "warning: validation.limits" not in said
+    else:
+        assert f"of 6 training rows, which need up to {needs}: answers are cut" in said
 
 
 def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):

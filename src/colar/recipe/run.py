@@ -2,11 +2,13 @@
 
 import gc
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -21,11 +23,21 @@ from colar.engine import cache
 from colar.engine.request import fitting_questions
 from colar.evaluation import evaluate
 from colar.look import inspect
+from colar.look.thought import group_size
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint, quantized
 from colar.model.latent_lm import LatentLM
-from colar.recipe.schema import DataConfig, Recipe, SourceRows, Stage, build_method, defaults, to_json
+from colar.recipe.schema import (
+    DataConfig,
+    Recipe,
+    SourceRows,
+    Stage,
+    ValidationConfig,
+    build_method,
+    defaults,
+    to_json,
+)
 from colar.template.template import SEPARATORS
 from colar.training import sft
 from colar.training.grpo import train as grpo_train
@@ -34,6 +46,8 @@ from colar.training.run_folder import RunFolder
 
 TRAIN, VALIDATION = "train", "validation"
 """The split to learn from, and the one that selects the checkpoint."""
+MEASURED = 500
+"""Training rows, or up to twice as many, whose lengths are compared with the limits of validation."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +200,34 @@ def load_model_and_rows(recipe: Recipe, method: Method) -> tuple[LatentLM, list[
         return lm, examples, None
     settings = recipe.validation
     params, decoding = settings.method_params(method), settings.limits.decoding(settings.decoding)
+    _warn_of_cuts(lm, method, examples, settings)
     remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
     fitting = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
     return lm, examples, Validation(fitting, params, settings.decoding, settings.limits)
+
+
+def _warn_of_cuts(
+    lm: LatentLM, method: Method, examples: Sequence[Example], settings: ValidationConfig
+) -> None:
+    """Warn if the limits of validation, which become the checkpoint's own, cut more than 5% of the training rows."""
+    # Under the values that think most. A threshold only adds thoughts, so that these are the fewest.
+    params = min(settings.method_params(method), key=group_size)
+    needed = []
+    for example in examples[:: max(1, len(examples) // MEASURED)]:
+        thoughts = 0
+        if method.thinks_whole_chain(params):
+            row = method.encode(lm.template, example, Random(0), math.inf)
+            thoughts = row.n_latents or math.ceil(sum(map(len, row.steps)) / group_size(params))
+        # Without the separator and the end of the text.
+        needed.append((thoughts, len(lm.template.answer(example.answer)) - 2))
+    limits = (settings.limits.max_latents, settings.limits.max_completion_length)
+    n_cut = sum(thoughts > limits[0] or answer > limits[1] for thoughts, answer in needed)
+    if n_cut > 0.05 * len(needed):
+        most = " and ".join(str(max(column)) for column in zip(*needed, strict=True))
+        progress.say(
+            f"warning: validation.limits (max_latents {limits[0]}, max_completion_length {limits[1]}) are shorter than "
+            f"{n_cut:,} of {len(needed):,} training rows, which need up to {most}: answers are cut, and count as wrong"
+        )
 
 
 def _train(
