@@ -407,6 +407,21 @@ def test_a_file_is_judged_alike_by_every_command(tmp_path: Path) -> None:
     assert [[row.answer_type for row in rows] for rows in found] == [["text"] * 3 + ["number"]] * 2
 
 
+def test_the_content_of_a_message_may_be_text_parts() -> None:
+    """As OpenAI's API and processors of Hugging Face have it; an image is no text."""
+
+    def parts(*texts: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in texts]
+
+    answer = {"role": "assistant", "content": parts("<think>1 + 2 = 3</think>3")}
+    chat = {"messages": [{"role": "user", "content": parts("1 + ", "2?")}, answer]}
+    [row] = user_rows.read([chat]).examples
+    assert (row.question, row.steps, row.answer) == ("1 + 2?", ("1 + 2 = 3",), "3")
+    image = [*parts("1 + 2?"), {"type": "image"}]
+    with pytest.raises(ValueError, match="the content of a message of 'user' must be text, is a list"):
+        user_rows.read([{"messages": [{"role": "user", "content": image}, answer]}])
+
+
 def test_a_chat_may_name_its_type() -> None:
     messages = [*CHAT, {"role": "assistant", "content": "4"}]
     assert _read({"messages": messages, "answer_type": "text"}).answer_type == "text"

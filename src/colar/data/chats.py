@@ -69,12 +69,19 @@ def messages_of(turns: Any) -> list[Message]:
         if role not in ROLES:
             raise ValueError(f"the role {role!r} of a message is none of {', '.join(ROLES)}")
         content = turn.get("content", turn.get("value"))
+        # OpenAI's list of parts, as the server takes it: text alone.
+        if isinstance(content, list) and content and all(_is_text(part) for part in content):
+            content = "".join(part["text"] for part in content)
         if not isinstance(content, str):
             raise ValueError(
                 f"the content of a message of {role!r} must be text, is a {type(content).__name__}"
             )
         messages.append(Message(role, content.strip(), turn))
     return messages
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def asked(messages: Sequence[Message]) -> tuple[str, Context]:
