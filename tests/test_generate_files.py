@@ -64,6 +64,52 @@ def test_a_file_of_chats_asks_their_last_questions(tmp_path):
         answer_files.read_questions(path)
 
 
+def test_columns_are_read_as_in_training(tmp_path):
+    """A file with a `question` of its own beside the one that was learnt would be answered without an error."""
+    row = {
+        "question": "Q17",
+        "title": "sums",
+        "body": "1 + 1?",
+        "context": "Ann has 1.",
+        "gold": 2,
+        "answer": "no",
+    }
+    columns = {"question": "body", "answer": "gold"}
+    path = files.write_jsonl(tmp_path / "rows.jsonl", [row])
+    [asked] = answer_files.read_questions(path, columns)
+    [learnt] = user_rows.read(path, columns).examples
+    assert asked["question"] == learnt.question == "Ann has 1.\n\n1 + 1?"
+    assert asked["answer"] == learnt.answer == "2"
+    # Questions have no answers yet, and may be chats.
+    turns = [("system", "Be brief."), ("user", "1 + 1?")]
+    files.write_jsonl(path, [{"body": [{"role": role, "content": text} for role, text in turns]}])
+    [asked] = answer_files.read_questions(path, columns)
+    assert (asked["body"], asked["question"], asked["context"]) == ("1 + 1?", "1 + 1?", (turns[0],))
+    with pytest.raises(
+        ValueError, match=r"rows.jsonl:1: no column 'boddy' for question, did you mean 'body'"
+    ):
+        answer_files.read_questions(path, {"question": "boddy"})
+
+
+def test_generate_takes_the_columns_of_a_file(tmp_path, checkpoint):
+    path = files.write_jsonl(tmp_path / "rows.jsonl", [{"body": "1 + 1?"}])
+    output = tmp_path / "answers.jsonl"
+    of_file = [
+        "generate",
+        str(checkpoint),
+        "--input",
+        str(path),
+        "--output",
+        str(output),
+        "--max_latents",
+        "1",
+    ]
+    assert main([*of_file, "--columns", "question=body"]) == 0
+    assert [row["question"] for _, row in files.read_jsonl(output)] == ["1 + 1?"]
+    assert main([*of_file, "--columns", "questoin=body"]) == 2
+    assert main(["generate", str(checkpoint), "1 + 1?", "--columns", "question=body"]) == 2
+
+
 def test_an_expected_answer_is_written_or_refused_before_any_work(tmp_path):
     path = files.write_jsonl(
         tmp_path / "q.jsonl", [{"question": "q", "answer": answer} for answer in (5, 2.5, "", ["a"], None)]

@@ -927,7 +927,7 @@ def test_a_validation_question_beyond_the_context_is_found_before_the_first_step
 
 
 @pytest.mark.parametrize(
-    "method, max_latents, needs",
+    ("method", "max_latents", "needs"),
     [
         # Two equations of 7 tokens: <<3*4=12>> has one for each sign and number.
         ("cot", 13, "14 and 1"),

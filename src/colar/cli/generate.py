@@ -19,6 +19,7 @@ from colar.cli.checkpoints import (
     unchecked_backbone,
 )
 from colar.cli.options import Parser
+from colar.data import layouts
 from colar.engine.completion import Completion, completions_of
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, check_context, decoding_of
@@ -45,6 +46,7 @@ def add_generate(generate: Parser) -> None:
         help='file of questions (JSONL, JSON, CSV, TSV, Parquet): "question" or a chat ("messages"), and '
         'optionally "id", "context" and "answer" (the expected one)',
     )
+    options.columns_option(generate)
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument(
         "--output",
@@ -100,7 +102,7 @@ def run_generate(args: argparse.Namespace) -> None:
         _generate_with_ray(args, settings, make_requests)
         return
     if args.input:
-        rows = answer_files.read_questions(args.input)
+        rows = answer_files.read_questions(args.input, _columns(args))
     else:
         rows = [{"id": "question", "question": args.question, "context": ()}]
     expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
@@ -130,11 +132,22 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ValueError("--system is empty")
     if args.input is not None and args.ray is None and not Path(args.input).is_file():
         raise ValueError(f"--input must be a file of questions, and there is none at {args.input}")
+    if args.columns and not args.input:
+        raise ValueError("--columns goes with --input")
+    _columns(args)
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
     options.check_ray(args)
     if args.ray is not None and not (args.input and args.output):
         raise ValueError("--ray goes with --input, a file or a folder, and --output, a folder")
+
+
+def _columns(args: argparse.Namespace) -> dict[str, str] | None:
+    """The columns of --columns; questions need no answer. ValueError for an unknown key, as in a file to train on."""
+    columns = options.columns_of(args.columns)
+    if columns is not None:
+        layouts.renamed({"answer": "answer", **columns})
+    return columns
 
 
 def _load_engine(folder: Path, n_requests: int, args: argparse.Namespace) -> tuple[LatentLM, Engine]:
@@ -197,6 +210,7 @@ def _generate_with_ray(
         functools.partial(_row, args, settings),
         make_requests,
         settings,
+        _columns(args),
     )
     ray_answers.run(
         job, args.input, args.output, ray_cluster.Pool(args.ray, args.ray_actors, options.cpus_of(args))

@@ -25,14 +25,14 @@ FIRST_BYTES = b'{"id": '
 """The beginning of each row of an output."""
 
 
-def read_questions(path: str | Path) -> list[dict[str, Any]]:
+def read_questions(path: str | Path, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """The rows of a file, each with `id`, `question` and `context`; a row without an id gets its number.
 
-    The question's column may have any name in `layouts.QUESTION`. Of a chat (messages, or TRL's prompt), the last
-    question is read.
+    The question's column is the one that `columns` names, else any in `layouts.QUESTION`. Of a chat (messages, or TRL's
+    prompt), the last question is read.
     """
     entries = enumerate(data_files.read(Path(path)), start=1)
-    rows = [question_row(place, raw, str(number)) for number, (place, raw) in entries]
+    rows = [question_row(place, raw, str(number), columns) for number, (place, raw) in entries]
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
@@ -40,20 +40,24 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
+def question_row(
+    place: str, raw: Any, default_id: str, columns: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """A raw row of a file in the form that `read_questions` returns; errors begin with `place`."""
     try:
-        row = layouts.known_names(named_fields(raw))
-        row = {**row, **_of_chat(row)}
+        cells = named_fields(raw)
+        known = layouts.known_names(cells)
+        row = _of_columns(cells, columns) if columns else {**known, **_of_chat(known)}
         context = context_of(row)
         # A number as text: of NaN, or of a Parquet file's decimal, there would be no JSON to write.
         if not isinstance(row.get("answer"), str | list | dict | None):
             row["answer"] = answer_of(row, "answer")
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    column = next((name for name in QUESTION if row.get(name) is not None), "")
+    names = [columns["question"]] if columns else QUESTION
+    column = next((name for name in names if row.get(name) is not None), "")
     if not isinstance(row.get(column), str) or not row[column].strip():
-        raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
+        raise ValueError(f"{place}: no question: a row needs one of {', '.join(names)}")
     question = layouts.whole_question(row, column)
     id = str(default_id if row.get("id") is None else row["id"])
     texts = [("question", question), ("id", id), ("answer", str(row.get("answer", "")))]
@@ -61,6 +65,19 @@ def question_row(place: str, raw: Any, default_id: str) -> dict[str, Any]:
     for key, text in texts:
         check_text(f"{place}: {key}", text)
     return {**row, "question": question, "id": id, "context": context}
+
+
+def _of_columns(cells: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row of a file whose columns a user has named, as training reads it (`layouts.renamed`)."""
+    name = columns["question"]
+    layouts.require_column(name, "question", cells)
+    answer = cells.get(columns.get("answer", "answer"))
+    # A column of the chain or the answer is no part of the question.
+    row = {
+        key: value for key, value in cells.items() if key not in (columns.get("answer"), columns.get("steps"))
+    }
+    chat = _of_chat({"prompt": cells[name]})
+    return {**row, "answer": answer} | ({name: chat["question"], "context": chat["context"]} if chat else {})
 
 
 def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,8 @@ class FileJob(Job):
     """Makes the requests of rows that `question_row` has made."""
     settings: Mapping[str, Any]
     """Everything that an answer depends on, apart from its request."""
+    columns: Mapping[str, str] | None = None
+    """Columns that a user has named, of `question_row`."""
 
 
 class Task(NamedTuple):
@@ -246,7 +248,7 @@ def _tasks(path: str, prefix: str, job: FileJob, answered: Keys) -> Iterator[Tas
     try:
         for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
             try:
-                row = answer_files.question_row(place, given, f"{prefix}{number}")
+                row = answer_files.question_row(place, given, f"{prefix}{number}", job.columns)
                 requests = job.make_requests([row])
             except ValueError as error:
                 yield Done({"place": place, "reason": str(error)}, failed=True)
