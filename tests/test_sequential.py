@@ -23,6 +23,7 @@ from colar.methods import registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import SequentialParams
 from colar.methods.sequential import choice as group_choice
+from colar.methods.sequential import decoder
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo import generation, rollout
@@ -205,6 +206,8 @@ def test_what_was_chosen_is_fed_anew_with_gradient() -> None:
     rollouts = rollout.roll_out(lm, method, config, EXAMPLES[:1], seed=3, generation=1)
     tensors = rollout.collate(rollouts, lm.width)
     assert int(tensors.thought_counts.min()) >= 1
+    # What was fed is not stored beside the tokens that it is made of.
+    assert tensors.latents.shape[-1] == 0
     embeddings = lm.causal_lm.get_input_embeddings().weight
     # Tied ones would get gradient as labels, too.
     assert lm.causal_lm.get_output_embeddings().weight is not embeddings
@@ -214,6 +217,28 @@ def test_what_was_chosen_is_fed_anew_with_gradient() -> None:
     (gradient,) = torch.autograd.grad(answer.sum(), embeddings)
     chosen = tensors.group_ids[tensors.group_ids >= 0].unique()
     assert (gradient[chosen].abs().sum(-1) > 0).all()
+
+
+def test_a_first_pass_scores_the_tokens_that_c_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that only a group of the largest factor would have."""
+    lm, method = made(compression_factors=[1, 2, 3, 5], confidence_thresholds=[0, 0.05])
+    rows = []
+    for c, threshold in [(1, 0.05), (2, 0.05), (3, 0.05), (3, 0), (5, 0.05)]:
+        row = method.encode(lm.template, EXAMPLES[0], Random(0), 0.0)
+        rows.append(dataclasses.replace(row, params=SequentialParams(c, threshold)))
+    scored: list[Tensor] = []
+
+    def watched(lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, *more: Any) -> Tensor:
+        scored.append(real)
+        return label_logps(lm, hidden, ids, real, *more)
+
+    label_logps = decoder.label_logps
+    monkeypatch.setattr(decoder, "label_logps", watched)
+    method.training_thoughts(lm, Batch.collate(rows))
+    [real_XTG] = scored
+    n = len(rows[0].chain)
+    expected = [[place for start in range(n) for place in range(1, min(c, n - start))] for c in (2, 3, 5)]
+    assert [real_TG.nonzero()[:, 1].tolist() for real_TG in real_XTG] == expected
 
 
 def test_each_temperature_draws_its_own() -> None:

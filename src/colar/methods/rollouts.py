@@ -35,9 +35,9 @@ class Rollouts(Columns):
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
     With columns on the CPU, lengths and masks are known without synchronising with a GPU. `question_ids` ends with the
-    opening separator. `thought_ids` are the tokens that were thought, with `latents` empty (D = 0), or -1 for a method
-    that thinks in latents. `group_ids` (B, K, G) are the tokens that a latent was chosen as, -1 after them; empty
-    (G = 0) for methods that choose latents otherwise. `endings` (B, K) record draws that ended such groups
+    opening separator. `thought_ids` are the tokens that were thought, or -1 for a method that thinks in latents.
+    `group_ids` (B, K, G) are the tokens that a latent was chosen as, -1 after them; empty (G = 0) for methods that
+    choose latents otherwise. `latents` are empty (D = 0) beside either. `endings` (B, K) record draws that ended groups
     (`sequential.decoder.Ending`); -1 if none did. `token_ids` are the answer's, EOS included if it was generated.
     `stopped` is True if the method chose to stop thinking.
     """

@@ -267,9 +267,9 @@ class Sequential(GroupMethod):
         read well. Whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         threshold_B = batch.params["confidence_threshold"]
-        # A group of a single token cannot end early.
-        gated_B = (threshold_B > 0) & (batch.params["compression_factor"] > 1)
-        tested_BTG = windows.tested_BTG & gated_B[:, None, None]
+        # Groups of a smaller c than the largest do not have all tokens of a window, and those of one token no end.
+        most_units_B11 = batch.params["compression_factor"].ceil()[:, None, None]
+        tested_BTG = windows.tested_BTG & (windows.units_BTG <= most_units_B11) & (threshold_B > 0)[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
         # Rows with nothing to test, perhaps most of a batch, cost nothing.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]

@@ -122,10 +122,11 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     question_ids, question_lengths = pad([output.question_ids for output in outputs])
     thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
     token_ids, token_lengths = pad([output.sampled_ids for output in outputs])
-    # Tokens are embedded again when they are scored, so their embeddings need not be stored.
-    of_tokens = thought_ids.numel() > 0 and bool((thought_ids >= 0).all())
-    latents = [None if of_tokens else output.completion.latents for output in outputs]
     group_ids = [output.completion.info.get("group_ids") for output in outputs]
+    # Tokens, in groups too, are embedded again when they are scored, so their embeddings need not be stored.
+    of_tokens = thought_ids.numel() > 0 and bool((thought_ids >= 0).all())
+    of_tokens = of_tokens or any(ids is not None for ids in group_ids)
+    latents = [None if of_tokens else output.completion.latents for output in outputs]
     endings = [output.completion.info.get("endings") for output in outputs]
     sent = [output.completion.request for output in outputs]
     # Scores are log-probs of the whole softmax. For a draw from a nucleus they would be too low, and a token outside
