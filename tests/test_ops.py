@@ -110,13 +110,25 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
 # Groups
 
 
+def whole_groups(lengths, c, phase):
+    """The sizes of groups that nothing ends early."""
+    ids = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    return Windows.of((ids, lengths), 6, None, c >= 2).sizes(lengths, c, phase)
+
+
 def test_groups_of_one_and_a_half_by_hand():
     """The picture of methods/grouping.py: seven tokens at c = 1.5 and at 3, with two phases."""
-    lengths, c = torch.tensor([7, 7, 7, 0]), torch.tensor([1.5, 1.5, 3, 2])
-    sizes = grouping.even_sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
+    lengths, c = torch.tensor([7, 7, 7, 0]), torch.tensor([1.5, 1.5, 3, 2], dtype=torch.float64)
+    sizes = whole_groups(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
     assert sizes.tolist() == [[1, 2, 1, 2, 1], [2, 1, 2, 1, 1], [3, 3, 1, 0, 0], [0] * 5]
     assert grouping.count_groups(sizes).tolist() == [5, 5, 3, 0]
     assert grouping.group_starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
+    assert grouping.even_sizes(lengths, c).tolist() == [
+        [1, 2, 1, 2, 1],
+        [1, 2, 1, 2, 1],
+        [3, 3, 1, 0, 0],
+        [0] * 5,
+    ]
 
 
 def test_a_row_by_itself_has_all_its_tokens():
@@ -137,7 +149,7 @@ CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
 @given(n=st.integers(0, 40), c=CENTS, seed=st.integers(0, 10**6))
 def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
     phase = grouping.draw_phase(torch.tensor([seed]))
-    sizes = grouping.even_sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
+    sizes = whole_groups(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
     assert sizes.sum() == n
     assert (sizes > 0).all()
     full = set(sizes[:-1].tolist())
@@ -188,7 +200,7 @@ def test_cut_groups_equal_a_loop(rows, factors, seed, more):
     phase = grouping.draw_phase(torch.arange(len(rows)) + seed)
     # Ids play no part.
     uncut = Windows.of((bounds, lengths), 6, None, c >= 2)
-    assert uncut.sizes(lengths, c, phase).tolist() == grouping.even_sizes(lengths, c, phase).tolist()
+    assert uncut.sizes(lengths, c, 0 * phase).tolist() == grouping.even_sizes(lengths, c).tolist()
     found = uncut.cut_before(torch.arange(6) >= bounds[..., None]).sizes(lengths, c, phase)
     for b, row in enumerate(rows):
         expected = loop_cut(len(row), factors[b], phase[b].item(), row)

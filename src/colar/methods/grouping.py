@@ -61,19 +61,15 @@ def units_of_groups(K: int, c_B: Tensor, phase_B: Tensor) -> Tensor:
     return nominal_units(torch.arange(K, device=c_B.device), c_B[:, None], phase_B[:, None])
 
 
-def even_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | None = None) -> Tensor:
-    """The number of tokens of each group if nothing ends one early, (B, K) int64; 0 after a row's last group.
+def even_sizes(lengths_B: Tensor, c_B: Tensor) -> Tensor:
+    """The number of tokens of each group at phase 0 if nothing ends one early, (B, K) int64; 0 after a row's last group.
 
-    `lengths_B` are the numbers of reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
+    `lengths_B` are the numbers of reasoning tokens.
     """
-    c_B = devices.to_widest(c_B)
-    # An upper bound of any row's groups: a phase can only make them fewer, and rounding may add one, because 45 * 2.8
-    # is less than 126 in float64.
-    n_groups = int(torch.ceil(devices.to_widest(lengths_B) / c_B).max()) + 1 if lengths_B.numel() else 0
+    # No row has more groups than tokens. Not ceil(L_r / c): 45 * 2.8 is less than 126 in float64.
+    most = int(lengths_B.max()) if lengths_B.numel() else 0
     # The start of each group, and one after the last, which is at the chain's end or later.
-    starts_BJ = torch.arange(n_groups + 1, device=c_B.device) * c_B[:, None]
-    if phase_B is not None:
-        starts_BJ = starts_BJ + phase_B[:, None]
+    starts_BJ = torch.arange(most + 1, device=c_B.device) * devices.to_widest(c_B)[:, None]
     sizes_BK = torch.minimum(starts_BJ.floor().long(), lengths_B[:, None]).diff(dim=1)
     used = int((sizes_BK > 0).any(0).sum())
     return sizes_BK[:, :used]

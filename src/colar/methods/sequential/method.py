@@ -269,7 +269,9 @@ class Sequential(GroupMethod):
         threshold_B = batch.params["confidence_threshold"]
         # Groups of a smaller c than the largest do not have all tokens of a window, and those of one token no end.
         most_units_B11 = batch.params["compression_factor"].ceil()[:, None, None]
-        tested_BTG = windows.tested_BTG & (windows.units_BTG <= most_units_B11) & (threshold_B > 0)[:, None, None]
+        tested_BTG = (
+            windows.tested_BTG & (windows.units_BTG <= most_units_B11) & (threshold_B > 0)[:, None, None]
+        )
         low_BTG = torch.zeros_like(tested_BTG)
         # Rows with nothing to test, perhaps most of a batch, cost nothing.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
