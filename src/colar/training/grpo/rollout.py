@@ -109,8 +109,12 @@ def roll_out(
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        # On the CPU, so that they can be sent to other processes.
-        latents = None if completion.latents is None else completion.latents.cpu()
+        # On the CPU, so that they can be sent to other processes. Tokens, in groups too, are embedded again when they are
+        # scored, so their embeddings are not kept.
+        latents = completion.latents
+        if latents is not None:
+            of_tokens = "group_ids" in completion.info or completion.thought_ids[0] >= 0
+            latents = latents[:, : 0 if of_tokens else None].cpu()
         info = {name: column.cpu() for name, column in completion.info.items()}
         completion = replace(completion, latents=latents, info=info)
         outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
@@ -122,11 +126,8 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
     question_ids, question_lengths = pad([output.question_ids for output in outputs])
     thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
     token_ids, token_lengths = pad([output.sampled_ids for output in outputs])
+    latents = [output.completion.latents for output in outputs]
     group_ids = [output.completion.info.get("group_ids") for output in outputs]
-    # Tokens, in groups too, are embedded again when they are scored, so their embeddings need not be stored.
-    of_tokens = thought_ids.numel() > 0 and bool((thought_ids >= 0).all())
-    of_tokens = of_tokens or any(ids is not None for ids in group_ids)
-    latents = [None if of_tokens else output.completion.latents for output in outputs]
     endings = [output.completion.info.get("endings") for output in outputs]
     sent = [output.completion.request for output in outputs]
     # Scores are log-probs of the whole softmax. For a draw from a nucleus they would be too low, and a token outside
@@ -139,7 +140,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         question_ids=question_ids,
         question_lengths=question_lengths,
         thought_ids=thought_ids,
-        latents=_padded(latents, thought_counts, torch.zeros(0, 0 if of_tokens else width), 0),
+        latents=_padded(latents, thought_counts, torch.zeros(0, width), 0),
         group_ids=_padded(group_ids, thought_counts, torch.zeros(0, 0, dtype=torch.int64), -1),
         endings=_padded(endings, thought_counts, torch.zeros(0, dtype=torch.int64), -1),
         thought_counts=thought_counts,
