@@ -557,3 +557,28 @@ def test_a_full_line_refuses_and_a_broken_step_is_told_to_all(colar, monkeypatch
             await waiting
 
     serve(main())
+
+
+def test_a_request_that_is_submitted_while_the_engine_closes_is_told_so(colar, monkeypatch):
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 2))
+        submit, began, closed = engine.engine.submit, threading.Event(), threading.Event()
+
+        def slow(*args):
+            began.set()
+            closed.wait(5)
+            return submit(*args)
+
+        monkeypatch.setattr(engine.engine, "submit", slow)
+        asked = asyncio.create_task(engine.generate(colar.requests[0]))
+        await asyncio.to_thread(began.wait, 5)
+        closing = asyncio.create_task(engine.close())
+        # Until the executor takes no more work.
+        while not engine._worker._shutdown:
+            await asyncio.sleep(0.001)
+        closed.set()
+        with pytest.raises(RuntimeError, match="the engine is closed"):
+            await asked
+        await closing
+
+    serve(main())

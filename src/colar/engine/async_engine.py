@@ -144,7 +144,9 @@ class AsyncEngine:
         """Have the worker step, after the orders that wait."""
         if not self._step_is_queued:
             self._step_is_queued = True
-            self._worker.submit(self._step)
+            # Once `close` has shut the worker down, `_end` is its last order, and ends all streams.
+            with contextlib.suppress(RuntimeError):
+                self._worker.submit(self._step)
 
     def _step(self) -> None:
         self._step_is_queued = False
