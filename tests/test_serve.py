@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -567,6 +568,27 @@ def test_a_question_is_tokenised_once(live, client, monkeypatch):
     monkeypatch.setattr(template, "question", counted)
     chat(client, n=3)
     assert questions == [QUESTION]
+
+
+def test_others_go_on_while_a_long_text_is_tokenised(live, client, monkeypatch):
+    template, begun, go = live.served["colar"].lm.template, threading.Event(), threading.Event()
+    right = template.question
+
+    def slow(question, *args, **kwargs):
+        if question == "slow":
+            begun.set()
+            assert go.wait(30)
+        return right(question, *args, **kwargs)
+
+    monkeypatch.setattr(template, "question", slow)
+    with ThreadPoolExecutor(1) as other:
+        asked = other.submit(chat, client, question="slow")
+        assert begun.wait(30)
+        try:
+            assert chat(client.with_options(timeout=20)).choices
+        finally:
+            go.set()
+        assert asked.result().choices
 
 
 def test_a_question_beyond_the_budget_is_refused_without_its_number():

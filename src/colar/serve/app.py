@@ -102,7 +102,8 @@ class Api:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         served = self._served(body.model)
-        response = begin(served, body)
+        # In a thread: tokenising a text of a megabyte takes a second or two, and the streams of others would wait.
+        response = await asyncio.to_thread(begin, served, body)
         answer = self.metrics.counted(response, pieces(served, response))
         try:
             if body.stream:
