@@ -458,15 +458,15 @@ def test_generate_leaves_a_file_alone_that_holds_no_answers(checkpoints, tmp_pat
     assert main([*args, str(other)]) == 2
     assert "other.jsonl:1 is no answer of colar generate" in capsys.readouterr().err
     assert questions.read_text() == other.read_text() == rows
-    for text in ("a note", '{"question": "q'):
+    for text in ("a note", '{"question": "q', '{"id": 7, "question": "q'):
         other.write_text(text)
         assert main([*args, str(other)]) == 2
+        assert "other.jsonl:1 is no answer of colar generate" in capsys.readouterr().err
         assert other.read_text() == text
-    # What a kill leaves of the very first answer.
-    for text in ("", "{", '{"id": "1", "par'):
-        other.write_text(text)
-        assert main([*args, str(other)]) == 0
-        assert len(list(files.read_jsonl(other))) == len(rows.splitlines())
+    # What a kill leaves before the very first answer.
+    other.write_text("")
+    assert main([*args, str(other)]) == 0
+    assert len(list(files.read_jsonl(other))) == len(rows.splitlines())
 
 
 def test_generate_prints_a_file_of_questions_with_the_expected_answers(checkpoints, questions, capsys):

@@ -53,11 +53,26 @@ def test_files_give_the_report_that_their_records_give_and_can_be_read_again(tmp
 
 def test_files_are_read_one_record_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress((json.dumps(record(0)) + "\n\n{").encode()))
+    path.write_bytes(gzip.compress((json.dumps(record(0)) + "\n\n{\n").encode()))
     found = iter(RecordFiles([path]))
     assert next(found) == record(0)
     with pytest.raises(ValueError, match=r"a\.jsonl\.gz:3: not valid JSON"):
         next(found)
+
+
+@pytest.mark.parametrize("torn", ["{", '{"completion": "\u20ac'])
+def test_a_report_leaves_out_a_record_that_is_being_written(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "records.jsonl"
+    whole = [record(0), record(1)]
+    text = "".join(json.dumps(each) + "\n" for each in whole).encode()
+    # In the middle of a character, too.
+    path.write_bytes(text + torn.encode()[: max(1, len(torn.encode()) - 1)])
+    assert report.fold(RecordFiles([path]), {}) == report.fold(whole, {})
+    path.write_bytes(text + json.dumps(record(2)).encode())
+    assert list(RecordFiles([path])) == [*whole, record(2)]
+    path.write_bytes(torn.encode() + b"\n" + text)
+    with pytest.raises(ValueError, match=r"records\.jsonl:1: not valid JSON"):
+        list(RecordFiles([path]))
 
 
 def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path) -> None:

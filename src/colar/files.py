@@ -109,10 +109,11 @@ def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
     return write_text(path, "".join(lines))
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
+def read_jsonl(path: str | Path, torn_end: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, value) of each non-empty line, unzipped where the name ends in .gz.
 
-    ValueError names file and line.
+    ValueError names file and line. With `torn_end` a broken last line without its newline is left out: a record that is
+    being written, or whose writing was killed.
     """
     # Bytes, decoded line by line: an error then names the line that holds the broken character.
     opened: Callable[..., Any] = gzip.open if Path(path).suffix == ".gz" else open
@@ -120,10 +121,16 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
     try:
         with opened(path, "rb") as stream:
             for number, line in enumerate(stream, start=1):
-                # In a file joined from several, each part may begin with a byte order mark.
-                text = decoded(line, f"{path}:{number}")
+                try:
+                    # In a file joined from several, each part may begin with a byte order mark.
+                    text = decoded(line, f"{path}:{number}")
+                    value = parse_json(text, path, number) if text.strip() else None
+                except ValueError:
+                    if torn_end and not line.endswith(b"\n"):
+                        return
+                    raise
                 if text.strip():
-                    yield number, parse_json(text, path, number)
+                    yield number, value
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         # Bytes are decompressed in blocks, so the fault is somewhere after this line.
         raise ValueError(f"{path}:{number}: cannot be read: {error}") from error

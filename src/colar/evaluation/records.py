@@ -82,19 +82,22 @@ def keys_in(records: Path) -> set[RecordKey]:
 
 
 class RecordFiles:
-    """Unchecked records of JSONL files (see `checked`), read anew and one at a time in each iteration."""
+    """Unchecked records of JSONL files (see `checked`), read anew and one at a time in each iteration.
+
+    A torn last line, of an evaluation that runs or was killed, is no record yet.
+    """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = [Path(path) for path in paths]
 
     def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
-            for _, record in files.read_jsonl(path):
+            for _, record in files.read_jsonl(path, torn_end=True):
                 yield record
 
     def place(self, number: int) -> str:
         """File and line of record `number`, from 1. Reads the files again, so it is meant for errors."""
-        places = (f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path))
+        places = (f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path, torn_end=True))
         return next(itertools.islice(places, number - 1, None))
 
 
