@@ -25,6 +25,7 @@ from serving import (
     until,
 )
 
+from colar.engine.completion import Event
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
@@ -734,6 +735,30 @@ def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside(error, capsy
             assert "secret" not in raised.value.response.text
             assert raised.value.code == "engine_error"
         assert "secret" in capsys.readouterr().err
+
+
+def test_an_answer_that_has_begun_is_not_begun_again(live, client, monkeypatch):
+    """Memory ran out, and the engine starts the request anew."""
+    engine = live.served["colar"].engine
+    right = engine.stream
+    want = chat(client).choices[0].message.content
+
+    def restarted_after(n):
+        async def stream(request, ids):
+            seen = 0
+            async for event in right(request, ids):
+                if seen == n:
+                    yield Event(request, "restarted")
+                seen += 1
+                yield event
+
+        return stream
+
+    monkeypatch.setattr(engine, "stream", restarted_after(0))
+    assert chat(client).choices[0].message.content == want
+    monkeypatch.setattr(engine, "stream", restarted_after(1))
+    with pytest.raises(openai.InternalServerError, match="failed to answer"):
+        chat(client)
 
 
 def test_an_error_inside_a_stream_is_its_last_event():

@@ -13,7 +13,7 @@ from colar.engine.request import Request
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
-EventKind = Literal["thought", "stop", "token", "finished"]
+EventKind = Literal["thought", "stop", "token", "restarted", "finished"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Event:
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking, its limit did not: `info`
     token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
+    restarted   memory ran out, and the request starts anew: its events so far are void
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
     `embed` and `info` are set only if the request keeps latents.
@@ -109,7 +110,9 @@ def completions_of(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion
     for event in events:
         mine = unfinished.setdefault(event.number, [])
         mine.append(event)
-        if event.kind == "finished":
+        if event.kind == "restarted":
+            mine.clear()
+        elif event.kind == "finished":
             del unfinished[event.number]
             yield _complete(lm, mine)
 

@@ -278,9 +278,8 @@ class Engine:
     #                a b c d                  four at a time, until the engine is idle
     #                a                        none for a alone: it ends with the error
     #
-    # Requests start anew from their question. Draws are a function of a request's seed and its step, so the answers are
-    # the same except for rounding, and events that were reported before are not reported again. A request that departs
-    # from its reported events ends with an error.
+    # Requests start anew from their question, after the event "restarted". Draws are a function of a request's seed and
+    # its step, so the answers are the same except for rounding.
 
     def _recover(self, error: Exception) -> list[Event]:
         """Restart the started requests, fewer at a time, if memory ran out for several; otherwise end them."""
@@ -295,7 +294,7 @@ class Engine:
         if no_memory and len(started) > 1:
             self.scheduler.rows_that_fit = len(started) // 2
             self.scheduler.put_back(started)
-            return []
+            return [entry.event("restarted") for entry in started]
         if no_memory:
             # The request was too large in isolation: the others may run together again.
             self.scheduler.rows_that_fit = self.scheduler.max_batch

@@ -25,7 +25,7 @@ is longer than `CHUNK` is prefilled by itself, in chunks of this size.
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from colar import checks
@@ -68,11 +68,6 @@ class Entry:
     """The reason why it has ended, as in its last event; "" until then."""
     seconds: float = 0.0
     """Share of wall-clock time since it started."""
-    n_events: int = 0
-    """Events since it started."""
-    reported: list[tuple[EventKind, int]] = field(default_factory=list)
-    """Kind and token (-1 for a latent) of all reported events, which are not reported again after the request had to
-    start anew."""
     error: Exception | None = None
     """The error that has ended it, if any."""
 
@@ -81,20 +76,16 @@ class Entry:
         """The most positions that it may need."""
         return len(self.ids) + self.request.decoding.positions_after_question
 
-    def restarted(self) -> "Entry":
-        """The same request before its start, with the events that it has reported."""
-        return Entry(self.number, self.request, self.ids, reported=self.reported)
-
     def take_thought(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
         """Report a thought or the stop, and end the thinking if it stops or has reached its limit."""
         if done:
             self.thinks = False
-            return self._report("stop", info=details.get("info", {}))
+            return [self.event("stop", info=details.get("info", {}))]
         if self.n_fed >= self.request.decoding.max_latents:
             self.thinks = False
             self.cut = True
             return []
-        return self._report("thought", token_id=token_id, **details)
+        return [self.event("thought", token_id=token_id, **details)]
 
     def take_token(self, done: bool, token_id: int, details: dict[str, Any]) -> list[Event]:
         """Report a token of the answer: EOS or the limit ends it."""
@@ -103,35 +94,21 @@ class Entry:
             self.reason = "stop"
         elif self.n_tokens >= self.request.decoding.max_completion_length:
             self.reason = "length"
-        return self._report("token", token_id=token_id, info=details.get("info", {}))
-
-    def _report(self, kind: EventKind, **what: Any) -> list[Event]:
-        """The event, unless it was reported before. If a different event was, the request ends with an error."""
-        now = (kind, what.get("token_id", -1))
-        self.n_events += 1
-        if self.n_events > len(self.reported):
-            self.reported.append(now)
-            return [Event(self.request, kind, number=self.number, **what)]
-        if now != self.reported[self.n_events - 1]:
-            # Fewer rows round differently. Reported events cannot be retracted, and two halves make no answer.
-            self.reason = "error"
-            self.error = RuntimeError(
-                f"request {self.request.id} started anew because memory ran out, and came to another answer by "
-                "rounding: ask again, with a smaller batch"
-            )
-        return []
+        return [self.event("token", token_id=token_id, info=details.get("info", {}))]
 
     def finished(self) -> Event:
         """The last event."""
-        return Event(
-            self.request,
+        return self.event(
             "finished",
             reason=self.reason,
             truncated=self.cut or self.reason != "stop",
             seconds=self.seconds,
             error=self.error,
-            number=self.number,
         )
+
+    def event(self, kind: EventKind, **what: Any) -> Event:
+        """An event of this request."""
+        return Event(self.request, kind, number=self.number, **what)
 
 
 class Scheduler:
@@ -198,7 +175,7 @@ class Scheduler:
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Return started requests to the queue, in the order in which all were submitted, even beyond `max_waiting`."""
-        anew = [entry.restarted() for entry in entries]
+        anew = [Entry(entry.number, entry.request, entry.ids) for entry in entries]
         self.waiting = deque(sorted([*anew, *self.waiting], key=lambda entry: entry.number))
 
     # Prefill

@@ -97,7 +97,9 @@ class RecordFiles:
 
     def place(self, number: int) -> str:
         """File and line of record `number`, from 1. Reads the files again, so it is meant for errors."""
-        places = (f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path, torn_end=True))
+        places = (
+            f"{path}:{line}" for path in self.paths for line, _ in files.read_jsonl(path, torn_end=True)
+        )
         return next(itertools.islice(places, number - 1, None))
 
 

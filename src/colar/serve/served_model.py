@@ -221,6 +221,11 @@ async def _answer(
     thinks, stopped = True, False
     async with contextlib.aclosing(served.engine.stream(sample.request, sample.prompt_ids)) as events:
         async for event in events:
+            if event.kind == "restarted":
+                # What a client has received cannot be taken back.
+                if sample.last_event:
+                    raise MemoryError("memory ran out after the request had begun")
+                continue
             sample.last_event = event.at
             if event.kind == "thought":
                 put(await _thought(served, body, sample, reader, event))
