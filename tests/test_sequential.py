@@ -21,9 +21,8 @@ from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import registry
 from colar.methods.base import Batch, Row
-from colar.methods.sequential import SequentialParams
+from colar.methods.sequential import SequentialParams, decoder
 from colar.methods.sequential import choice as group_choice
-from colar.methods.sequential import decoder
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo import generation, rollout
@@ -220,25 +219,33 @@ def test_what_was_chosen_is_fed_anew_with_gradient() -> None:
 
 
 def test_a_first_pass_scores_the_tokens_that_c_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those that only a group of the largest factor would have."""
+    """Not those that only a group of the largest factor would have. And it reads no answer."""
     lm, method = made(compression_factors=[1, 2, 3, 5], confidence_thresholds=[0, 0.05])
     rows = []
     for c, threshold in [(1, 0.05), (2, 0.05), (3, 0.05), (3, 0), (5, 0.05)]:
         row = method.encode(lm.template, EXAMPLES[0], Random(0), 0.0)
+        # The question of all is that of one draw.
         rows.append(dataclasses.replace(row, params=SequentialParams(c, threshold)))
     scored: list[Tensor] = []
+    fed: list[Tensor] = []
 
     def watched(lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, *more: Any) -> Tensor:
         scored.append(real)
         return label_logps(lm, hidden, ids, real, *more)
 
-    label_logps = decoder.label_logps
+    def read(embeds: Tensor, starts: tuple[Tensor, Tensor], lengths: Tensor) -> Tensor:
+        fed.append(lengths)
+        return hidden_of_rows(embeds, starts, lengths)
+
+    label_logps, hidden_of_rows = decoder.label_logps, lm.hidden_of_rows
     monkeypatch.setattr(decoder, "label_logps", watched)
+    monkeypatch.setattr(lm, "hidden_of_rows", read)
     method.training_thoughts(lm, Batch.collate(rows))
     [real_XTG] = scored
     n = len(rows[0].chain)
     expected = [[place for start in range(n) for place in range(1, min(c, n - start))] for c in (2, 3, 5)]
     assert [real_TG.nonzero()[:, 1].tolist() for real_TG in real_XTG] == expected
+    assert [lengths.tolist() for lengths in fed] == [3 * [len(rows[0].question) + n]]
 
 
 def test_each_temperature_draws_its_own() -> None:

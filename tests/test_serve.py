@@ -737,11 +737,17 @@ def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside(error, capsy
         assert "secret" in capsys.readouterr().err
 
 
-def test_an_answer_that_has_begun_is_not_begun_again(live, client, monkeypatch):
+def test_a_stream_that_has_begun_is_not_begun_again(live, client, monkeypatch):
     """Memory ran out, and the engine starts the request anew."""
     engine = live.served["colar"].engine
     right = engine.stream
-    want = chat(client).choices[0].message.content
+    whole = chat(client, seed=1, return_thoughts=True)
+
+    def texts(found):
+        return [thought["text"] for thought in found.choices[0].message.colar["thoughts"]]
+
+    def streamed():
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chat(client, seed=1, stream=True))
 
     def restarted_after(n):
         async def stream(request, ids):
@@ -749,16 +755,27 @@ def test_an_answer_that_has_begun_is_not_begun_again(live, client, monkeypatch):
             async for event in right(request, ids):
                 if seen == n:
                     yield Event(request, "restarted")
+                    # The engine reports all of it again.
+                    async for again in right(request, ids):
+                        yield again
+                    return
                 seen += 1
                 yield event
 
         return stream
 
-    monkeypatch.setattr(engine, "stream", restarted_after(0))
-    assert chat(client).choices[0].message.content == want
-    monkeypatch.setattr(engine, "stream", restarted_after(1))
-    with pytest.raises(openai.InternalServerError, match="failed to answer"):
-        chat(client)
+    for n in (0, 1, len(whole.choices[0].message.colar["thoughts"]) + 3):
+        monkeypatch.setattr(engine, "stream", restarted_after(n))
+        again = chat(client, seed=1, return_thoughts=True)
+        assert again.usage == whole.usage
+        assert again.choices[0].message.content == whole.choices[0].message.content
+        # Not the cosines: the request runs beside the one that it replaces, which rounds differently.
+        assert texts(again) == texts(whole)
+        if n == 0:
+            assert streamed() == whole.choices[0].message.content
+            continue
+        with pytest.raises(openai.APIError, match="failed to answer"):
+            streamed()
 
 
 def test_an_error_inside_a_stream_is_its_last_event():

@@ -62,7 +62,7 @@ def units_of_groups(K: int, c_B: Tensor, phase_B: Tensor) -> Tensor:
 
 
 def even_sizes(lengths_B: Tensor, c_B: Tensor) -> Tensor:
-    """The number of tokens of each group at phase 0 if nothing ends one early, (B, K) int64; 0 after a row's last group.
+    """The number of tokens of each group at phase 0 if nothing ends one early, (B, K) int64; 0 after the last group.
 
     `lengths_B` are the numbers of reasoning tokens.
     """
@@ -71,8 +71,7 @@ def even_sizes(lengths_B: Tensor, c_B: Tensor) -> Tensor:
     # The start of each group, and one after the last, which is at the chain's end or later.
     starts_BJ = torch.arange(most + 1, device=c_B.device) * devices.to_widest(c_B)[:, None]
     sizes_BK = torch.minimum(starts_BJ.floor().long(), lengths_B[:, None]).diff(dim=1)
-    used = int((sizes_BK > 0).any(0).sum())
-    return sizes_BK[:, :used]
+    return sizes_BK[:, : int((sizes_BK > 0).any(0).sum())]
 
 
 def count_groups(sizes_BK: Tensor) -> Tensor:

@@ -257,6 +257,10 @@ class Sample:
     last_event: float = 0.0
     """Time of the engine's last event, on the clock of `started`."""
 
+    def restart(self) -> None:
+        """Forget what was added; nothing of it was sent."""
+        vars(self).update(vars(Sample(self.request, self.prompt_ids, started=self.started)))
+
     def add(
         self, text: str = "", reasoning: str = "", thought: dict[str, Any] | None = None, last: bool = False
     ) -> "SamplePiece":

@@ -216,15 +216,20 @@ async def _answer(
     served: ServedModel, body: ChatRequest, sample: Sample, put: Callable[[SamplePiece], None]
 ) -> None:
     template = served.lm.template
-    reader = ThoughtReader(template, sample.request.params, NEIGHBOURS * body.return_thoughts)
-    answer = AnswerText(template, body.stop)
-    thinks, stopped = True, False
+
+    def begun() -> tuple[ThoughtReader, AnswerText]:
+        reader = ThoughtReader(template, sample.request.params, NEIGHBOURS * body.return_thoughts)
+        return reader, AnswerText(template, body.stop)
+
+    reader, answer, thinks, stopped = *begun(), True, False
     async with contextlib.aclosing(served.engine.stream(sample.request, sample.prompt_ids)) as events:
         async for event in events:
             if event.kind == "restarted":
                 # What a client has received cannot be taken back.
-                if sample.last_event:
-                    raise MemoryError("memory ran out after the request had begun")
+                if body.stream and sample.last_event:
+                    raise MemoryError("memory ran out after the answer had begun")
+                sample.restart()
+                reader, answer, thinks, stopped = *begun(), True, False
                 continue
             sample.last_event = event.at
             if event.kind == "thought":

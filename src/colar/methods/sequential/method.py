@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from colar import progress
 from colar.checks import check_choice, check_holds, check_number
 from colar.data.example import Example
-from colar.methods import grouping, losses
+from colar.methods import grouping
 from colar.methods.base import Batch
 from colar.methods.grouping import GroupMethod, dealt, parse_factors
 from colar.methods.rollouts import Rollouts, Scores, ThoughtActions, score_actions
@@ -268,10 +268,8 @@ class Sequential(GroupMethod):
         """
         threshold_B = batch.params["confidence_threshold"]
         # Groups of a smaller c than the largest do not have all tokens of a window, and those of one token no end.
-        most_units_B11 = batch.params["compression_factor"].ceil()[:, None, None]
-        tested_BTG = (
-            windows.tested_BTG & (windows.units_BTG <= most_units_B11) & (threshold_B > 0)[:, None, None]
-        )
+        most_B11 = batch.params["compression_factor"].ceil()[:, None, None]
+        tested_BTG = windows.tested_BTG & (windows.units_BTG <= most_B11) & (threshold_B > 0)[:, None, None]
         low_BTG = torch.zeros_like(tested_BTG)
         # Rows with nothing to test, perhaps most of a batch, cost nothing.
         at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
@@ -284,8 +282,10 @@ class Sequential(GroupMethod):
             # As in thinking, without dropout. And without autocast's cache: up to torch 2.10 the loss would reuse the
             # weights that are cast here, which have no gradient.
             with lm.evaluating(), uncached_autocast(lm.device.type):
-                fed_XTD = losses.hidden_around(lm, rows, lm.embed(rows.chain_ids), rows.chain_lengths)
-                hidden_XTD = ragged.take_from(fed_XTD, rows.question_lengths - 1, ids_XTG.shape[1])
+                fed_XTD = lm.embed(ragged.pack(rows.question, rows.chain, multiple=ragged.PAD_TO))
+                lengths_X = rows.question_lengths + rows.chain_lengths
+                hidden_XTD = lm.hidden_of_rows(fed_XTD, rows.question, lengths_X)
+                hidden_XTD = ragged.take_from(hidden_XTD, rows.question_lengths - 1, ids_XTG.shape[1])
                 logps_XTG = decoder.label_logps(lm, hidden_XTD, ids_XTG, reached_XTG, self.shortlist_head(lm))
             below_XTG = logps_XTG.exp().to(threshold_B.device) < threshold_B[at_X, None, None]
             low_BTG[at_X] = below_XTG & tested_XTG

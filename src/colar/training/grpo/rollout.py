@@ -109,8 +109,8 @@ def roll_out(
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        # On the CPU, so that they can be sent to other processes. Tokens, in groups too, are embedded again when they are
-        # scored, so their embeddings are not kept.
+        # On the CPU, so that they can be sent to other processes. Tokens, in groups too, are embedded again when they
+        # are scored, so their embeddings are not kept.
         latents = completion.latents
         if latents is not None:
             of_tokens = "group_ids" in completion.info or completion.thought_ids[0] >= 0
