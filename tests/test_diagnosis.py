@@ -12,7 +12,7 @@ from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.controls import given_thoughts
+from colar.evaluation.controls import ThoughtTable, given_thoughts
 from colar.evaluation.evaluate import answer_all
 from colar.look import diagnosis, reference_chain, thought
 from colar.look.diagnosis import classify, missing
@@ -24,7 +24,6 @@ from colar.look.reference_chain import (
     reference_groups,
     reference_passes,
     reference_rows,
-    reference_thoughts,
     reference_tokens,
 )
 from colar.methods import grouping, pretrained, registry
@@ -42,6 +41,14 @@ def build(name, **config):
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm.eval(), method
+
+
+@torch.no_grad()
+def reference_thoughts(lm, method, examples, params):
+    """The thoughts of the reference chains as training feeds them."""
+    batch = Batch.collate(reference_rows(lm, method, examples, params))
+    embeds_RKD, sizes_RK = method.training_thoughts(lm, batch)
+    return ThoughtTable(embeds_RKD, (sizes_RK > 0).sum(-1))
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -3,7 +3,7 @@
 The reference is the example's own chain: the chain that a model should think. `reference_passes` feeds it, and has the
 method's next thought after each right prefix.
 
-Shape suffixes: R examples, Q question positions, K thoughts, X of these in one part, T = Q + K positions, D width.
+Shape suffixes: Q question positions, K thoughts, X of these in one part, T = Q + K positions, D width.
 """
 
 import itertools
@@ -20,7 +20,6 @@ from colar.checks import NonFiniteError
 from colar.data.example import Example
 from colar.engine.completion import Completion
 from colar.engine.request import Request
-from colar.evaluation.controls import ThoughtTable
 from colar.evaluation.evaluate import seed_of
 from colar.look.thought import POSITIONS_AT_ONCE, chosen_ids
 from colar.methods.base import Batch, Method, Row
@@ -53,20 +52,10 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     return rows
 
 
-def _batch(lm: LatentLM, rows: Sequence[Row]) -> Batch:
-    """The rows on the model's device."""
-    tensors = Batch.collate(rows).tensors()
+def _batch(lm: LatentLM, row: Row) -> Batch:
+    """The row on the model's device."""
+    tensors = Batch.collate([row]).tensors()
     return Batch.from_tensors({name: devices.send(column, lm.device) for name, column in tensors.items()})
-
-
-@torch.no_grad()
-def reference_thoughts(
-    lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
-) -> ThoughtTable:
-    """The thoughts of the reference chains as training feeds them."""
-    batch = _batch(lm, reference_rows(lm, method, examples, params))
-    embeds_RKD, sizes_RK = method.training_thoughts(lm, batch)
-    return ThoughtTable(embeds_RKD, (sizes_RK > 0).sum(-1))
 
 
 def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
@@ -90,7 +79,7 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
 def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
     """A row's reasoning tokens in the groups that training makes of them, one for each thought."""
     tokens = reference_tokens(lm, row)
-    _, sizes_1K = method.training_thoughts(lm, _batch(lm, [row]))
+    _, sizes_1K = method.training_thoughts(lm, _batch(lm, row))
     groups = []
     start = 0
     for size in sizes_1K[0].tolist():
@@ -170,7 +159,7 @@ def reference_passes(
     """
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
         # One row at a time, without padding, so that positions are those of its own question and thoughts.
-        batch = _batch(lm, [row])
+        batch = _batch(lm, row)
         embeds_1KD, sizes_1K = method.training_thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, (sizes_1K > 0).sum(-1)))
