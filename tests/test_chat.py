@@ -185,6 +185,20 @@ def test_ordinary_texts_have_the_same_ids_on_both_ways(kind):
     assert fast == slow
 
 
+def test_a_chat_is_encoded_while_another_thread_clears_the_cache(monkeypatch):
+    """A server tokenises in threads."""
+    chat = chat_template("qwen2.5").chat
+    turns = [("system", "Be brief."), ("user", QUESTION)]
+    expected = chat.encode(turns)
+
+    class Cleared(dict):
+        def __setitem__(self, *_):
+            pass
+
+    monkeypatch.setattr(chat, "_skeletons", Cleared())
+    assert chat.encode(turns) == expected
+
+
 def test_a_question_that_comes_again_is_tokenised_once():
     """Also in a chat, where the turns before it count."""
     template = chat_template("qwen2.5")

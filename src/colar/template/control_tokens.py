@@ -254,7 +254,8 @@ class ChatFormat:
 
     def _skeleton(self, roles: tuple[str, ...]) -> Skeleton:
         """The rendered chat of these roles, cached. ValueError if the template rejects them."""
-        if roles not in self._skeletons:
+        skeleton = self._skeletons.get(roles)
+        if skeleton is None:
             pieces, refusal = self._render(roles)
             folded = bool(refusal) and "system" in roles
             if folded:
@@ -267,12 +268,12 @@ class ChatFormat:
             filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
             skeleton = Skeleton(pieces, self._control.of(self._raw_ids(filled)), folded)
             # A server's clients choose the roles, so neither long chats are kept, nor ever more of them.
-            if len(roles) > MOST_TURNS:
-                return skeleton
-            if len(self._skeletons) >= MOST_CHATS:
-                self._skeletons.clear()
-            self._skeletons[roles] = skeleton
-        return self._skeletons[roles]
+            if len(roles) <= MOST_TURNS:
+                if len(self._skeletons) >= MOST_CHATS:
+                    self._skeletons.clear()
+                self._skeletons[roles] = skeleton
+        # Not read from the cache, which another thread of a server may have cleared.
+        return skeleton
 
     def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
         """The pieces, and the reason why the template rejects the roles ("" if it does not)."""
