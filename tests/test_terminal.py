@@ -70,7 +70,7 @@ def commands(tmp_path_factory):
         "data: {source: rows.jsonl, validation_source: others.jsonl, validation_size: 2}\n"
         "method: {name: colar}\n"
         "training: {per_device_train_batch_size: 3, max_steps: 2, report_to: none}\n"
-        "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+        "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 16, max_completion_length: 3}}\n"
     )
     short = ["--compression_factor", "2", "--max_latents", "4", "--max_completion_length", "3"]
     words = [
