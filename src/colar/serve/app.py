@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions        GET /v1/models   /v1/models/NAME   /health   /metrics   /   /static/NAME
 
-body (protocol.py) -> engine's requests, and pieces of their answers (served_model.py) -> response (protocol.py)
+body (protocol.py) -> engine's requests, and pieces of their answers (served_model.py) -> response (response.py)
 
 The server is uvicorn. After SIGTERM or SIGINT no new connections are accepted, requests that run or wait are answered
 for up to `drain` seconds, then the engines close. Limits on slow or numerous clients are left to a reverse proxy
@@ -36,8 +36,8 @@ from uvicorn.config import LOGGING_CONFIG
 
 from colar import __version__, files
 from colar.look.page import VIEWER
-from colar.serve import protocol
-from colar.serve.protocol import MAX_BODY, ApiError, ChatRequest, ChatResponse, SamplePiece, first_mistake
+from colar.serve.protocol import MAX_BODY, ApiError, ChatRequest, first_mistake
+from colar.serve.response import ChatResponse, SamplePiece, as_event
 from colar.serve.served_model import ServedModel, begin, pieces
 
 PAGE = {path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER)}
@@ -303,7 +303,7 @@ async def _events(response: ChatResponse, first: SamplePiece, rest: Pieces) -> A
             for event in response.end():
                 yield event
         except ApiError as error:
-            yield protocol.event(error.body())
+            yield as_event(error.body())
 
 
 async def _finish(rest: Pieces) -> None:

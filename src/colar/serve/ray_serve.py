@@ -28,9 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from colar import progress
 from colar.integrations import ray_cluster
 from colar.integrations.ray_cluster import ray
-from colar.serve import protocol
 from colar.serve.app import HANDLERS, LEFT, MAX_CONNECTIONS, unless_gone
 from colar.serve.protocol import MAX_BODY, ApiError
+from colar.serve.response import as_event
 
 # The router asks a replica for its queue length if its cached value is old, and takes another replica unless the answer
 # comes at once. A replica on a busy CPU answers too late, and would get no requests. All requests come from here, so
@@ -285,7 +285,7 @@ class Front:
                 raise failed from error
             kind = dict(first["headers"]).get(b"content-type", b"")
             if kind.startswith(b"text/event-stream") and last.get("more_body", True):
-                end = protocol.event(failed.body())
+                end = as_event(failed.body())
                 await send({"type": "http.response.body", "body": end})
         except BaseException:
             answer.cancel()

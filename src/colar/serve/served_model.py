@@ -27,7 +27,8 @@ from colar.look.thought import NEIGHBOURS, ThoughtReader, infos_on_cpu, read_tog
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.protocol import ApiError, ChatRequest, ChatResponse, Sample, SamplePiece
+from colar.serve.protocol import ApiError, ChatRequest
+from colar.serve.response import ChatResponse, Sample, SamplePiece
 
 log = logging.getLogger("uvicorn.error")
 
