@@ -705,6 +705,38 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
         checkpoint.check_folder(out)
 
 
+def test_a_run_gets_the_stage_that_is_added_to_it(tmp_path: Path) -> None:
+    """Made by the recipe as a user has changed it, and with the command lines of the run."""
+    call, path = AutoCall("tiny", ROWS, tmp_path), tmp_path / "recipe.yaml"
+    before = prepare_run(call, ["--training.seed", "3"])
+    (tmp_path / "cot" / "best").mkdir(parents=True)
+    path.write_text(path.read_text().replace("max_completion_length: 6", "max_completion_length: 9"))
+    head = path.read_text().partition("output:")[0]
+    added = prepare_run(replace(call, grpo=True), ["--stages.grpo.training.max_steps", "5"])
+    assert [stage.name for stage in added] == ["cot", "sequential", "grpo"]
+    limits = before[0].recipe.validation.limits
+    assert added[:2] == [
+        replace(
+            stage,
+            recipe=replace(
+                stage.recipe,
+                validation=replace(stage.recipe.validation, limits=replace(limits, max_completion_length=9)),
+            ),
+        )
+        for stage in before
+    ]
+    own = added[2].recipe
+    assert own.grpo is not None
+    assert (own.training.seed, own.training.max_steps) == (3, 5)
+    assert (own.grpo.max_latents, own.grpo.max_completion_length) == (limits.max_latents, 9)
+    assert own.model.init_from == f"{tmp_path}/sequential/best"
+    assert path.read_text().startswith(head)
+    # The same command without its overrides goes on.
+    assert prepare_run(replace(call, grpo=True)) == added
+    with pytest.raises(ValueError, match="holds another run .grpo was True, now False; method was"):
+        prepare_run(AutoCall("tiny", ROWS, tmp_path, method="colar", grpo=False))
+
+
 @pytest.mark.parametrize("beside", ["index.bin", "model.safetensors"])
 def test_the_rows_of_a_folder_are_its_files_whatever_lies_beside_them(beside: str, tmp_path: Path) -> None:
     def identity(rows: str) -> str:
@@ -762,10 +794,16 @@ def test_the_notebook_runs_and_what_it_leaves_is_a_model_and_a_run_that_goes_on(
     # A shorter run is another one: what was learnt so far is not its end.
     with pytest.raises(ValueError, match="stage cot has finished, and sequential began from its weights"):
         colar.train("tiny", rows, folder, overrides=["--training.max_steps", "1", *short[2:]])
+    # Reinforcement may be added to a run that has ended.
+    reinforced = colar.train("tiny", rows, folder, grpo=True, overrides=short)
+    assert checkpoint.read_info(Path(folder, "best"))["run"]["recipe"]["grpo"] is not None
+    assert reinforced.report.provenance != run.report.provenance
+    with pytest.raises(ValueError, match="holds another run .grpo was True, now False"):
+        colar.train("tiny", rows, folder)
     # Its recipe, by itself, is one as any other.
     capsys.readouterr()
     assert main(["train", f"{folder}/recipe.yaml", *short]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{folder}/sequential/best"]
+    assert capsys.readouterr().out.splitlines() == [f"{folder}/grpo/best"]
     # Commands that name no data take the questions held out, and say what was trained on.
     assert main(["evaluate", folder, "--limit", "2", "--output", "results"]) == 0
     assert f"--data {folder}/data, by default" in capsys.readouterr().err

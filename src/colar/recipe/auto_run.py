@@ -9,6 +9,7 @@
 Each part is made once: the same call resumes where it was stopped.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ from colar.training.run_folder import AutoFolder, RunFolder, input_digest
 
 @dataclass(frozen=True)
 class AutoCall:
-    """The arguments of `train` that identify its run: once a stage has saved weights, others are an error."""
+    """The arguments of `train` that identify its run: once a stage has saved weights, others are an error, but for a
+    `grpo` that is added."""
 
     model: str
     data: Any
@@ -91,7 +93,7 @@ def train(
             set `owner/name[/config][:split]` (default: `train`), a list of dicts, or a `datasets.Dataset`.
         output: Folder of the run, which loads as a checkpoint afterwards.
         method: `sequential` (ours) or `colar` (the paper's Gaussian head).
-        grpo: Also learn by reinforcement, for answers that can be judged.
+        grpo: Also learn by reinforcement, for answers that can be judged. It may be added to a run that has ended.
         test: Rows for the table at the end; by default the folder's own, or a part of `data` that is held out.
         columns: `{"question": "problem", ...}` where columns cannot be recognised.
         template: `chat`, `plain`, or `auto`, which takes `chat` where the tokenizer has a chat template.
@@ -163,6 +165,11 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     machine = {"processes": processes.launched(), "device": devices.best()}
     overridden = before.pop("overrides", [])
     made_for = {key: before.pop(key, value) for key, value in machine.items()}
+    if begun and folder.recipe.exists() and call.grpo and before == {**values, "grpo": False}:
+        overridden += overrides
+        _add_grpo(call, folder, overridden, only)
+        files.write_json(folder.call, values | made_for | {"overrides": overridden})
+        before = values
     if begun:
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
@@ -216,6 +223,24 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     files.write_json(folder.call, values | machine | {"overrides": list(overrides)})
     for reason in why:
         progress.say(reason)
+
+
+def _add_grpo(
+    call: AutoCall, folder: AutoFolder, overrides: Sequence[str], only: Sequence[str] | None
+) -> None:
+    """Add the stage of reinforcement to the recipe of a run that was begun without it."""
+    facts = facts_of(
+        RowReader.of(call.model, call.template), sources.load_examples(str(folder.data), "train")
+    )
+    made, _ = auto_recipe.make_recipe(facts, str(folder.path), call.method, True, call.judge_name)
+    *_, last = parsing.load_stages(folder.recipe)
+    made["stages"]["grpo"]["grpo"] |= auto_speeds.limits_of(last.recipe.validation.limits)
+    parsing.override_stages(made["stages"], overrides, only)
+    text = files.read_text(folder.recipe)
+    tree = yaml_settings.read_yaml(folder.recipe, text)
+    tree["stages"]["grpo"] = made["stages"]["grpo"]
+    reasons = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    files.write_text(folder.recipe, "\n".join([*reasons, yaml_settings.yaml_text(tree)]))
 
 
 def _without_spaces(reader: RowReader, facts: Facts, split: Divided) -> tuple[Facts, Divided]:
