@@ -568,6 +568,17 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
     assert losses(fresh) == losses(first)
 
 
+@pytest.mark.parametrize(("save_steps", "n"), [(0.25, 2), (1000, 1)])
+def test_a_run_by_hours_saves_at_shares_of_them(tmp_path: Path, save_steps: float, n: int) -> None:
+    """Of so many updates a share would be due after weeks."""
+    limit = {**LONG, "num_train_epochs": 100000, "max_hours": 0.5 / 3600, "save_steps": save_steps}
+    _, result = run(tmp_path, **limit)
+    newest, *before = RunFolder(tmp_path).resume_states()
+    assert newest.name == f"checkpoint-{result.steps}"
+    assert len(before) == n - 1
+    assert all(path.name in {f"checkpoint-{row['step']}" for row in result.history} for path in before)
+
+
 def test_hours_are_counted_over_resumes(tmp_path: Path) -> None:
     seconds = 0.4
     limit = {**LONG, "num_train_epochs": 100000, "max_hours": seconds / 3600}

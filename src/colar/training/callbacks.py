@@ -92,14 +92,19 @@ class RunFiles(TrainerCallback):  # type: ignore[misc]
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since Trainer's start, evaluations included, summed over resumes; stops the run at a limit.
 
+    `save_steps` below 1 is a share of that limit, too: a run by hours may have any number of updates.
+
     GRPO's generation 0 is sampled before that start, so its time does not count. The saved state also holds the values
     that a resumed run must keep, on any number of devices: rows per update, digests of all rows, and the fingerprint of
     the frozen backbone (`resumable_run.py`).
     """
 
-    def __init__(self, seconds: float, max_hours: float | None, begun_with: dict[str, Any]) -> None:
-        self.earlier_seconds = seconds
+    def __init__(
+        self, seconds: float, max_hours: float | None, save_steps: float, begun_with: dict[str, Any]
+    ) -> None:
+        self.earlier_seconds = self.saved_at = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
+        self.save_every = self.limit * save_steps if save_steps < 1 else math.inf
         self.begun_with = begun_with
         self.started: float | None = None
 
@@ -115,6 +120,11 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
         """True when the limit is reached."""
         return self.seconds >= self.limit
 
+    @property
+    def is_due(self) -> bool:
+        """True when a checkpoint is due."""
+        return self.seconds - self.saved_at >= self.save_every
+
     def state(self) -> dict[str, Any]:
         """The part of `trainer_state.json` that a resumed run reads."""
         return {"args": {}, "attributes": {"seconds": self.seconds, **self.begun_with}}
@@ -125,13 +135,18 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if math.isinf(self.limit):
             return
-        # Clocks differ between processes, but all must stop at the same step.
-        if processes.from_main(lambda: self.is_up):
+        # Clocks differ between processes, but all must stop and save at the same steps.
+        is_up, is_due = processes.from_main(lambda: (self.is_up, self.is_due))
+        if is_up:
             # Validate and save at the last step, so that the run can resume from it with a longer limit.
             control.should_training_stop = True
             control.should_evaluate = True
+        if is_up or is_due:
             control.should_save = True
             control.should_log = True
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.saved_at = self.seconds
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.earlier_seconds = self.seconds

@@ -270,7 +270,8 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, held_out: Sequence[Examp
         "some of the rows would be seen twice and others never: give the model and rows that it was begun with, "
         "and the same per_device_train_batch_size x gradient_accumulation_steps x processes, or another folder",
     )
-    return Clock(saved_clock.get("seconds", 0.0), trainer.config.max_hours, begun_with)
+    config = trainer.config
+    return Clock(saved_clock.get("seconds", 0.0), config.max_hours, config.save_steps, begun_with)
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
