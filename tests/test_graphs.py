@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -267,6 +269,18 @@ def test_graphs_go_where_weights_or_the_method_are_others(taped: list[str]) -> N
             # Decode steps and answers do not depend on the method.
             assert {key[0] for key in before} == {"decode steps", "answers"}
             assert all(lm.idle_graphs.recorded[key] is graph for key, graph in before.items())
+
+
+def test_idle_graphs_keep_no_method_alive(taped: list[str]) -> None:
+    """A control is a method that holds the thoughts of all its requests."""
+    lm, method, params = thinker("colar")
+    Engine(lm, method, 4).generate(requests_of(params, SAMPLED))
+    seen = weakref.ref(method)
+    # On a CPU a graph is the work itself, which has the method.
+    lm.idle_graphs.recorded.clear()
+    del method
+    gc.collect()
+    assert seen() is None
 
 
 def disabled(lm: LatentLM) -> contextlib.AbstractContextManager[Any]:

@@ -682,6 +682,9 @@ def test_a_rollout_does_not_depend_on_what_is_sampled_beside_it() -> None:
                     mine.completion.latents, found.completion.latents, rtol=1e-3, atol=1e-4
                 )
     assert len({tuple(each.sampled_ids) for each in all_}) > 6  # and they differ from each other
+    # Processes send each other an output's latents, and no other vector of each thought.
+    numbers = {name for each in all_ for name in each.completion.info}
+    assert numbers == {"stop_probability", "stop_logp", "latent_logp"}
 
 
 def test_draws_are_functions_of_seed_generation_example_and_sample() -> None:

@@ -33,6 +33,7 @@ Shape suffixes: N rows, D width.
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -142,9 +143,10 @@ class Graphs:
         if weights != self._weights:
             self.drop()
             self._weights = weights
-        if (method, method.config) != self._method:
+        # Not kept alive: a control, a method too, holds the thoughts of all its requests.
+        if self._method is None or (method, method.config) != (self._method[0](), self._method[1]):
             self.drop("thoughts")
-            self._method = (method, method.config)
+            self._method = (weakref.ref(method), method.config)
         # An adapter that is merged, disabled, switched or scaled changes the operations without moving a weight.
         self._adapted = tuple(
             (layer.merged, layer.disable_adapters, tuple(layer.active_adapters), *layer.scaling.items())

@@ -78,16 +78,14 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
 @torch.no_grad()
 def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
     """A row's reasoning tokens in the groups that training makes of them, one for each thought."""
-    tokens = reference_tokens(lm, row)
     _, sizes_1K = method.training_thoughts(lm, _batch(lm, row))
-    groups = []
-    start = 0
-    for size in sizes_1K[0].tolist():
-        # After a row's last group, sizes are 0.
-        if size:
-            groups.append(tokens[start : start + size])
-            start += size
-    return groups
+    return _grouped(reference_tokens(lm, row), sizes_1K)
+
+
+def _grouped(tokens: Sequence[Token], sizes_1K: Tensor) -> list[list[Token]]:
+    """The tokens in groups of these sizes; after the last group, sizes are 0."""
+    left = iter(tokens)
+    return [list(itertools.islice(left, size)) for size in sizes_1K[0].tolist() if size]
 
 
 def can_be_compared(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
@@ -169,8 +167,7 @@ def reference_passes(
         thought = _thought_at(lm, method, request, hidden_TD[len(row.question) - 1 :])
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
-        groups = reference_groups(lm, method, row)
-        yield ReferencePass(example, groups, embeds_1KD[0], thought)
+        yield ReferencePass(example, _grouped(reference_tokens(lm, row), sizes_1K), embeds_1KD[0], thought)
 
 
 def _thought_at(lm: LatentLM, method: Method, request: Request, hidden_KD: Tensor) -> Thought:

@@ -115,7 +115,11 @@ def roll_out(
         if latents is not None:
             of_tokens = "group_ids" in completion.info or completion.thought_ids[0] >= 0
             latents = latents[:, : 0 if of_tokens else None].cpu()
-        info = {name: column.cpu() for name, column in completion.info.items()}
+        # Vectors of the model's width are only shown in pages, and would be most of what processes send each other.
+        numbers = {
+            name: column for name, column in completion.info.items() if column.shape[1:] != (lm.width,)
+        }
+        info = {name: column.cpu() for name, column in numbers.items()}
         completion = replace(completion, latents=latents, info=info)
         outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
     return outputs
