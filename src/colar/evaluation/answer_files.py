@@ -5,6 +5,7 @@ and `asked` (the settings of the run). An output belongs to one checkpoint, seed
 be added. It is a file, or a folder of parts, each of which is written whole or not at all.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,6 +18,7 @@ from colar.checks import check_same_run, check_text
 from colar.data import chats, data_files, layouts
 from colar.data.example import answer_of, context_of, named_fields
 from colar.data.layouts import QUESTION
+from colar.data.reasoning import parted
 from colar.engine.completion import Completion
 from colar.engine.request import Decoding, Request, check_context
 from colar.ops.noise import seed_from
@@ -49,6 +51,10 @@ def question_row(
         # A number as text: of NaN, or of a Parquet file's decimal, there would be no JSON to write.
         if not isinstance(row.get("answer"), str | list | dict | None):
             row["answer"] = answer_of(row, "answer")
+        if isinstance(row.get("answer"), str):
+            # Without the reasoning before it, as in GSM8K's rows, unless it was cut and no answer follows.
+            with contextlib.suppress(ValueError):
+                _, row["answer"] = parted(row["answer"])
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     names = [columns["question"]] if columns else QUESTION
