@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Qwen2.5-Coder-0.5B on school mathematics: CoT-SFT, SFT by the sequential method, four whole test sets and
-# controls. It has not been run as a whole: the weights of results/qwen were trained in parts (the recipe's header),
+# Qwen2.5-Coder-0.5B on school mathematics: CoT-SFT, SFT by the sequential method, four whole test sets, draws
+# and controls. It has not been run as a whole: the weights of results/qwen were trained in parts (the recipe's header),
 # above a 4-bit copy of the backbone. A day on two cores with AMX (estimate).
 # Needs the data ($COLAR_DATA_DIR, else the Hub). Everything is left in runs/qwen2.5-coder-0.5b (or $1).
 set -euo pipefail
@@ -18,9 +18,13 @@ colar evaluate "$model" --data "${sets[@]}" --compression_factor 2 --confidence_
   --output "$out/mathematics"
 colar evaluate "$model" --data multiarith --limit 200 --compression_factor 2 --confidence_threshold "${thresholds[@]}" \
   --control halved shuffled "${common[@]}" --output "$out/controls"
+drawn=(--decoding sampled --seeds 0 1 2 3 4)
+colar evaluate "$cot" "$model" --data "${sets[@]}" --compression_factor 1 "${common[@]}" "${drawn[@]}" --output "$out/draws"
+colar evaluate "$model" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.8 "${common[@]}" "${drawn[@]}" \
+  --output "$out/draws"
 base="qwen2.5-coder-0.5b c=1"
 gated=("qwen2.5-coder-0.5b c=2 (confidence_threshold="{0.95,0.8}")")
 colar report "$out/controls" --output "$out/report-controls"
-colar report "$out/mathematics" --output "$out/report" --pair "$base" cot --pair "${gated[0]}" "$base" \
+colar report "$out/mathematics" "$out/draws" --output "$out/report" --pair "$base" cot --pair "${gated[0]}" "$base" \
   --pair "${gated[1]}" "$base" --pair "qwen2.5-coder-0.5b c=2" "$base" \
   --pair "${gated[0]}" cot --pair "${gated[1]}" cot --pair "qwen2.5-coder-0.5b c=2" cot
