@@ -173,11 +173,7 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     if begun:
         check_same_run(folder.path, before, values, "give this run its own --output")
     if before == values and folder.recipe.exists():
-        given_now = dict(parsing.parse_overrides(overrides))
-        earlier = parsing.parse_overrides(overridden)
-        kept = [f"--{key} {text}" for key, text in earlier if key not in given_now]
-        if kept:
-            progress.say(f"{folder.recipe} keeps {' '.join(kept)}, as an earlier command had it")
+        _say_kept(folder, overridden, overrides)
         if made_for != machine:
             then, now = ("{processes} process(es) on {device}".format(**each) for each in (made_for, machine))
             text = f"{folder.recipe} was made for {then}, and here it is {now}"
@@ -223,6 +219,14 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     files.write_json(folder.call, values | machine | {"overrides": list(overrides)})
     for reason in why:
         progress.say(reason)
+
+
+def _say_kept(folder: AutoFolder, earlier: Sequence[str], now: Sequence[str]) -> None:
+    """Log the overrides of earlier commands that the recipe keeps."""
+    given_now = dict(parsing.parse_overrides(now))
+    kept = [f"--{key} {text}" for key, text in parsing.parse_overrides(earlier) if key not in given_now]
+    if kept:
+        progress.say(f"{folder.recipe} keeps {' '.join(kept)}, as an earlier command had it")
 
 
 def _add_grpo(
