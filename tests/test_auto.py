@@ -711,7 +711,14 @@ def test_a_run_gets_the_stage_that_is_added_to_it(tmp_path: Path) -> None:
     before = prepare_run(call, ["--training.seed", "3"])
     (tmp_path / "cot" / "best").mkdir(parents=True)
     path.write_text(path.read_text().replace("max_completion_length: 6", "max_completion_length: 9"))
-    head = path.read_text().partition("output:")[0]
+    path.write_text(path.read_text().replace("stages:", "# a user's\nstages:"))
+    head = path.read_text()
+    # A call that is rejected leaves the run as it was.
+    for wrong in ("--stages.grpo.grpo.num_generations", "--training.gradient_accumulation_steps"):
+        with pytest.raises(ValueError, match="must be a multiple of"):
+            prepare_run(replace(call, grpo=True), [wrong, "3"])
+        assert path.read_text() == head
+        assert len(prepare_run(call)) == 2
     added = prepare_run(replace(call, grpo=True), ["--stages.grpo.training.max_steps", "5"])
     assert [stage.name for stage in added] == ["cot", "sequential", "grpo"]
     limits = before[0].recipe.validation.limits
@@ -727,7 +734,8 @@ def test_a_run_gets_the_stage_that_is_added_to_it(tmp_path: Path) -> None:
     ]
     own = added[2].recipe
     assert own.grpo is not None
-    assert (own.training.seed, own.training.max_steps) == (3, 5)
+    assert own.training.max_steps == 5
+    assert "# a user's" in path.read_text()
     assert (own.grpo.max_latents, own.grpo.max_completion_length) == (limits.max_latents, 9)
     assert own.model.init_from == f"{tmp_path}/sequential/best"
     assert path.read_text().startswith(head)
@@ -735,6 +743,18 @@ def test_a_run_gets_the_stage_that_is_added_to_it(tmp_path: Path) -> None:
     assert prepare_run(replace(call, grpo=True)) == added
     with pytest.raises(ValueError, match="holds another run .grpo was True, now False; method was"):
         prepare_run(AutoCall("tiny", ROWS, tmp_path, method="colar", grpo=False))
+
+
+def test_a_stage_of_reinforcement_that_a_user_has_added_stays(tmp_path: Path) -> None:
+    call, path = AutoCall("tiny", ROWS, tmp_path), tmp_path / "recipe.yaml"
+    *_, last = prepare_run(call)
+    own = "  grpo: {method: {name: sequential}, grpo: {num_generations: 4}, training: {max_steps: 7}}\n"
+    path.write_text(path.read_text() + own)
+    for _ in range(2):
+        added = prepare_run(replace(call, grpo=True))
+        assert added[1].recipe == last.recipe
+        assert added[2].recipe.training.max_steps == 7
+        assert path.read_text().endswith(own)
 
 
 @pytest.mark.parametrize("beside", ["index.bin", "model.safetensors"])

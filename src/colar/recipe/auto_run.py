@@ -9,7 +9,6 @@
 Each part is made once: the same call resumes where it was stopped.
 """
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,9 +164,9 @@ def _make_recipe(call: AutoCall, overrides: Sequence[str], only: Sequence[str] |
     machine = {"processes": processes.launched(), "device": devices.best()}
     overridden = before.pop("overrides", [])
     made_for = {key: before.pop(key, value) for key, value in machine.items()}
-    if begun and folder.recipe.exists() and call.grpo and before == {**values, "grpo": False}:
+    if folder.recipe.exists() and call.grpo and before == {**values, "grpo": False}:
+        _add_grpo(call, folder, overrides, only)
         overridden += overrides
-        _add_grpo(call, folder, overridden, only)
         files.write_json(folder.call, values | made_for | {"overrides": overridden})
         before = values
     if begun:
@@ -232,19 +231,42 @@ def _say_kept(folder: AutoFolder, earlier: Sequence[str], now: Sequence[str]) ->
 def _add_grpo(
     call: AutoCall, folder: AutoFolder, overrides: Sequence[str], only: Sequence[str] | None
 ) -> None:
-    """Add the stage of reinforcement to the recipe of a run that was begun without it."""
-    facts = facts_of(
-        RowReader.of(call.model, call.template), sources.load_examples(str(folder.data), "train")
-    )
-    made, _ = auto_recipe.make_recipe(facts, str(folder.path), call.method, True, call.judge_name)
-    *_, last = parsing.load_stages(folder.recipe)
-    made["stages"]["grpo"]["grpo"] |= auto_speeds.limits_of(last.recipe.validation.limits)
-    parsing.override_stages(made["stages"], overrides, only)
+    """Add the stage of reinforcement to the recipe of a run that was begun without it, unless a user has added one.
+
+    The recipe stays as it was if the stage, with these overrides, is invalid.
+    """
     text = files.read_text(folder.recipe)
     tree = yaml_settings.read_yaml(folder.recipe, text)
-    tree["stages"]["grpo"] = made["stages"]["grpo"]
-    reasons = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
-    files.write_text(folder.recipe, "\n".join([*reasons, yaml_settings.yaml_text(tree)]))
+    *_, last = parsing.load_stages(folder.recipe)
+    stages = tree.setdefault("stages", {})
+    if "grpo" in stages or last.name == "grpo":
+        return
+    separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
+    reader = RowReader.of(call.model, call.template, separator or last.recipe.template.separator)
+    facts = facts_of(reader, sources.load_examples(str(folder.data), "train"))
+    made, _ = auto_recipe.make_recipe(facts, str(folder.path), call.method, True, call.judge_name)
+    stage = made["stages"]["grpo"]
+    stage["grpo"] |= auto_speeds.limits_of(last.recipe.validation.limits)
+    # An earlier command may have given the stage before it another adapter.
+    if model := {**(stages.get(last.name, {}).get("model") or {})}:
+        model.pop("init_from", None)
+        stage["model"] = model
+    overridden = {**stages, "grpo": stage}
+    parsing.override_stages(overridden, overrides)
+    stages["grpo"] = overridden["grpo"]
+    # As text behind the others, so that a user's comments stay.
+    _, _, block = yaml_settings.yaml_text({"stages": {"grpo": stages["grpo"]}}).partition("\n")
+    appended = f"{text.rstrip()}\n{block}"
+    try:
+        is_same = yaml_settings.read_yaml(folder.recipe, appended) == tree
+    except ValueError:
+        is_same = False
+    try:
+        files.write_text(folder.recipe, appended if is_same else yaml_settings.yaml_text(tree))
+        parsing.load_stages(folder.recipe, overrides, only)
+    except ValueError:
+        files.write_text(folder.recipe, text)
+        raise
 
 
 def _without_spaces(reader: RowReader, facts: Facts, split: Divided) -> tuple[Facts, Divided]:
