@@ -706,7 +706,7 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
 
 
 def test_a_run_gets_the_stage_that_is_added_to_it(tmp_path: Path) -> None:
-    """Made by the recipe as a user has changed it, and with the command lines of the run."""
+    """Made by the recipe as a user has changed it."""
     call, path = AutoCall("tiny", ROWS, tmp_path), tmp_path / "recipe.yaml"
     before = prepare_run(call, ["--training.seed", "3"])
     (tmp_path / "cot" / "best").mkdir(parents=True)

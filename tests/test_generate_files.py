@@ -125,7 +125,7 @@ def test_an_expected_answer_is_written_or_refused_before_any_work(tmp_path):
     ]
     files.write_jsonl(path, [{"question": "q", "answer": answer} for answer in solutions])
     found = [row["answer"] for row in answer_files.read_questions(path)]
-    assert found == ["5", "5", "5", "<think>cut", "5"], "as training reads it"
+    assert found == ["5", "5", "5", "<think>cut", "5"]
     path.write_text('{"question": "q", "answer": NaN}\n{"question": "r", "answer": Infinity}\n')
     with pytest.raises(ValueError, match="q.jsonl:2: answer must be a finite number, is inf"):
         answer_files.read_questions(path)

@@ -121,6 +121,8 @@ class Scorable(Protocol):
     def sampled_logps(self, info: Mapping[str, Tensor], stopped: Tensor) -> Tensor:
         """Log-probs by the sampling weights, from the `info` of `think`: columns (K, ...) of a request's steps -> (K,).
 
+        Vectors of the model's width are not among them.
+
         `stopped` (K,) bool is True at the step that ended the thinking.
         """
         ...

@@ -205,6 +205,20 @@ def _grpo_stage(facts: Facts, method: str, limits: Mapping[str, int]) -> dict[st
     }
 
 
+def append_stage(path: Path, name: str, stage: Mapping[str, Any]) -> None:
+    """Add a stage to a recipe: as text behind the others, so that a user's comments stay, if that is where it goes."""
+    text = files.read_text(path)
+    tree = yaml_settings.read_yaml(path, text)
+    tree.setdefault("stages", {})[name] = stage
+    _, _, block = yaml_settings.yaml_text({"stages": {name: stage}}).partition("\n")
+    appended = f"{text.rstrip()}\n{block}"
+    try:
+        fits = yaml_settings.read_yaml(path, appended) == tree
+    except ValueError:
+        fits = False
+    files.write_text(path, appended if fits else yaml_settings.yaml_text(tree))
+
+
 def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [

@@ -235,34 +235,27 @@ def _add_grpo(
 
     The recipe stays as it was if the stage, with these overrides, is invalid.
     """
-    text = files.read_text(folder.recipe)
-    tree = yaml_settings.read_yaml(folder.recipe, text)
-    *_, last = parsing.load_stages(folder.recipe)
-    stages = tree.setdefault("stages", {})
-    if "grpo" in stages or last.name == "grpo":
+    there = parsing.load_stages(folder.recipe)
+    if "grpo" in [stage.name for stage in there]:
         return
+    last = there[-1]
     separator = parsing.keys_of_overrides(overrides).get("template", {}).get("separator")
     reader = RowReader.of(call.model, call.template, separator or last.recipe.template.separator)
     facts = facts_of(reader, sources.load_examples(str(folder.data), "train"))
     made, _ = auto_recipe.make_recipe(facts, str(folder.path), call.method, True, call.judge_name)
     stage = made["stages"]["grpo"]
     stage["grpo"] |= auto_speeds.limits_of(last.recipe.validation.limits)
+    text = files.read_text(folder.recipe)
+    stages = yaml_settings.read_yaml(folder.recipe, text).get("stages", {})
     # An earlier command may have given the stage before it another adapter.
-    if model := {**(stages.get(last.name, {}).get("model") or {})}:
-        model.pop("init_from", None)
+    model = {**(stages.get(last.name, {}).get("model") or {})}
+    model.pop("init_from", None)
+    if model:
         stage["model"] = model
-    overridden = {**stages, "grpo": stage}
-    parsing.override_stages(overridden, overrides)
-    stages["grpo"] = overridden["grpo"]
-    # As text behind the others, so that a user's comments stay.
-    _, _, block = yaml_settings.yaml_text({"stages": {"grpo": stages["grpo"]}}).partition("\n")
-    appended = f"{text.rstrip()}\n{block}"
+    stages["grpo"] = stage
+    parsing.override_stages(stages, overrides)
     try:
-        is_same = yaml_settings.read_yaml(folder.recipe, appended) == tree
-    except ValueError:
-        is_same = False
-    try:
-        files.write_text(folder.recipe, appended if is_same else yaml_settings.yaml_text(tree))
+        auto_recipe.append_stage(folder.recipe, "grpo", stages["grpo"])
         parsing.load_stages(folder.recipe, overrides, only)
     except ValueError:
         files.write_text(folder.recipe, text)

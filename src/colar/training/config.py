@@ -95,7 +95,7 @@ class TrainingConfig:
     """Publish the weights with the best validation accuracy, ties broken by the loss on held-out rows; false: the last
     weights, regardless of validation."""
     save_steps: float = 0.05
-    """Updates between two checkpoints to resume from; below 1: a share of all, or of max_hours. One more at the end."""
+    """Updates between two checkpoints to resume from; below 1: a share of all and of max_hours. One more at the end."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
     # Several processes.
