@@ -469,22 +469,54 @@ def test_questions_with_other_numbers_are_paired(tmp_path, monkeypatch, capsys):
         assert own["question"] != other["question"]
         assert own["steps"] != other["steps"]
 
-    # By question: 0, -1, -1, +1; mean -0.25, sd(ddof=1) 0.9574, over sqrt(4), times 1.96. The sets' orders differ.
-    sides = {
-        "d": [("q0", 1), ("q1", 1), ("q2", 1), ("q3", 0)],
-        "d-other": [("q3", 1), ("q2", 0), ("q1", 0), ("q0", 1)],
+
+def test_differences_between_own_and_other_numbers_by_hand(tmp_path, monkeypatch):
+    others = module("lab/scripts/other_numbers.py")
+    # The two files of a set have different orders.
+    answers = {
+        ("m", "d"): {"q0": 1, "q1": 1, "q2": 1, "q3": 0},
+        ("m", "d-other"): {"q3": 1, "q2": 0, "q1": 0, "q0": 1},
+        ("m", "e"): {"q0": 1, "q1": 1},
+        ("m", "e-other"): {"q0": 1, "q1": 0},
+        ("base", "d"): {"q0": 1, "q1": 1, "q2": 1, "q3": 1},
+        ("base", "d-other"): {"q0": 0, "q1": 1, "q2": 1, "q3": 1},
+        ("base", "e"): {"q0": 1, "q1": 1},
+        ("base", "e-other"): {"q0": 1, "q1": 1},
     }
-    rows = [
-        {"model": "m", "method": "cot", "label": "", "dataset": dataset, "params": {}, "decoding": "greedy"}
-        | {"train_seed": 0, "seed": 0, "id": key, "completion": "1", "parsed": "1", "correct": bool(right)}
-        | {"truncated": False, "length": 3, "forward_passes": 5, "seconds": 0.1, "gold_length": None}
-        for dataset, answers in sides.items()
-        for key, right in answers
-    ]
-    files.write_text(tmp_path / "records.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(sys, "argv", ["x", "table", str(tmp_path), "--output", str(tmp_path)])
-    others.main()
-    assert "| m | d | 4 | 75.0 | 50.0 | -25.0 ± 93.8 |" in (tmp_path / "differences.md").read_text()
+
+    def table(*options, left_out=()):
+        rows = [
+            {"model": model, "method": "cot", "label": "", "dataset": dataset, "params": {}}
+            | {"decoding": "greedy", "train_seed": 0, "seed": 0, "id": key, "completion": "1", "parsed": "1"}
+            | {"correct": bool(right), "truncated": False, "length": 3, "forward_passes": 5, "seconds": 0.1}
+            | {"gold_length": None}
+            for (model, dataset), by_id in answers.items()
+            if (model, dataset) not in left_out
+            for key, right in by_id.items()
+        ]
+        files.write_text(tmp_path / "records.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        arguments = ["x", "table", str(tmp_path), "--output", str(tmp_path), *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        others.main()
+        return (tmp_path / "differences.md").read_text()
+
+    # m's changes are 0, -1, -1, 1 in d and 0, -1 in e: means -0.25 and -0.5, errors sd / sqrt(n) 0.479 and 0.5, and
+    # the error of their mean is half the root of their summed squares. Less base's, d's are 1, -1, -1, 1: mean 0, error
+    # 0.577.
+    found = table("--baseline", "base")
+    assert "| system | questions | own numbers | other numbers | d | e | difference | beyond base |" in found
+    assert "| base | 6 | 100.0 | 87.5 | -25.0 ± 49.0 | +0.0 ± 0.0 | -12.5 ± 24.5 | – |" in found
+    assert "| m | 6 | 87.5 | 50.0 | -25.0 ± 93.8 | -50.0 ± 98.0 | -37.5 ± 67.8 | -25.0 ± 74.8 |" in found
+    # Of one set there is no average.
+    one_set = [key for key in answers if key[1].startswith("e")]
+    assert "| m | 4 | 75.0 | 50.0 | -25.0 ± 93.8 |" in table(left_out=one_set)
+    # Averages over different sets cannot be compared.
+    with pytest.raises(ValueError, match="base has no answers to e with both numbers"):
+        table(left_out=[("base", "e-other")])
+    with pytest.raises(ValueError, match="--baseline cot is none of base, m"):
+        table("--baseline", "cot")
+    with pytest.raises(ValueError, match="-other behind its name"):
+        table(left_out=[key for key in answers if key[1].endswith("-other")])
 
 
 def test_renumbered_rows_are_a_file_of_examples(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
     python lab/scripts/other_numbers.py write runs/other-numbers/data --data_dir FOLDER
     colar evaluate CHECKPOINT --data runs/other-numbers/data/*.jsonl --output runs/other-numbers/eval
-    python lab/scripts/other_numbers.py table runs/other-numbers/eval --output results/smollm2/other-numbers
+    python lab/scripts/other_numbers.py table runs/other-numbers/eval --output FOLDER --baseline "MODEL c=1"
 
 `write` makes two files of each test set, SET.jsonl and SET-other.jsonl: the questions that can be renumbered, as they
 are and with other numbers of like size, under the same ids. The chains of MultiArith and SVAMP are their equations.
@@ -16,7 +16,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,17 @@ from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
 from colar.evaluation.report_rows import Cell, system_name
 from colar.evaluation.stats import half_interval
-from colar.evaluation.tables import TextTable, half_width, markdown, percent
+from colar.evaluation.tables import BLANK, TextTable, half_width, markdown, percent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from renumber import new_rows
 from renumber.equations import CannotRenumber
 
+Answers = Mapping[str, tuple[bool, bool]]
+"""Of a set's questions by id: is the answer right with the question's own numbers, and with others?"""
+Pairs = dict[str, Answers]
+"""The answers of one system by data set."""
 OTHER = "-other"
 SEED = 0
 
@@ -91,26 +95,83 @@ def write(output: Path, data_dir: Path) -> None:
         print(f"{name}: {len(pairs)} of {len(pairs) + left_out.total()} questions ({reasons}, ...)")
 
 
-def differences(records: RecordFiles) -> TextTable:
-    """A line for each system and set: accuracy with the set's numbers and with others, and the paired difference."""
+def pairs_in(records: RecordFiles) -> dict[str, Pairs]:
+    """The answers of each system. ValueError for a system that lacks a set which another one has."""
     right: defaultdict[Cell, dict[str, bool]] = defaultdict(dict)
     for cell, record in checked(records):
         right[cell][record["id"]] = record["correct"]
     systems = {cell.system for cell in right}
-    rows = []
+    pairs: defaultdict[str, Pairs] = defaultdict(dict)
     for cell, own in right.items():
         others = right.get(cell._replace(dataset=cell.dataset + OTHER))
-        if others is None:
-            continue
-        change = stats.paired_difference(list(others.values()), list(others), list(own.values()), list(own))
-        assert change.se is not None
-        assert change.interval is not None
-        low, high = change.interval
-        accuracies = [percent(sum(side.values()) / len(side)) for side in (own, others)]
-        text = f"{100 * change.mean:+.1f} {half_width(half_interval(change.se))}{' *' if low > 0 or high < 0 else ''}"
-        rows.append([system_name(cell.system, systems), cell.dataset, str(change.n), *accuracies, text])
-    head = ["system", "data set", "questions", "own numbers", "other numbers", "difference"]
-    return TextTable("Other numbers", head, sorted(rows), words=2)
+        if others is not None:
+            both = {id: (own[id], others[id]) for id in own if id in others}
+            pairs[system_name(cell.system, systems)][cell.dataset] = both
+    if not pairs:
+        raise ValueError(f"no records of a data set and of the same one with {OTHER} behind its name")
+    sets = set().union(*pairs.values())
+    for system, by_set in pairs.items():
+        if missing := sets - by_set.keys():
+            raise ValueError(f"{system} has no answers to {', '.join(sorted(missing))} with both numbers")
+    return dict(sorted(pairs.items()))
+
+
+def differences(pairs: Mapping[str, Pairs], baseline: str | None = None) -> TextTable:
+    """A line for each system: accuracy with the sets' numbers and with others, averaged over the sets; the paired
+    difference of each set and on average; and by how much that exceeds the difference of `baseline`."""
+    if baseline is not None and baseline not in pairs:
+        raise ValueError(f"--baseline {baseline} is none of {', '.join(pairs)}")
+    sets = sorted(next(iter(pairs.values())))
+    rows = []
+    for system, by_set in pairs.items():
+        n = sum(map(len, by_set.values()))
+        accuracies = [sum(share(by_set[name], side) for name in sets) / len(sets) for side in (0, 1)]
+        of_sets = [change(by_set[name]) for name in sets]
+        row = [system, str(n), *map(percent, accuracies)]
+        row += [points_of(each) for each in [*(of_sets if len(sets) > 1 else []), over(of_sets)]]
+        if baseline is not None:
+            beyond = over([change(by_set[name], pairs[baseline][name]) for name in sets])
+            row.append(BLANK if system == baseline else points_of(beyond))
+        rows.append(row)
+    head = [
+        "system",
+        "questions",
+        "own numbers",
+        "other numbers",
+        *(sets if len(sets) > 1 else []),
+        "difference",
+    ]
+    head += [] if baseline is None else [f"beyond {baseline}"]
+    return TextTable("Other numbers", head, rows, words=1)
+
+
+def share(answers: Answers, side: int) -> float:
+    """The share of right answers with the set's own numbers (0) or with others (1)."""
+    return sum(pair[side] for pair in answers.values()) / len(answers)
+
+
+def change(answers: Answers, baseline: Answers | None = None) -> stats.Estimate:
+    """The mean change of correctness from a question's own to other numbers, less that of `baseline` on it."""
+    changes = {id: other - own for id, (own, other) in answers.items()}
+    if baseline is None:
+        return stats.mean(list(changes.values()), list(changes))
+    at_baseline = {id: other - own for id, (own, other) in baseline.items()}
+    return stats.paired_difference(
+        list(changes.values()), list(changes), list(at_baseline.values()), list(at_baseline)
+    )
+
+
+def over(estimates: Sequence[stats.Estimate]) -> stats.Estimate:
+    return stats.average([each.mean for each in estimates], [each.se for each in estimates])
+
+
+def points_of(estimate: stats.Estimate) -> str:
+    """A difference in points of accuracy, with a star if its interval excludes 0."""
+    assert estimate.se is not None
+    assert estimate.interval is not None
+    low, high = estimate.interval
+    text = f"{100 * estimate.mean:+.1f} {half_width(half_interval(estimate.se))}"
+    return f"{text} *" if low > 0 or high < 0 else text
 
 
 def main() -> None:
@@ -123,12 +184,15 @@ def main() -> None:
     writing.add_argument("--data_dir", type=Path, required=True, help="folder with upstream files")
     folding = actions.add_parser("table", help="pair the answers")
     folding.add_argument("records", nargs="+", help="folders of colar evaluate, or their records")
+    folding.add_argument(
+        "--baseline", metavar="SYSTEM", help="compare each system's difference with this one's"
+    )
     folding.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args()
     if args.action == "write":
         write(args.folder, args.data_dir)
     else:
-        table = markdown(differences(RecordFiles(find_records(args.records))))
+        table = markdown(differences(pairs_in(RecordFiles(find_records(args.records))), args.baseline))
         print(files.write_text(args.output / "differences.md", table + "\n"))
 
 
