@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Qwen2.5-Coder-0.5B on school mathematics: CoT-SFT, SFT by the sequential method, four whole test sets, draws
-# and controls. It has not been run as a whole: the weights of results/qwen were trained in parts (the recipe's header),
-# above a 4-bit copy of the backbone. A day on two cores with AMX (estimate).
+# Qwen2.5-Coder-0.5B on school mathematics: CoT-SFT, SFT by the sequential method, four whole test sets, draws,
+# controls and other numbers. It has not been run as a whole: the weights of results/qwen were trained in parts (the
+# recipe's header), above a 4-bit copy of the backbone. A day on two cores with AMX (estimate).
 # Needs the data ($COLAR_DATA_DIR, else the Hub). Everything is left in runs/qwen2.5-coder-0.5b (or $1).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -28,3 +28,13 @@ colar report "$out/controls" --output "$out/report-controls"
 colar report "$out/mathematics" "$out/draws" --output "$out/report" --pair "$base" cot --pair "${gated[0]}" "$base" \
   --pair "${gated[1]}" "$base" --pair "qwen2.5-coder-0.5b c=2" "$base" \
   --pair "${gated[0]}" cot --pair "${gated[1]}" cot --pair "qwen2.5-coder-0.5b c=2" cot
+
+# Other numbers are computed from the upstream files.
+[[ -n ${COLAR_DATA_DIR:-} ]] || exit 0
+other=$out/other-numbers
+python lab/scripts/other_numbers.py write "$other/data" --data_dir "$COLAR_DATA_DIR"
+colar evaluate "$cot" "$model" --data "$other"/data/*.jsonl --compression_factor 1 "${common[@]}" --output "$other"
+colar evaluate "$model" --data "$other"/data/*.jsonl --compression_factor 2 --confidence_threshold "${thresholds[@]}" \
+  "${common[@]}" --output "$other"
+python lab/scripts/other_numbers.py table "$other" --baseline "$base" --output "$other"
+colar report "$other" --output "$out/report-other-numbers"
