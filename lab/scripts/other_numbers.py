@@ -28,8 +28,7 @@ from colar.data.programs import NotStraight
 from colar.evaluation import stats
 from colar.evaluation.records import RecordFiles, checked, find_records
 from colar.evaluation.report_rows import Cell, system_name
-from colar.evaluation.stats import half_interval
-from colar.evaluation.tables import BLANK, TextTable, half_width, markdown, percent
+from colar.evaluation.tables import BLANK, TextTable, markdown, percent, points_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -122,27 +121,18 @@ def differences(pairs: Mapping[str, Pairs], baseline: str | None = None) -> Text
     if baseline is not None and baseline not in pairs:
         raise ValueError(f"--baseline {baseline} is none of {', '.join(pairs)}")
     sets = sorted(next(iter(pairs.values())))
+    head = ["system", "questions", "own numbers", "other numbers", *sets, "difference"]
     rows = []
     for system, by_set in pairs.items():
-        n = sum(map(len, by_set.values()))
         accuracies = [sum(share(by_set[name], side) for name in sets) / len(sets) for side in (0, 1)]
         of_sets = [change(by_set[name]) for name in sets]
-        row = [system, str(n), *map(percent, accuracies)]
-        row += [points_of(each) for each in [*(of_sets if len(sets) > 1 else []), over(of_sets)]]
+        row = [system, str(sum(map(len, by_set.values()))), *map(percent, accuracies)]
+        row += map(text_of, [*of_sets, over(of_sets)])
         if baseline is not None:
             beyond = over([change(by_set[name], pairs[baseline][name]) for name in sets])
-            row.append(BLANK if system == baseline else points_of(beyond))
+            row.append(BLANK if system == baseline else text_of(beyond))
         rows.append(row)
-    head = [
-        "system",
-        "questions",
-        "own numbers",
-        "other numbers",
-        *(sets if len(sets) > 1 else []),
-        "difference",
-    ]
-    head += [] if baseline is None else [f"beyond {baseline}"]
-    return TextTable("Other numbers", head, rows, words=1)
+    return TextTable("Other numbers", head + ([f"beyond {baseline}"] if baseline else []), rows, words=1)
 
 
 def share(answers: Answers, side: int) -> float:
@@ -165,13 +155,8 @@ def over(estimates: Sequence[stats.Estimate]) -> stats.Estimate:
     return stats.average([each.mean for each in estimates], [each.se for each in estimates])
 
 
-def points_of(estimate: stats.Estimate) -> str:
-    """A difference in points of accuracy, with a star if its interval excludes 0."""
-    assert estimate.se is not None
-    assert estimate.interval is not None
-    low, high = estimate.interval
-    text = f"{100 * estimate.mean:+.1f} {half_width(half_interval(estimate.se))}"
-    return f"{text} *" if low > 0 or high < 0 else text
+def text_of(estimate: stats.Estimate) -> str:
+    return points_of(estimate.mean, estimate.se, estimate.interval)
 
 
 def main() -> None:

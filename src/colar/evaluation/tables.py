@@ -205,16 +205,18 @@ def accuracy_of(row: ReportRow | None) -> str:
 
 
 def points(row: Difference | None, digits: int = 1) -> str:
+    return BLANK if row is None else points_of(row.difference, row.se, row.interval, digits)
+
+
+def points_of(difference: float, se: float | None, interval: Sequence[float] | None, digits: int = 1) -> str:
     """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star if its interval excludes 0."""
-    if row is None:
-        return BLANK
-    text = f"{100 * row.difference:+.{digits}f}"
-    if row.interval is None or row.se is None:
+    text = f"{100 * difference:+.{digits}f}"
+    if interval is None or se is None:
         return text
     # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
-    low, high = row.interval
+    low, high = interval
     star = " *" if low > 0 or high < 0 else ""
-    return f"{text} {half_width(half_interval(row.se), digits)}{star}"
+    return f"{text} {half_width(half_interval(se), digits)}{star}"
 
 
 def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[str, ReportRow]]]:
